@@ -1,0 +1,43 @@
+"""The `fedkeep` command: gathers the verbs and turns a user's mistakes into one sentence."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import fedkeep
+from fedkeep.core.errors import FedkeepError
+
+app = typer.Typer(
+    name="fedkeep",
+    help="Decides what a federated device keeps of its stream.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(fedkeep.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Decides what a federated device keeps of its stream."""
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake ends in one sentence and exit code 2."""
+    try:
+        app()
+    except FedkeepError as error:
+        typer.echo(f"fedkeep: {error}", err=True)
+        sys.exit(2)

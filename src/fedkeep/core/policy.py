@@ -1,0 +1,89 @@
+"""A policy is a score: higher stays, the newest wins ties, -inf is refused."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from fedkeep.core.memory import Memory
+from fedkeep.core.ports import Measurements
+from fedkeep.core.types import Batch, FloatArray, IntArray, Scores, Vector
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """All that a policy may know of the device when it scores a batch.
+
+    The same view serves arrivals and, after a new model, the samples already stored: then `previous` holds the
+    scores they have, and past measurements are looked at without being added to.
+    """
+
+    measurements: Measurements
+    """The batch under the model the device last received."""
+    direction: Vector | None
+    """g_hat, the estimate of the global gradient; None until a first one arrives."""
+    arrival: IntArray
+    """The sample's number in the device's stream."""
+    uniform: Scores
+    """A random number in [0, 1) per sample, the same however the stream is cut."""
+    stored_ids: IntArray
+    capacity: int
+    memory: Memory
+    previous: Scores | None = None
+
+    def history(self, k: int, quantity: str = "losses") -> FloatArray:
+        """The k measurements before each sample, (n, k), padded with NaN: "losses", "norms" or "head_norms"."""
+        return self.memory.window(quantity, self._measured(quantity), k, remember=self.previous is None)
+
+    def running_max(self, quantity: str = "losses") -> Scores:
+        """The largest measurement up to and including each sample."""
+        return self.memory.running_max(quantity, self._measured(quantity), remember=self.previous is None)
+
+    def running_mean(self, quantity: str = "norms") -> Scores:
+        """The mean of all measurements up to and including each sample."""
+        return self.memory.running_mean(quantity, self._measured(quantity), remember=self.previous is None)
+
+    def _measured(self, quantity: str) -> Scores:
+        measured: Scores = getattr(self.measurements, quantity)()
+        return measured
+
+
+class SelectionPolicy(ABC):
+    """One file, one `score` method; dataclass fields become keys of `[policy]` in an experiment's TOML."""
+
+    uses_direction: ClassVar[bool] = False
+    """Whether devices estimate gradients for it, and the server merges them (Eq. 7, 8)."""
+    coordinated: ClassVar[bool] = False
+    """Whether the server divides the labels among the devices by default."""
+    unbounded: ClassVar[bool] = False
+    """Whether the device keeps everything, whatever its capacity."""
+    sequential: ClassVar[bool] = False
+    """Whether a score depends on what is stored at that moment, so that samples must come one by one."""
+
+    @abstractmethod
+    def score(self, batch: Batch, view: View) -> Scores:
+        """One number per sample; it may not depend on how the stream is cut into batches."""
+
+
+Policy = TypeVar("Policy", bound=type[SelectionPolicy])
+
+POLICIES: dict[str, type[SelectionPolicy]] = {}
+
+
+def policy(name: str) -> Callable[[Policy], Policy]:
+    """Registers a policy under its name in TOML files and tables, and makes it a frozen dataclass."""
+
+    def register(cls: Policy) -> Policy:
+        POLICIES[name] = dataclass(frozen=True)(cls)
+        return cls
+
+    return register
+
+
+def refuse_where(refused: np.ndarray, scores: Scores) -> Scores:
+    """The scores, with -inf where `refused`."""
+    return np.where(refused, -np.inf, scores)

@@ -1,0 +1,123 @@
+"""What the core asks of the world: a model to measure and train, and a place to keep samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray, LocalTraining, Scores, State, Vector
+
+
+class Measurements(Protocol):
+    """One batch seen under one frozen model; each quantity is computed when first asked for, then kept.
+
+    "Gradient" is the gradient of a sample's loss by the valued parameters: all of them, or the last layers only.
+    """
+
+    def losses(self) -> Scores:
+        """l(w, x, y) per sample."""
+
+    def projections(self, direction: Vector) -> Scores:
+        """<grad l(w, x, y), direction> per sample (Eq. 6), never by way of an (n, P) matrix."""
+
+    def norms(self) -> Scores:
+        """||grad l(w, x, y)|| per sample."""
+
+    def head_norms(self) -> Scores:
+        """The same norms over the last layer only: what importance sampling by upper bound uses."""
+
+    def mean_gradient(self) -> Vector:
+        """The mean over the batch of the samples' gradients (Eq. 7)."""
+
+    def activations(self) -> AnyArray:
+        """The inputs of the last layer, (n, d): a space in which regions can be drawn."""
+
+
+class Probe(Protocol):
+    """A frozen model that measures samples."""
+
+    def measure(self, batch: Batch) -> Measurements: ...
+
+
+class Learner(Protocol):
+    """An architecture and its loss; models are flat vectors, so that the core needs to know neither."""
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters of a model."""
+
+    @property
+    def gradient_size(self) -> int:
+        """The length of a direction: P, or fewer where only the last layers are valued ("simplified")."""
+
+    def initial(self, seed: int) -> Vector: ...
+
+    def probe(self, model: Vector) -> Probe: ...
+
+    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
+        """Weighted local SGD from `model` (Eq. 12); `seed` orders the mini-batches."""
+
+    def logits(self, model: Vector, x: AnyArray) -> AnyArray:
+        """Class scores, (n, classes)."""
+
+
+class Fate(IntEnum):
+    """What became of an offered sample."""
+
+    REFUSED = 0
+    KEPT = 1
+    REPLACED = 2
+    """Kept, in place of another sample."""
+    REFRESHED = 3
+    """Stored already: its score was renewed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The fates of an offered batch: per sample its Fate, the id it displaced (-1: none), and the score to beat.
+
+    The score to beat is NaN where the slot had room. For a sample refused in the middle of a batch it may be an
+    earlier, lower one: enough to explain the refusal.
+    """
+
+    fates: IntArray
+    displaced: IntArray
+    floors: Scores
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """What a store holds, oldest arrival first."""
+
+    batch: Batch
+    regions: IntArray
+    scores: Scores
+    arrivals: IntArray
+    uses: IntArray
+    """How many participations have trained on each sample."""
+
+
+class Store(Protocol):
+    """A bounded top-k per region: the highest scores stay, the newest wins ties, -inf is refused."""
+
+    def configure(self, quotas: IntArray) -> None:
+        """Sets the slots of each region; what no longer fits is dropped, lowest first."""
+
+    def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offers samples in order; the result does not depend on how a stream is cut into batches."""
+
+    def stored(self) -> Stored: ...
+
+    def revalue(self, scores: Scores) -> None:
+        """New scores for all that is stored, in the order of `stored()`; -inf drops a sample."""
+
+    def mark_used(self) -> None:
+        """All that is stored has been trained on once more."""
+
+    def expire(self, before: int) -> None:
+        """Samples that arrived before arrival number `before` make way for any newcomer."""
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...

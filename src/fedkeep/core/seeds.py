@@ -1,0 +1,37 @@
+"""Randomness that depends on what it is for, never on when or in what order it is drawn."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+
+from fedkeep.core.types import IntArray, Scores
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64: every input bit reaches every output bit."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniform_keys(seed: int, counters: IntArray) -> Scores:
+    """One uniform number in [0, 1) per counter: the same for the same seed and counter, however they are batched."""
+    with np.errstate(over="ignore"):
+        base = _mix(np.array([seed], dtype=np.uint64) + _GOLDEN)
+        bits = _mix(base + counters.astype(np.uint64) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def child_seed(seed: int, *path: int | str) -> int:
+    """A seed for a named purpose under `seed`, e.g. `child_seed(7, "device", 42)`."""
+    name = "/".join(map(str, (seed, *path))).encode()
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, *path: int | str) -> np.random.Generator:
+    """A numpy generator for a named purpose under `seed`."""
+    return np.random.default_rng(child_seed(seed, *path))

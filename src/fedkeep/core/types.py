@@ -1,0 +1,116 @@
+"""Values that cross the borders of the core.
+
+Shape letters, here and in all of fedkeep: n samples, P parameters, C devices, Y regions (labels, by default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector: TypeAlias = NDArray[np.float32]
+"""A model, a gradient or a direction, flattened: (P,)."""
+Scores: TypeAlias = NDArray[np.float64]
+"""One number per sample: (n,)."""
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+AnyArray: TypeAlias = NDArray[Any]
+State: TypeAlias = dict[str, AnyArray]
+"""A snapshot: plain arrays by name, so that any file format can hold it."""
+DeviceId: TypeAlias = int
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples with their labels and identities; an id seen again is the same sample."""
+
+    x: AnyArray
+    y: IntArray
+    ids: IntArray
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Any) -> Batch:
+        """The samples at `index`, which may be any numpy index along the first axis."""
+        return Batch(self.x[index], self.y[index], self.ids[index])
+
+    @staticmethod
+    def concatenate(batches: Sequence[Batch]) -> Batch:
+        return Batch(
+            np.concatenate([b.x for b in batches]),
+            np.concatenate([b.y for b in batches]),
+            np.concatenate([b.ids for b in batches]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What a device tells the server before training: |B_c| and V_c (step 1)."""
+
+    capacity: int
+    velocity: FloatArray
+
+    @property
+    def rate(self) -> float:
+        """v_c, the arrivals per unit of time over all regions."""
+        return float(self.velocity.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """What the server tells one device to store, and what each stored sample counts (step 2).
+
+    `label_weights` is gamma (Eq. 11), zero for a region nobody holds. `mass_per_slot` is ||V||_1 / ||D||_1, the
+    share of the fleet's stream that an average slot stands for: it puts V_cy / stored_cy on the scale of gamma.
+    """
+
+    quotas: IntArray
+    label_weights: FloatArray
+    mass_per_slot: float
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a device trains in one round (Eq. 12)."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int | None = None
+    """None is the paper's full batch: one step per epoch."""
+    proximal: float = 0.0
+    """mu of FedProx; 0 is plain SGD."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainOrder:
+    """What the server sends to a participant (step 7)."""
+
+    round: int
+    model: Vector
+    direction: Vector | None
+    """g_hat; None until a first estimate exists."""
+    local: LocalTraining
+    accepted_round: int | None = None
+    """The latest round of which the server accepted this device's report."""
+    assignment: Assignment | None = None
+    """Present when the plan changed since the device last heard of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a participant sends back (step 6)."""
+
+    round: int
+    model: Vector
+    weight: float
+    """zeta_c of Eq. 12: the weights of the samples trained on, summed. 0 means "no data" and is no failure."""
+    steps: int
+    samples: int
+    local_gradient: Vector | None
+    """g_hat_c, the mean gradient over `gradient_samples` arrivals; None if nothing arrived since the last one."""
+    gradient_samples: int = 0
