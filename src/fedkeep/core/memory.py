@@ -41,7 +41,8 @@ class Memory:
         totals = np.cumsum(np.concatenate([[total], values]))
         counts = count + np.arange(len(values) + 1)
         self._kept[key] = np.array([totals[-1], counts[-1]])
-        return totals[1:] / counts[1:]
+        means: Scores = totals[1:] / counts[1:]
+        return means
 
     def snapshot(self) -> State:
         return {name: kept.copy() for name, kept in self._kept.items()}

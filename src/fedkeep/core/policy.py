@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkeep.core.memory import Memory
 from fedkeep.core.ports import Measurements
-from fedkeep.core.types import Batch, FloatArray, IntArray, Scores, Vector
+from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,10 @@ class View:
         """The mean of all measurements up to and including each sample."""
         return self.memory.running_mean(quantity, self._measured(quantity), remember=self.previous is None)
 
+    def nearly_empty(self, few: int) -> bool:
+        """Whether samples come in while at most `few` are stored."""
+        return self.previous is None and len(self.stored_ids) <= few
+
     def _measured(self, quantity: str) -> Scores:
         measured: Scores = getattr(self.measurements, quantity)()
         return measured
@@ -61,8 +65,11 @@ class SelectionPolicy(ABC):
     """Whether the server divides the labels among the devices by default."""
     unbounded: ClassVar[bool] = False
     """Whether the device keeps everything, whatever its capacity."""
-    sequential: ClassVar[bool] = False
-    """Whether a score depends on what is stored at that moment, so that samples must come one by one."""
+
+    @property
+    def sequential(self) -> bool:
+        """Whether a score depends on what is stored at that moment, so that samples must come one by one."""
+        return False
 
     @abstractmethod
     def score(self, batch: Batch, view: View) -> Scores:
@@ -84,6 +91,6 @@ def policy(name: str) -> Callable[[Policy], Policy]:
     return register
 
 
-def refuse_where(refused: np.ndarray, scores: Scores) -> Scores:
+def refuse_where(refused: BoolArray, scores: Scores) -> Scores:
     """The scores, with -inf where `refused`."""
     return np.where(refused, -np.inf, scores)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
+
+import numpy as np
 
 from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray, LocalTraining, Scores, State, Vector
 
@@ -85,6 +88,14 @@ class Outcome:
     displaced: IntArray
     floors: Scores
 
+    @staticmethod
+    def concatenate(parts: Sequence[Outcome]) -> Outcome:
+        return Outcome(
+            np.concatenate([p.fates for p in parts]),
+            np.concatenate([p.displaced for p in parts]),
+            np.concatenate([p.floors for p in parts]),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Stored:
@@ -98,7 +109,15 @@ class Stored:
     """How many participations have trained on each sample."""
 
 
-class Store(Protocol):
+class Kept(Protocol):
+    """State that outlives a process."""
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Store(Kept, Protocol):
     """A bounded top-k per region: the highest scores stay, the newest wins ties, -inf is refused."""
 
     def configure(self, quotas: IntArray) -> None:
@@ -117,7 +136,3 @@ class Store(Protocol):
 
     def expire(self, before: int) -> None:
         """Samples that arrived before arrival number `before` make way for any newcomer."""
-
-    def snapshot(self) -> State: ...
-
-    def restore(self, state: State) -> None: ...

@@ -5,13 +5,14 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkeep.core.types import IntArray, Scores
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64: every input bit reaches every output bit."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

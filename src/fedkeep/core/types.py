@@ -18,6 +18,7 @@ Scores: TypeAlias = NDArray[np.float64]
 """One number per sample: (n,)."""
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
 AnyArray: TypeAlias = NDArray[Any]
 State: TypeAlias = dict[str, AnyArray]
 """A snapshot: plain arrays by name, so that any file format can hold it."""

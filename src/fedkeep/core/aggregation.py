@@ -1,0 +1,63 @@
+"""Local models to a global one (Eq. 2, step 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedkeep.core.types import FloatArray, Report, Vector
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How a round's local models become the global model.
+
+    `fedavg` is Eq. 2 with the weights of Eq. 12 (FedProx differs on the device only: `train.proximal`). `fednova`
+    divides each update by its local steps before it averages them, so that devices that take more steps do not
+    pull harder. `trimmed` drops the share `trim` of the largest and of the smallest values of each coordinate;
+    `norm-bounded` scales updates longer than `norm_bound` times the round's median length down to that length.
+    """
+
+    name: Literal["fedavg", "fednova", "trimmed", "norm-bounded"] = "fedavg"
+    trim: float = 0.1
+    norm_bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim must be at least 0 and below 0.5, got {self.trim}")
+        if not self.norm_bound > 0:
+            raise ValueError(f"norm_bound must be above 0, got {self.norm_bound}")
+
+    def aggregate(self, model: Vector, reports: Sequence[Report]) -> Vector:
+        """The new global model; the old one if no report carries weight."""
+        counted = [r for r in reports if r.weight > 0]
+        if not counted:
+            return model
+        start = model.astype(np.float64)
+        updates = np.stack([r.model.astype(np.float64) - start for r in counted])
+        weights = np.array([r.weight for r in counted])
+        weights = weights / weights.sum()
+        return (start + self._merge(updates, weights, counted)).astype(np.float32)
+
+    def _merge(self, updates: FloatArray, weights: FloatArray, reports: Sequence[Report]) -> FloatArray:
+        if self.name == "fednova":
+            steps = np.array([r.steps for r in reports], dtype=np.float64)
+            return float(weights @ steps) * ((weights / np.maximum(steps, 1)) @ updates)
+        if self.name == "trimmed":
+            return _trimmed_mean(updates, weights, int(self.trim * len(updates)))
+        if self.name == "norm-bounded":
+            norms = np.linalg.norm(updates, axis=1)
+            bound = self.norm_bound * float(np.median(norms))
+            updates = updates * np.minimum(1.0, bound / np.maximum(norms, 1e-30))[:, None]
+        return weights @ updates
+
+
+def _trimmed_mean(updates: FloatArray, weights: FloatArray, cut: int) -> FloatArray:
+    """The weighted mean of each coordinate without its `cut` smallest and `cut` largest values."""
+    order = np.argsort(updates, axis=0)[cut : len(updates) - cut]
+    kept = weights[order]
+    mean: FloatArray = (np.take_along_axis(updates, order, axis=0) * kept).sum(axis=0) / kept.sum(axis=0)
+    return mean

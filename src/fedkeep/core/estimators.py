@@ -1,0 +1,235 @@
+"""Gradient estimators: what each device tells of its stream (Eq. 7), and what the server makes of it (Eq. 8)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.ports import Measurements
+from fedkeep.core.types import DeviceId, FloatArray, State, Vector
+
+
+class LocalGradientEstimator:
+    """g_hat_c: the mean gradient over all arrivals since the model last changed (Eq. 7, step 4).
+
+    When a new model arrives the estimate is frozen as pending and a fresh one begins, so that gradients of two
+    models never mix. A pending estimate is sent with every report until an order names its round as accepted: a
+    lost reply loses no statistics. Where a newer estimate exists beside an unaccepted one, the one over more
+    arrivals is sent.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._sum = np.zeros(size, dtype=np.float64)
+        self.count = 0
+        self._pending: Vector | None = None
+        self._pending_count = 0
+        self._pending_round = -1
+
+    def add(self, measurements: Measurements, n: int) -> None:
+        """Counts n arrivals, measured under the present model."""
+        if n:
+            self._sum += measurements.mean_gradient().astype(np.float64) * n
+            self.count += n
+
+    def settle(self, accepted_round: int | None) -> None:
+        """Forgets a pending estimate that the server has accepted."""
+        if accepted_round is not None and accepted_round >= self._pending_round:
+            self._pending, self._pending_count = None, 0
+
+    def freeze(self, round_: int) -> tuple[Vector | None, int]:
+        """The estimate to send in `round_` and the arrivals behind it; a fresh one begins."""
+        if self.count and self.count >= self._pending_count:
+            self._pending = (self._sum / self.count).astype(np.float32)
+            self._pending_count = self.count
+        self._sum[:] = 0.0
+        self.count = 0
+        self._pending_round = round_
+        return self._pending, self._pending_count
+
+    def snapshot(self) -> State:
+        pending = np.empty(0, dtype=np.float32) if self._pending is None else self._pending
+        counts = np.array([self.count, self._pending_count, self._pending_round])
+        return {"sum": self._sum.copy(), "pending": pending.copy(), "counts": counts}
+
+    def restore(self, state: State) -> None:
+        self._sum = np.array(state["sum"], dtype=np.float64)
+        self._pending = np.array(state["pending"], dtype=np.float32) if len(state["pending"]) else None
+        self.count, self._pending_count, self._pending_round = state["counts"].tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A device's g_hat_c as the server keeps it: with the weight and the round it counts for."""
+
+    gradient: Vector
+    weight: float
+    round: int
+
+
+class GlobalEstimator(ABC):
+    """g_hat, from the estimates of those that took part (Eq. 8, step 8)."""
+
+    @abstractmethod
+    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        """Takes in one round's accepted estimates."""
+
+    @abstractmethod
+    def direction(self) -> Vector | None:
+        """The present g_hat; None until there is one."""
+
+    def forget(self, device: DeviceId) -> None:  # noqa: B027 - most estimators keep nothing of a device
+        """A device has left the fleet: nothing of it may count any more."""
+
+    @abstractmethod
+    def snapshot(self) -> State: ...
+
+    @abstractmethod
+    def restore(self, state: State) -> None: ...
+
+
+class ParticipantsEstimator(GlobalEstimator):
+    """The weighted mean of this round's estimates only; rounds that bring none leave it as it was."""
+
+    def __init__(self) -> None:
+        self._direction: Vector | None = None
+
+    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        total = sum(e.weight for e in estimates.values())
+        if total > 0:
+            weighted = [e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())]
+            self._direction = (sum(weighted[1:], weighted[0]) / total).astype(np.float32)
+
+    def direction(self) -> Vector | None:
+        return self._direction
+
+    def snapshot(self) -> State:
+        return {} if self._direction is None else {"direction": self._direction}
+
+    def restore(self, state: State) -> None:
+        self._direction = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
+
+
+class IncrementalEstimator(GlobalEstimator):
+    """The latest g_hat_c of every device that ever took part, weighted and summed (Eq. 8).
+
+    Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in blocks, blocks
+    in larger blocks, and only those that changed are summed again, in float64. So nothing stays behind for ever,
+    neither rounding nor a value that should not have counted. The sum is divided by the weight it covers, which
+    makes it a mean from the first round on; once every device has reported, that is the paper's estimate.
+    """
+
+    def __init__(self, max_age: int | None = None) -> None:
+        if max_age is not None and max_age < 1:
+            raise ValueError(f"max_age must be 1 or more rounds, got {max_age}")
+        self._max_age = max_age
+        self._kept: dict[DeviceId, Estimate] = {}
+        self._slots: dict[DeviceId, int] = {}
+        self._free: list[int] = []
+        self._sums = _BlockSums()
+        self._round = -1
+
+    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        for device, estimate in sorted(estimates.items()):
+            if device not in self._slots:
+                self._slots[device] = self._free.pop() if self._free else len(self._slots)
+            self._put(device, estimate)
+            self._round = max(self._round, estimate.round)
+        if self._max_age is not None:
+            for device in [d for d, e in self._kept.items() if e.round < self._round - self._max_age]:
+                self.forget(device)
+
+    def forget(self, device: DeviceId) -> None:
+        if self._kept.pop(device, None) is not None:
+            slot = self._slots.pop(device)
+            self._free.append(slot)
+            self._sums.clear(slot)
+
+    def direction(self) -> Vector | None:
+        mean = self._sums.mean()
+        return None if mean is None else mean.astype(np.float32)
+
+    def snapshot(self) -> State:
+        devices = sorted(self._kept)
+        kept = [self._kept[d] for d in devices]
+        return {
+            "devices": np.array(devices, dtype=np.int64),
+            "slots": np.array([self._slots[d] for d in devices], dtype=np.int64),
+            "free": np.array(self._free, dtype=np.int64),
+            "gradients": np.stack([e.gradient for e in kept]) if kept else np.empty((0, 0), dtype=np.float32),
+            "weights": np.array([e.weight for e in kept], dtype=np.float64),
+            "rounds": np.array([e.round for e in kept], dtype=np.int64),
+        }
+
+    def restore(self, state: State) -> None:
+        devices = state["devices"].tolist()
+        self._kept, self._sums = {}, _BlockSums()
+        self._slots = dict(zip(devices, state["slots"].tolist(), strict=True))
+        self._free = state["free"].tolist()
+        self._round = int(state["rounds"].max(initial=-1))
+        for i, device in enumerate(devices):
+            gradient = np.array(state["gradients"][i], dtype=np.float32)
+            self._put(device, Estimate(gradient, float(state["weights"][i]), int(state["rounds"][i])))
+
+    def _put(self, device: DeviceId, estimate: Estimate) -> None:
+        self._kept[device] = estimate
+        self._sums.put(self._slots[device], estimate)
+
+
+class _BlockSums:
+    """Weighted vectors in numbered slots and their sum, kept as a tree of partial sums; a change costs one path."""
+
+    _FAN = 32
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, Estimate] = {}
+        self._levels: list[dict[int, tuple[FloatArray, float]]] = []
+        self._changed: set[int] = set()
+
+    def put(self, slot: int, estimate: Estimate) -> None:
+        self._leaves[slot] = estimate
+        self._changed.add(slot)
+
+    def clear(self, slot: int) -> None:
+        del self._leaves[slot]
+        self._changed.add(slot)
+
+    def mean(self) -> FloatArray | None:
+        """The weighted mean over all slots; None without weight."""
+        if self._changed:
+            self._sum_again()
+        if not self._levels or 0 not in self._levels[-1]:
+            return None
+        total, weight = self._levels[-1][0]
+        return total / weight if weight > 0 else None
+
+    def _sum_again(self) -> None:
+        changed, height, width = self._changed, 0, max(self._leaves, default=0) + 1
+        while width > 1 or height == 0:
+            if height == len(self._levels):
+                self._levels.append({})
+                changed = set(self._leaves if height == 0 else self._levels[height - 1])
+            changed = {child // self._FAN for child in changed}
+            for block in changed:
+                self._sum_block(height, block)
+            height, width = height + 1, -(-width // self._FAN)
+        del self._levels[height:]
+        self._changed = set()
+
+    def _sum_block(self, height: int, block: int) -> None:
+        children = range(block * self._FAN, (block + 1) * self._FAN)
+        if height == 0:
+            leaves = [self._leaves[c] for c in children if c in self._leaves]
+            parts = [(e.gradient.astype(np.float64) * e.weight, e.weight) for e in leaves]
+        else:
+            below = self._levels[height - 1]
+            parts = [below[c] for c in children if c in below]
+        if parts:
+            self._levels[height][block] = (
+                sum((p[0] for p in parts[1:]), parts[0][0]),
+                sum(p[1] for p in parts),
+            )
+        else:
+            self._levels[height].pop(block, None)

@@ -1,0 +1,14 @@
+"""The built-in policies, one file each; importing this package registers them."""
+
+from fedkeep.core.policies import (
+    fedbalancer,
+    fifo,
+    full_data,
+    gradient_norm,
+    high_loss,
+    ode,
+    reservoir,
+    sld,
+)
+
+__all__ = ["fedbalancer", "fifo", "full_data", "gradient_norm", "high_loss", "ode", "reservoir", "sld"]

@@ -1,0 +1,33 @@
+"""FedBalancer, made to fit a stream: high losses, without the suspiciously high ones (FB)."""
+
+from typing import Literal
+
+from fedkeep.core.policy import SelectionPolicy, View, policy, refuse_where
+from fedkeep.core.types import Batch, Scores
+from fedkeep.core.windows import percentile
+
+
+@policy("fedbalancer")
+class FedBalancer(SelectionPolicy):
+    """The loss, with a filter against noise.
+
+    `paper`: refuses a loss above the 90th percentile of the latest `window` losses. `authors`: refuses a loss above
+    0.9 of the largest ever seen, save for a chance of 0.3 or while at most two samples are stored; when a new
+    model arrives, what is stored must pass the same test.
+    """
+
+    variant: Literal["paper", "authors"] = "paper"
+    window: int = 50
+
+    @property
+    def sequential(self) -> bool:
+        return self.variant == "authors"
+
+    def score(self, batch: Batch, view: View) -> Scores:
+        losses = view.measurements.losses()
+        if self.variant == "authors":
+            passes = (losses <= 0.9 * view.running_max("losses")) | (view.uniform < 0.3) | view.nearly_empty(2)
+            return refuse_where(~passes, losses)
+        if view.previous is not None:
+            return losses
+        return refuse_where(losses > percentile(view.history(self.window, "losses"), 90), losses)

@@ -1,0 +1,12 @@
+"""Importance by loss: keep what the model gets most wrong (HL)."""
+
+from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.types import Batch, Scores
+
+
+@policy("high-loss")
+class HighLoss(SelectionPolicy):
+    """The sample's loss under the model last received."""
+
+    def score(self, batch: Batch, view: View) -> Scores:
+        return view.measurements.losses()

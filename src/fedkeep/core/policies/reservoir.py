@@ -1,0 +1,20 @@
+"""Random sampling: every arrival is as likely to be kept as any other."""
+
+from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.types import Batch, Scores
+
+
+@policy("reservoir")
+class Reservoir(SelectionPolicy):
+    """A uniform sample of the stream: independent random keys, the largest stay.
+
+    With `restart` the sampling begins anew after each participation, what is stored counting as the first
+    arrivals: so the authors run it, and it favours recent samples.
+    """
+
+    restart: bool = False
+
+    def score(self, batch: Batch, view: View) -> Scores:
+        if view.previous is None or self.restart:
+            return view.uniform
+        return view.previous

@@ -1,0 +1,34 @@
+"""Sample-level data selection, made to fit a stream: large gradients, without the largest half (SLD)."""
+
+from typing import Literal
+
+from fedkeep.core.policy import SelectionPolicy, View, policy, refuse_where
+from fedkeep.core.types import Batch, Scores
+from fedkeep.core.windows import percentile
+
+
+@policy("sld")
+class Sld(SelectionPolicy):
+    """The gradient's norm, with a filter against noise.
+
+    `paper`: refuses a norm above the median of the latest `window` norms. `authors`: takes the norm over the last
+    layer only and refuses it above 1.2 times the mean of all norms seen, save for a chance of 0.2 or while at most
+    one sample is stored; when a new model arrives, what is stored must pass the same test.
+    """
+
+    variant: Literal["paper", "authors"] = "paper"
+    window: int = 50
+
+    @property
+    def sequential(self) -> bool:
+        return self.variant == "authors"
+
+    def score(self, batch: Batch, view: View) -> Scores:
+        if self.variant == "authors":
+            norms = view.measurements.head_norms()
+            passes = (norms <= 1.2 * view.running_mean("head_norms")) | (view.uniform < 0.2) | view.nearly_empty(1)
+            return refuse_where(~passes, norms)
+        norms = view.measurements.norms()
+        if view.previous is not None:
+            return norms
+        return refuse_where(norms > percentile(view.history(self.window, "norms"), 50), norms)

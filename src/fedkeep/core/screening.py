@@ -1,0 +1,126 @@
+"""Nothing from outside counts before it is checked; the offender is named and the rest goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, Vector
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a report or a profile may stray before it is refused or cut."""
+
+    update_norm: float = 1e3
+    """L2 bound on a device's change to the model; beyond it the report is refused."""
+    gradient_norm: float = 1e3
+    """L2 bound on g_hat_c; beyond it the report is refused."""
+    gradient_ratio: float = 10.0
+    """A g_hat_c longer than this many times the median of those known is shortened to that length."""
+    rate_ratio: float = 1000.0
+    """A declared rate counts at most this many times the fleet's median."""
+    growth: float = 10.0
+    """A declared rate counts at most this many times what the same device declared before."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def screen_samples(x: Any, y: Any, shape: tuple[int, ...], labels: int) -> tuple[BoolArray, Counter[str]]:
+    """Which samples are sound, and how many of the others were refused for which reason."""
+    x, y = np.asarray(x), np.asarray(y)
+    refused: Counter[str] = Counter()
+    if x.shape[1:] != shape or not np.issubdtype(x.dtype, np.number):
+        refused["shape"] = len(y)
+        return np.zeros(len(y), dtype=bool), refused
+    integral = _integral(y)
+    known = integral.copy()
+    known[integral] = (y[integral] >= 0) & (y[integral] < labels)
+    finite = np.isfinite(x).reshape(len(y), -1).all(axis=1)
+    for reason, bad in (("label", ~known), ("not-finite", known & ~finite)):
+        if bad.any():
+            refused[reason] = int(bad.sum())
+    return known & finite, refused
+
+
+def _integral(y: np.ndarray) -> BoolArray:
+    """Which labels are whole numbers."""
+    if np.issubdtype(y.dtype, np.integer):
+        return np.ones(len(y), dtype=bool)
+    if np.issubdtype(y.dtype, np.floating):
+        with np.errstate(invalid="ignore"):
+            whole: BoolArray = np.isfinite(y) & (y == np.floor(y))
+        return whole
+    return np.zeros(len(y), dtype=bool)
+
+
+def screen_profile(profile: Profile, regions: int) -> Profile:
+    """The profile, if it is one."""
+    if not isinstance(profile.capacity, int) or profile.capacity < 0:
+        raise RefusedError("bad-capacity", f"a capacity is a whole number of at least 0, not {profile.capacity!r}")
+    velocity = _screen_vector(profile.velocity, (regions,), np.float64, "velocity")
+    if (velocity < 0).any():
+        raise RefusedError("negative-velocity", "a velocity is at least 0")
+    return replace(profile, velocity=velocity)
+
+
+def cap_rates(rates: FloatArray, before: FloatArray, limits: Limits) -> FloatArray:
+    """Declared rates as far as they count: bounded by the fleet's median and by the device's own past (NaN: none)."""
+    positive = rates[rates > 0]
+    bound = np.full(len(rates), limits.rate_ratio * float(np.median(positive)) if len(positive) else np.inf)
+    known = np.isfinite(before) & (before > 0)
+    bound[known] = np.minimum(bound[known], limits.growth * before[known])
+    capped: FloatArray = np.minimum(rates, bound)
+    return capped
+
+
+def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: float, limits: Limits) -> Report:
+    """The report, its weight cut to `heaviest`; raises `RefusedError` if any part of it is unsound."""
+    update = _screen_vector(report.model, model.shape, np.float32, "model")
+    if report.weight != report.weight or report.weight < 0 or report.weight == np.inf:
+        raise RefusedError("bad-weight", f"a weight is a finite number of at least 0, not {report.weight}")
+    if report.weight > 0 and not update.any() and model.any():
+        raise RefusedError("zero-model", "every parameter of the model is zero")
+    if _length(update.astype(np.float64) - model) > limits.update_norm:
+        raise RefusedError("large-update", f"the model moved by more than {limits.update_norm:g}")
+    if report.steps < 0 or report.samples < 0 or report.gradient_samples < 0:
+        raise RefusedError("bad-count", "steps and samples are at least 0")
+    gradient = report.local_gradient
+    if gradient is not None:
+        gradient = _screen_vector(gradient, (gradient_size,), np.float32, "estimator")
+        if _length(gradient) > limits.gradient_norm:
+            raise RefusedError("large-estimator", f"its norm is above {limits.gradient_norm:g}")
+    return replace(report, model=update, weight=min(report.weight, heaviest), local_gradient=gradient)
+
+
+def shorten(gradient: Vector, others: Sequence[float], limits: Limits) -> Vector:
+    """The estimator, cut to `gradient_ratio` times the median length of the others; with fewer than five, whole."""
+    if len(others) < 5:
+        return gradient
+    bound = limits.gradient_ratio * float(np.median(others))
+    length = _length(gradient)
+    return gradient if length <= bound else (gradient * (bound / length)).astype(np.float32)
+
+
+def _screen_vector(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:
+    """The array, if shape and dtype match exactly (nothing is broadcast) and every number is finite."""
+    if not isinstance(values, np.ndarray) or values.shape != shape:
+        found = values.shape if isinstance(values, np.ndarray) else type(values).__name__
+        raise RefusedError(f"{name}-shape", f"expected an array of shape {shape}, got {found}")
+    if values.dtype != dtype:
+        raise RefusedError(f"{name}-dtype", f"expected {np.dtype(dtype)}, got {values.dtype}")
+    if not np.isfinite(values).all():
+        raise RefusedError(f"{name}-not-finite", "it holds NaN or infinity")
+    return values
+
+
+def _length(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values.astype(np.float64)))

@@ -1,0 +1,267 @@
+"""The server: plans who stores what, chooses participants, merges what they report (steps 1, 2, 7, 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.coordination import Coordinator, Plan
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.estimators import Estimate, GlobalEstimator
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.screening import Limits, cap_rates, screen_profile, screen_report, shorten
+from fedkeep.core.seeds import generator
+from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int | None = None
+    proximal: float = 0.0
+    decay: float = 0.95
+    decay_every: int = 100
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if self.epochs < 1 or self.decay_every < 1:
+            raise ValueError(f"epochs and decay_every must be 1 or more, got {self.epochs} and {self.decay_every}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
+        if not 0 < self.decay <= 1 or self.proximal < 0 or self.floor < 0:
+            raise ValueError("decay must be above 0 and at most 1; proximal and floor at least 0")
+
+    def local(self, round_: int) -> LocalTraining:
+        rate = max(self.learning_rate * self.decay ** (round_ // self.decay_every), self.floor)
+        return LocalTraining(rate, self.epochs, self.batch_size, self.proximal)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A report or profile that did not count, and why."""
+
+    device: DeviceId
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, eq=False)
+class RoundSummary:
+    """What a closed round brought."""
+
+    round: int
+    participants: tuple[DeviceId, ...]
+    accepted: tuple[DeviceId, ...]
+    empty: tuple[DeviceId, ...]
+    """Devices that had nothing to train on: they took part all the same."""
+    missing: tuple[DeviceId, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(eq=False)
+class _OpenRound:
+    round: int
+    participants: tuple[DeviceId, ...]
+    reports: dict[DeviceId, Report] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+class Server:
+    """The one place where the global model and g_hat change, at the close of a round and nowhere else."""
+
+    def __init__(
+        self,
+        *,
+        model: Vector,
+        gradient_size: int,
+        regions: int,
+        schedule: Schedule,
+        coordinator: Coordinator,
+        estimator: GlobalEstimator,
+        aggregation: Aggregation = Aggregation(),  # noqa: B008 - frozen
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        staleness: int = 50,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.schedule, self.coordinator, self.estimator = model, schedule, coordinator, estimator
+        self.aggregation, self.limits, self.staleness, self.seed = aggregation, limits, staleness, seed
+        self.plan: Plan | None = None
+        self.round = 0
+        """The next round to open."""
+        self._gradient_size, self._regions = gradient_size, regions
+        self._rates: dict[DeviceId, float] = {}
+        self._accepted: dict[DeviceId, int] = {}
+        self._gradient_norms: dict[DeviceId, float] = {}
+        self._open: _OpenRound | None = None
+
+    def coordinate(self, profiles: Mapping[DeviceId, Profile]) -> tuple[Plan, tuple[Refusal, ...]]:
+        """Plans for the devices whose profiles are sound (steps 1, 2); an earlier plan is changed as little as can be.
+
+        Devices that are not among the profiles have left: nothing of them counts any more.
+        """
+        sound, refusals = self._screen_profiles(profiles)
+        for device in set(self._rates) - set(sound):
+            self.forget(device)
+        fleet = Fleet.of(sound)
+        rates = np.array([p.rate for _, p in sorted(sound.items())])
+        before = np.array([self._rates.get(device, np.nan) for device in sorted(sound)])
+        capped = cap_rates(rates, before, self.limits)
+        self._rates = dict(zip(sorted(sound), capped.tolist(), strict=True))
+        scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
+        fleet = Fleet(fleet.devices, fleet.capacities, fleet.velocities * scale[:, None])
+        self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
+        return self.plan, tuple(refusals)
+
+    def select(self, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
+        """k devices of the population for the next round, uniformly and without replacement, by seed and round."""
+        chosen = generator(self.seed, "select", self.round).choice(
+            len(population), min(k, len(population)), replace=False
+        )
+        return tuple(sorted(population[i] for i in chosen.tolist()))
+
+    def open_round(self, participants: Iterable[DeviceId]) -> Mapping[DeviceId, TrainOrder]:
+        """The orders of the next round, one per participant (step 7)."""
+        self._open = _OpenRound(self.round, tuple(participants))
+        return {device: self.order(device) for device in self._open.participants}
+
+    def order(self, device: DeviceId) -> TrainOrder:
+        """What the device is asked to do in the present round."""
+        return TrainOrder(
+            round=self.round,
+            model=self.model,
+            direction=self.estimator.direction(),
+            local=self.schedule.local(self.round),
+            accepted_round=self._accepted.get(device),
+            assignment=None if self.plan is None else self.plan.assignment(device),
+        )
+
+    def receive(self, device: DeviceId, report: Report) -> Refusal | None:
+        """Takes a report into the open round, once per device; says why if it does not count."""
+        opened = self._opened()
+        try:
+            self._screen(opened, device, report)
+        except RefusedError as error:
+            refusal = Refusal(device, error.reason, error.detail)
+            opened.refusals.append(refusal)
+            return refusal
+        return None
+
+    def close_round(self) -> RoundSummary:
+        """Merges what came in, in the order of the devices' ids, and moves on to the next round (step 8)."""
+        opened = self._opened()
+        reports = dict(sorted(opened.reports.items()))
+        self.model = self.aggregation.aggregate(self.model, list(reports.values()))
+        self.estimator.update({d: e for d, r in reports.items() if (e := self._estimate(d, r)) is not None})
+        self._accepted.update(dict.fromkeys(reports, opened.round))
+        self._open = None
+        self.round = opened.round + 1
+        return RoundSummary(
+            round=opened.round,
+            participants=opened.participants,
+            accepted=tuple(d for d, r in reports.items() if r.weight > 0),
+            empty=tuple(d for d, r in reports.items() if r.weight == 0),
+            missing=tuple(d for d in opened.participants if d not in reports),
+            refusals=tuple(opened.refusals),
+        )
+
+    def forget(self, device: DeviceId) -> None:
+        """A device has left the fleet for good: nothing of it counts any more."""
+        for table in (self._rates, self._accepted, self._gradient_norms):
+            table.pop(device, None)
+        self.estimator.forget(device)
+
+    def snapshot(self) -> State:
+        """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
+        state: State = {f"estimator.{name}": array for name, array in self.estimator.snapshot().items()}
+        state |= {"model": self.model, "round": np.array(self.round)}
+        for name, table in (
+            ("rates", self._rates),
+            ("accepted", self._accepted),
+            ("norms", self._gradient_norms),
+        ):
+            state[f"{name}.devices"] = np.array(sorted(table), dtype=np.int64)
+            state[f"{name}.values"] = np.array([table[device] for device in sorted(table)], dtype=np.float64)
+        if self.plan is not None:
+            state |= {f"plan.{name}": array for name, array in self.plan.snapshot().items()}
+        return state
+
+    def restore(self, state: State) -> None:
+        """Becomes the server that `snapshot` described."""
+        self.model, self.round, self._open = (
+            np.array(state["model"], dtype=np.float32),
+            int(state["round"]),
+            None,
+        )
+        self._rates, accepted, self._gradient_norms = (
+            dict(zip(state[f"{n}.devices"].tolist(), state[f"{n}.values"].tolist(), strict=True))
+            for n in ("rates", "accepted", "norms")
+        )
+        self._accepted = {device: int(round_) for device, round_ in accepted.items()}
+        self.estimator.restore(_under("estimator.", state))
+        plan = _under("plan.", state)
+        self.plan = Plan.from_snapshot(plan) if plan else None
+
+    def _opened(self) -> _OpenRound:
+        if self._open is None:
+            raise RuntimeError("no round is open: call open_round first")
+        return self._open
+
+    def _screen_profiles(self, profiles: Mapping[DeviceId, Profile]) -> tuple[dict[DeviceId, Profile], list[Refusal]]:
+        sound, refusals = {}, []
+        for device, profile in profiles.items():
+            try:
+                sound[device] = screen_profile(profile, self._regions)
+            except RefusedError as error:
+                refusals.append(Refusal(device, error.reason, error.detail))
+        return sound, refusals
+
+    def _screen(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
+        """Puts a sound report into the round; the estimator of a late one may still count, its model never does."""
+        if device in opened.reports:
+            raise RefusedError("duplicate", f"device {device} has reported in round {opened.round} already")
+        if report.round > opened.round or (report.round == opened.round and device not in opened.participants):
+            raise RefusedError("not-asked", f"device {device} was not asked to take part in round {report.round}")
+        heaviest = self._heaviest(device)
+        if report.round < opened.round:
+            self._keep_late_estimate(opened, device, report)
+            raise RefusedError("late", f"round {report.round} is closed; round {opened.round} is open")
+        opened.reports[device] = screen_report(report, self.model, self._gradient_size, heaviest, self.limits)
+
+    def _keep_late_estimate(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
+        """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known."""
+        fresh = opened.round - report.round <= self.staleness and report.round > self._accepted.get(device, -1)
+        if fresh and report.local_gradient is not None:
+            unmoved = screen_report(report, report.model, self._gradient_size, 0.0, self.limits)
+            estimate = self._estimate(device, unmoved)
+            if estimate is not None:
+                self.estimator.update({device: estimate})
+                self._accepted[device] = report.round
+
+    def _estimate(self, device: DeviceId, report: Report) -> Estimate | None:
+        if report.local_gradient is None:
+            return None
+        others = [norm for other, norm in self._gradient_norms.items() if other != device]
+        gradient = shorten(report.local_gradient, others, self.limits)
+        self._gradient_norms[device] = float(np.linalg.norm(gradient.astype(np.float64)))
+        return Estimate(gradient, self._rates.get(device, 1.0), report.round)
+
+    def _heaviest(self, device: DeviceId) -> float:
+        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream."""
+        if self.plan is None:
+            return np.inf
+        assignment = self.plan.assignment(device)
+        by_label = float((assignment.quotas * assignment.label_weights).sum())
+        by_rate = self._rates.get(device, 0.0) / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
+        return 1.001 * max(by_label, by_rate)
+
+
+def _under(prefix: str, state: State) -> State:
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

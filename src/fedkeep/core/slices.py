@@ -1,0 +1,31 @@
+"""Parts of measured batches."""
+
+from __future__ import annotations
+
+from fedkeep.core.ports import Measurements
+from fedkeep.core.types import AnyArray, Scores, Vector
+
+
+class SliceOf:
+    """A part of a measured batch, for scoring: its samples' own quantities, but no mean over them."""
+
+    def __init__(self, whole: Measurements, part: slice) -> None:
+        self._whole, self._part = whole, part
+
+    def losses(self) -> Scores:
+        return self._whole.losses()[self._part]
+
+    def projections(self, direction: Vector) -> Scores:
+        return self._whole.projections(direction)[self._part]
+
+    def norms(self) -> Scores:
+        return self._whole.norms()[self._part]
+
+    def head_norms(self) -> Scores:
+        return self._whole.head_norms()[self._part]
+
+    def activations(self) -> AnyArray:
+        return self._whole.activations()[self._part]
+
+    def mean_gradient(self) -> Vector:
+        raise TypeError("a part of a measured batch has no mean gradient; measure it as a batch of its own")
