@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class DeviceOptions:
     """Score stored samples anew whenever a new model and g_hat arrive."""
     max_age: int | None = None
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
+    gradient_from: Literal["arrivals", "stored"] = "arrivals"
+    """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
 
     def __post_init__(self) -> None:
         if self.max_age is not None and self.max_age < 1:
@@ -87,6 +90,7 @@ class Device:
         self._shape, self._labels = sample_shape, labels
         self._memory = Memory()
         self._estimator = LocalGradientEstimator(learner.gradient_size if policy.uses_direction else 0)
+        self._estimates = policy.uses_direction and options.gradient_from == "arrivals"
         self._probe: Probe | None = None
         self._model: Vector | None = None
         self._direction: Vector | None = None
@@ -133,7 +137,7 @@ class Device:
         """Takes in sound samples that have been measured: all count for g_hat_c, the best are stored."""
         regions = self.regions.assign(batch, measurements)
         self.meter.add(regions, time)
-        if measurements is not None and self.policy.uses_direction:
+        if measurements is not None and self._estimates:
             self._estimator.add(measurements, len(batch))
         if self._assignment is None:
             return self._take_in_unplanned(batch, regions)
@@ -151,6 +155,9 @@ class Device:
         if order.assignment is not None:
             self.assign(order.assignment)
         stored = self.store.stored()
+        if self.options.gradient_from == "stored" and len(stored.batch):
+            gradient = self.learner.probe(order.model).measure(stored.batch).mean_gradient()
+            count = len(stored.batch)
         weights = self._weights(stored.regions)
         return TrainJob(order, stored.batch, weights, child_seed(self.seed, "train", order.round), gradient, count)
 

@@ -112,6 +112,28 @@ class ParticipantsEstimator(GlobalEstimator):
         self._direction = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
 
 
+class GivenEstimator(GlobalEstimator):
+    """A direction that comes from elsewhere: an oracle's exact gradient, or none at all."""
+
+    def __init__(self, direction: Vector | None = None) -> None:
+        self._direction = direction
+
+    def give(self, direction: Vector) -> None:
+        self._direction = direction
+
+    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        """What devices say makes no difference."""
+
+    def direction(self) -> Vector | None:
+        return self._direction
+
+    def snapshot(self) -> State:
+        return {} if self._direction is None else {"direction": self._direction}
+
+    def restore(self, state: State) -> None:
+        self._direction = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
+
+
 class IncrementalEstimator(GlobalEstimator):
     """The latest g_hat_c of every device that ever took part, weighted and summed (Eq. 8).
 

@@ -1,6 +1,8 @@
-"""Parts of measured batches."""
+"""Measurements of a batch as part of a larger one, or put off until somebody asks."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Scores, Vector
@@ -29,3 +31,34 @@ class SliceOf:
 
     def mean_gradient(self) -> Vector:
         raise TypeError("a part of a measured batch has no mean gradient; measure it as a batch of its own")
+
+
+class Deferred:
+    """Measurements that are begun when first asked for; a policy that never asks costs nothing."""
+
+    def __init__(self, measure: Callable[[], Measurements]) -> None:
+        self._measure = measure
+        self._known: Measurements | None = None
+
+    def losses(self) -> Scores:
+        return self._measured().losses()
+
+    def projections(self, direction: Vector) -> Scores:
+        return self._measured().projections(direction)
+
+    def norms(self) -> Scores:
+        return self._measured().norms()
+
+    def head_norms(self) -> Scores:
+        return self._measured().head_norms()
+
+    def activations(self) -> AnyArray:
+        return self._measured().activations()
+
+    def mean_gradient(self) -> Vector:
+        return self._measured().mean_gradient()
+
+    def _measured(self) -> Measurements:
+        if self._known is None:
+            self._known = self._measure()
+        return self._known

@@ -1,6 +1,7 @@
 """The built-in policies, one file each; importing this package registers them."""
 
 from fedkeep.core.policies import (
+    central,
     fedbalancer,
     fifo,
     full_data,
@@ -11,4 +12,4 @@ from fedkeep.core.policies import (
     sld,
 )
 
-__all__ = ["fedbalancer", "fifo", "full_data", "gradient_norm", "high_loss", "ode", "reservoir", "sld"]
+__all__ = ["central", "fedbalancer", "fifo", "full_data", "gradient_norm", "high_loss", "ode", "reservoir", "sld"]

@@ -1,0 +1,93 @@
+"""Configuration: tables of a TOML file to the dataclasses that own their keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.names import did_you_mean
+
+Options = TypeVar("Options")
+Table = dict[str, Any]
+
+
+def build(options: type[Options], table: Table, where: str) -> Options:
+    """The dataclass `options` with the table's values; wrong keys and values are named, with what is allowed."""
+    fields = {field.name for field in dataclasses.fields(options) if field.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in fields:
+            raise ConfigError(f"unknown key '{where}.{key}': {did_you_mean(key, sorted(fields))}")
+    missing = _required(options) - table.keys()
+    if missing:
+        raise ConfigError(f"'{where}.{min(missing)}' is missing")
+    try:
+        return msgspec.convert(table, options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(options, table, str(error), where)) from error
+    except ValueError as error:
+        raise ConfigError(f"in [{where}]: {error}") from error
+
+
+def read_toml(path: Path) -> Table:
+    """The file's tables."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def override(table: Table, settings: list[str]) -> Table:
+    """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings."""
+    result = msgspec.convert(msgspec.to_builtins(table), dict[str, Any])
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes key=value, got '{setting}'")
+        put(result, key.strip(), _value(text.strip()))
+    return result
+
+
+def put(table: Table, key: str, value: Any) -> None:
+    """Sets a dotted key, making tables on the way."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"'{parent}' in '{key}' is a value, not a table")
+    table[last] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _required(options: type[Any]) -> set[str]:
+    return {
+        field.name
+        for field in dataclasses.fields(options)
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+
+
+def _explain(options: type[Any], table: Table, message: str, where: str) -> str:
+    """msgspec's message with the key, its value and what is allowed."""
+    what, _, path = message.partition(" - at `$.")
+    key = path.rstrip("`").partition("[")[0].partition(".")[0]
+    if key not in table:
+        return f"in [{where}]: {what.replace('`', chr(39))}"
+    allowed = get_args(get_type_hints(options)[key])
+    words = [word for word in allowed if isinstance(word, str)]
+    hint = did_you_mean(str(table[key]), words) if words else what.replace("`", "'")
+    return f"'{where}.{key}' cannot be {table[key]!r}: {hint[0].lower()}{hint[1:]}"

@@ -1,0 +1,20 @@
+"""Components by name: what may stand in `name = "..."` of a configuration table."""
+
+from __future__ import annotations
+
+import fedkeep.core.policies
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.names import find, load_object
+from fedkeep.core.policy import POLICIES, SelectionPolicy
+
+assert fedkeep.core.policies  # importing them is what registers them
+
+
+def find_policy(name: str) -> type[SelectionPolicy]:
+    """The policy of that name, or the class at `module:Class`."""
+    if ":" not in name:
+        return find(name, POLICIES, "policy")
+    found = load_object(name)
+    if not (isinstance(found, type) and issubclass(found, SelectionPolicy)):
+        raise ConfigError(f"{name} is not a SelectionPolicy; see docs/add-a-policy.md")
+    return found

@@ -1,0 +1,136 @@
+"""Puts an experiment's components together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.device import Device
+from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, IncrementalEstimator, ParticipantsEstimator
+from fedkeep.core.ports import FleetLearner
+from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.seeds import child_seed, generator
+from fedkeep.core.server import Server
+from fedkeep.core.store import MemoryStore
+from fedkeep.core.types import DeviceId, FloatArray, Profile, Vector
+from fedkeep.core.velocity import KnownVelocity
+from fedkeep.data import Federation, Stream
+from fedkeep.learn.models import learner as learner_of
+from fedkeep.sim.experiment import Experiment
+from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.oracle import Oracle
+from fedkeep.sim.reference import FullFleet, pooled
+
+
+@dataclass(eq=False)
+class Assembly:
+    """A simulation's parts."""
+
+    data: Federation
+    stream: Stream
+    learner: FleetLearner
+    server: Server
+    fleet: Fleet | FullFleet
+    oracle: Oracle | None
+    """Present if every device is to have the exact gradient in every round."""
+
+
+def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
+    """The parts of the experiment, its data loaded unless given."""
+    if data is None:
+        data = experiment.task.load(experiment.seed)
+    if experiment.names["policy"] == "central":
+        data = pooled(data)
+    stream = Stream(data, experiment.stream, experiment.seed)
+    learner = build_learner(experiment, data)
+    model = learner.initial(child_seed(experiment.seed, "model"))
+    regions: Regions = SingleRegion() if experiment.names["coordinator"] == "none" else LabelRegions(data.labels)
+    velocities = declared_velocities(experiment, data, stream, regions.count)
+    server = _server(experiment, learner, model, regions.count)
+    server.coordinate({d: Profile(experiment.storage.capacity, velocities[d]) for d in range(data.devices)})
+    oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
+    exact = experiment.policy.uses_direction and experiment.estimator.name == "exact"
+    if experiment.policy.uses_direction and experiment.estimator.cold_start == "exact":
+        rates = {d: stream.rate(d) for d in range(data.devices)}
+        server.estimator.update(oracle.device_gradients(model, rates))
+    start = (model, server.estimator.direction())
+    if experiment.policy.unbounded:
+        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed)
+    else:
+        make = partial(_device, experiment, data, learner, server, regions, velocities, start)
+        fleet = Fleet(learner, stream, make)
+    return Assembly(data, stream, learner, server, fleet, oracle if exact else None)
+
+
+def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
+    """The task's model, or the one the experiment names."""
+    overrides: dict[str, Any] = dict(experiment.model)
+    name = overrides.pop("name", data.model.name)
+    last_layers = overrides.pop("last_layers", None)
+    options = {**data.model.options, **overrides} if name == data.model.name else overrides
+    return learner_of(name, last_layers, **options)
+
+
+def declared_velocities(experiment: Experiment, data: Federation, stream: Stream, regions: int) -> FloatArray:
+    """V as the devices declare it, (C, regions): arrivals a round, with the error that was asked for."""
+    counts = data.label_counts if regions > 1 else data.label_counts.sum(axis=1, keepdims=True)
+    rates = np.array([stream.rate(d) for d in range(data.devices)])
+    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * rates[:, None]
+    if experiment.profile.velocity_error:
+        noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
+        velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)
+    return velocities
+
+
+def _estimator(experiment: Experiment) -> GlobalEstimator:
+    options = experiment.estimator
+    if not experiment.policy.uses_direction or options.name == "exact":
+        return GivenEstimator()
+    return IncrementalEstimator(options.max_age) if options.name == "incremental" else ParticipantsEstimator()
+
+
+def _server(experiment: Experiment, learner: FleetLearner, model: Vector, regions: int) -> Server:
+    return Server(
+        model=model,
+        gradient_size=learner.gradient_size,
+        regions=regions,
+        schedule=experiment.train.schedule(),
+        coordinator=experiment.coordinator,
+        estimator=_estimator(experiment),
+        aggregation=experiment.aggregation,
+        limits=experiment.limits,
+        seed=experiment.seed,
+    )
+
+
+def _device(
+    experiment: Experiment,
+    data: Federation,
+    learner: FleetLearner,
+    server: Server,
+    regions: Regions,
+    velocities: FloatArray,
+    start: tuple[Vector, Vector | None],
+    device: DeviceId,
+) -> Device:
+    """A device as it is before the first round: with the first model, and the plan's word on what to keep."""
+    made = Device(
+        learner=learner,
+        policy=experiment.policy,
+        store=MemoryStore(np.zeros(regions.count, dtype=np.int64), experiment.storage.rule()),
+        regions=regions,
+        meter=KnownVelocity(velocities[device]),
+        capacity=experiment.storage.capacity,
+        sample_shape=data.sample_shape,
+        labels=data.labels,
+        weighting=experiment.weights,
+        options=experiment.storage.device(experiment.estimator),
+        seed=child_seed(experiment.seed, "device", device),
+    )
+    made.install(*start)
+    if server.plan is not None:
+        made.assign(server.plan.assignment(device))
+    return made

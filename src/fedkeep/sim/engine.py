@@ -1,0 +1,134 @@
+"""The round loop of a simulation, as an iterator: nobody copies it to add logging."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.seeds import child_seed, generator
+from fedkeep.core.server import RoundSummary, Server
+from fedkeep.core.types import DeviceId, Report, State
+from fedkeep.data import Federation
+from fedkeep.sim.assembly import Assembly, assemble
+from fedkeep.sim.evaluation import Evaluated, evaluate
+from fedkeep.sim.experiment import Experiment
+from fedkeep.sim.fleet import Fleet
+
+
+@dataclass(eq=False)
+class Tally:
+    """What a run has cost so far."""
+
+    samples_valued: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def snapshot(self) -> State:
+        return {"tally": np.array([self.samples_valued, self.bytes_up, self.bytes_down])}
+
+    def restore(self, state: State) -> None:
+        self.samples_valued, self.bytes_up, self.bytes_down = state["tally"].tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class RoundRecord:
+    """One round: what it brought, and the model's quality where it was measured."""
+
+    round: int
+    """Rounds done, this one included."""
+    summary: RoundSummary
+    arrivals: int
+    evaluation: Evaluated | None
+
+
+class Simulator:
+    """A whole experiment in one process: the same `Device` and `Server` as everywhere, caught up lazily.
+
+    >>> from fedkeep.sim.experiment import resolve
+    >>> table = {"task": {"name": "embedded"}, "policy": {"name": "fifo"}, "train": {"rounds": 3}}
+    >>> [record.round for record in Simulator(resolve(table)).run()]
+    [1, 2, 3]
+    """
+
+    def __init__(self, experiment: Experiment, data: Federation | None = None, *, eager: bool = False) -> None:
+        self.experiment = experiment
+        self.parts: Assembly = assemble(experiment, data)
+        self.server: Server = self.parts.server
+        self.tally = Tally()
+        self._eager = eager
+        """Let every device see its arrivals in every round, as a real one would: slow, and the same result."""
+        self._population: Sequence[DeviceId] = range(self.parts.data.devices)
+        self._k = max(1, round(experiment.train.participation * len(self._population)))
+
+    def run(self, rounds: int | None = None) -> Iterator[RoundRecord]:
+        """Plays rounds from where the simulation stands, up to `rounds` in all."""
+        last = self.experiment.train.rounds if rounds is None else rounds
+        while self.server.round < last:
+            yield self.play_round(evaluated=self._is_evaluated(self.server.round + 1, last))
+
+    def play_round(self, *, evaluated: bool) -> RoundRecord:
+        """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
+        round_ = self.server.round
+        participants = self.server.select(self._population, self._k)
+        arrivals = self._bring_up_to_date(participants, round_ + 1)
+        orders = self.server.open_round(participants)
+        reports = self.parts.fleet.take_part(orders)
+        self._deliver(reports, round_)
+        summary = self.server.close_round()
+        return RoundRecord(self.server.round, summary, arrivals, self.evaluate() if evaluated else None)
+
+    def evaluate(self) -> Evaluated:
+        """The global model on every device's test samples."""
+        return evaluate(self.parts.learner, self.server.model, self.parts.data)
+
+    def snapshot(self) -> State:
+        """All that the rest of the run depends on."""
+        state = {f"server.{name}": array for name, array in self.server.snapshot().items()}
+        if isinstance(self.parts.fleet, Fleet):
+            state |= {f"fleet.{name}": array for name, array in self.parts.fleet.snapshot().items()}
+        return state | self.tally.snapshot()
+
+    def restore(self, state: State) -> None:
+        """Becomes the simulation that `snapshot` described."""
+        self.server.restore({n.removeprefix("server."): a for n, a in state.items() if n.startswith("server.")})
+        if isinstance(self.parts.fleet, Fleet):
+            self.parts.fleet.restore({n.removeprefix("fleet."): a for n, a in state.items() if n.startswith("fleet.")})
+        self.tally.restore(state)
+
+    def _is_evaluated(self, round_: int, last: int) -> bool:
+        return round_ % self.experiment.record.every == 0 or round_ == last
+
+    def _bring_up_to_date(self, participants: Sequence[DeviceId], until: int) -> int:
+        """Lets participants, or under an oracle all devices, see what has arrived; returns how much that was."""
+        fleet = self.parts.fleet
+        if not isinstance(fleet, Fleet):
+            return 0
+        if self.parts.oracle is not None and isinstance(self.server.estimator, GivenEstimator):
+            direction = self.parts.oracle.gradient(self.server.model)
+            self.server.estimator.give(direction)
+            fleet.adopt(self._population, self.server.model, direction)
+        everyone = self._eager or self.parts.oracle is not None
+        arrivals = fleet.catch_up(self._population if everyone else participants, until)
+        self.tally.samples_valued += arrivals
+        return arrivals
+
+    def _deliver(self, reports: dict[DeviceId, Report], round_: int) -> None:
+        """Hands the reports to the server, save those that are lost on the way."""
+        direction = self.server.estimator.direction()
+        down = 4 * (len(self.server.model) + (0 if direction is None else len(direction)))
+        lost = generator(child_seed(self.experiment.seed, "dropout"), round_).random(len(reports))
+        for (device, report), luck in zip(reports.items(), lost.tolist(), strict=True):
+            self.tally.bytes_down += down
+            if luck >= self.experiment.train.dropout:
+                gradient = 0 if report.local_gradient is None else len(report.local_gradient)
+                self.tally.bytes_up += 4 * (len(report.model) + gradient)
+                self.server.receive(device, report)
+
+
+def refusals_by_reason(summary: RoundSummary) -> dict[str, int]:
+    """How many reports of a round did not count, by reason."""
+    return dict(Counter(refusal.reason for refusal in summary.refusals))

@@ -1,0 +1,140 @@
+"""The simulated devices: made when first needed, brought up to date when selected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+
+import numpy as np
+
+from fedkeep.core.device import Device, TrainJob
+from fedkeep.core.ports import Fate, FleetLearner, Measurements, Outcome
+from fedkeep.core.slices import Deferred, SliceOf
+from fedkeep.core.types import Batch, DeviceId, Report, State, TrainOrder, Vector
+from fedkeep.data import Stream
+
+Watcher = Callable[[DeviceId, Batch, Outcome], None]
+
+
+class Fleet:
+    """Devices that catch up on their streams only when somebody asks.
+
+    A device's model and direction change only when it takes part, so one large batch under its last model, just
+    before it takes part, gives what valuing every sample as it came would have given.
+    """
+
+    def __init__(self, learner: FleetLearner, stream: Stream, make: Callable[[DeviceId], Device]) -> None:
+        self.learner, self.stream = learner, stream
+        self.devices: dict[DeviceId, Device] = {}
+        self.fates: Counter[str] = Counter()
+        """What became of arrivals since `fates` was last cleared."""
+        self.watchers: list[Watcher] = []
+        self._make = make
+        self._seen: dict[DeviceId, int] = {}
+
+    def device(self, device: DeviceId) -> Device:
+        """The device, made if this is the first anybody hears of it."""
+        if device not in self.devices:
+            self.devices[device] = self._make(device)
+            self._seen[device] = 0
+        return self.devices[device]
+
+    def catch_up(self, devices: Sequence[DeviceId], until: int) -> int:
+        """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
+        woken = [self.device(d) for d in devices]
+        batches = [self.stream.arrivals(d, self._seen[d], until) for d in devices]
+        measured = self._measure(woken, batches)
+        for d, device, batch, measurements in zip(devices, woken, batches, measured, strict=True):
+            outcome = device.take_in(batch, until, measurements)
+            self._seen[d] = until
+            self._count(outcome)
+            for watch in self.watchers:
+                watch(d, batch, outcome)
+        return sum(map(len, batches))
+
+    def take_part(self, orders: Mapping[DeviceId, TrainOrder]) -> dict[DeviceId, Report]:
+        """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
+        jobs = {d: self.device(d).prepare(order) for d, order in orders.items()}
+        trained = self._train([job for job in jobs.values() if len(job.batch)])
+        stored = self._measure_stored(jobs)
+        return {
+            d: self.device(d).complete(job, trained.get(id(job), job.order.model), stored.get(d))
+            for d, job in jobs.items()
+        }
+
+    def adopt(self, devices: Sequence[DeviceId], model: Vector, direction: Vector) -> None:
+        """Gives devices a new model and direction outside of a round, as only an oracle can."""
+        stored = {d: self.device(d).store.stored().batch for d in devices}
+        measured = self._measure_together(model, stored)
+        for d in devices:
+            self.device(d).adopt(model, direction, measured.get(d))
+
+    def snapshot(self) -> State:
+        state: State = {
+            "seen": np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(-1, 2),
+            "fates": np.array([self.fates[fate.name] for fate in Fate]),
+        }
+        for d, device in self.devices.items():
+            state |= {f"{d}/{name}": array for name, array in device.snapshot().items()}
+        return state
+
+    def restore(self, state: State) -> None:
+        self.devices, self._seen = {}, {}
+        parts: dict[str, State] = {}
+        for name, array in state.items():
+            device, _, part = name.partition("/")
+            parts.setdefault(device, {})[part] = array
+        for d, seen in state["seen"].tolist():
+            self.device(d).restore(parts[str(d)])
+            self._seen[d] = seen
+        self.fates = Counter(dict(zip([fate.name for fate in Fate], state["fates"].tolist(), strict=True)))
+
+    def _measure(self, devices: Sequence[Device], batches: Sequence[Batch]) -> list[Measurements | None]:
+        """Each batch under its device's own model, all in one call if any is asked for; None for an empty batch."""
+        busy = [i for i, batch in enumerate(batches) if len(batch)]
+
+        @cache
+        def together() -> dict[int, Measurements]:
+            models = [_model(devices[i]) for i in busy]
+            return dict(zip(busy, self.learner.measure_many(models, [batches[i] for i in busy]), strict=True))
+
+        return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
+
+    def _train(self, jobs: Sequence[TrainJob]) -> dict[int, Vector]:
+        if not jobs:
+            return {}
+        order = jobs[0].order
+        models = self.learner.train_many(
+            order.model, [j.batch for j in jobs], [j.weights for j in jobs], order.local, [j.seed for j in jobs]
+        )
+        return {id(job): model for job, model in zip(jobs, models, strict=True)}
+
+    def _measure_stored(self, jobs: dict[DeviceId, TrainJob]) -> dict[DeviceId, SliceOf]:
+        """What is stored, under the model that all participants are about to adopt: one batch for all of them."""
+        if not jobs:
+            return {}
+        order = next(iter(jobs.values())).order
+        return self._measure_together(order.model, {d: job.batch for d, job in jobs.items()})
+
+    def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
+        """Batches under one model, measured as one batch if any is asked for."""
+        filled = {d: batch for d, batch in batches.items() if len(batch)}
+        probe = self.learner.probe(model)
+        whole = Deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
+        stops = np.cumsum([0, *(len(batch) for batch in filled.values())]).tolist()
+        return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
+
+    def _count(self, outcome: Outcome) -> None:
+        for fate, n in zip(Fate, np.bincount(outcome.fates, minlength=len(Fate)).tolist(), strict=True):
+            self.fates[fate.name] += n
+
+
+def _pick(together: Callable[[], dict[int, Measurements]], index: int) -> Measurements:
+    return together()[index]
+
+
+def _model(device: Device) -> Vector:
+    if device.model is None:
+        raise RuntimeError("a simulated device has a model from the start")
+    return device.model
