@@ -1,0 +1,155 @@
+"""Profiles to a plan: which labels each device stores, how many samples of each, and what they count (steps 1, 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from fedkeep.core.exchanges import improve
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.holdings import Holdings, largest_per_row
+from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.quantities import Held, quantity_rule
+from fedkeep.core.shortfalls import find_shortfalls
+from fedkeep.core.types import IntArray
+
+
+class Coordinator(Protocol):
+    """Decides what every device stores; dataclass fields become keys of `[coordinator]` in an experiment's TOML."""
+
+    def plan(self, fleet: Fleet) -> Plan:
+        """A plan from nothing."""
+
+    def replan(self, plan: Plan, fleet: Fleet) -> Plan:
+        """A plan for the fleet as it is now, after devices joined, left or drifted."""
+
+
+Coordinating = TypeVar("Coordinating", bound=type[Coordinator])
+
+COORDINATORS: dict[str, type[Coordinator]] = {}
+
+
+def coordinator(name: str) -> Callable[[Coordinating], Coordinating]:
+    """Registers a coordinator under its name."""
+
+    def register(cls: Coordinating) -> Coordinating:
+        COORDINATORS[name] = cls
+        return cls
+
+    return register
+
+
+@coordinator("none")
+@dataclass(frozen=True)
+class Uncoordinated:
+    """No division of labour: all that a device sees is one region, and every stored sample counts 1.
+
+    The plan has a single column, to be used with `SingleRegion`: one store, one slot count, one weight.
+    """
+
+    def plan(self, fleet: Fleet) -> Plan:
+        velocities = fleet.velocities.sum(axis=1, dtype=np.float64)[:, None]
+        whole = Fleet(fleet.devices, fleet.capacities, velocities)
+        return make_plan(whole, fleet.capacities[:, None], weights=np.ones(1))
+
+    def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - nothing of the old plan matters
+        return self.plan(fleet)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The two limits of problem (9), shared by all coordinators that divide labels."""
+
+    clients_per_label: int | None = 5
+    """n_label: the fewest holders a label should have (9b); None asks all who see it."""
+    labels_per_client: int | None = None
+    """n_client: the most labels a device holds (9c); None is as many as it sees and has slots for."""
+
+    def __post_init__(self) -> None:
+        for key in ("clients_per_label", "labels_per_client"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}")
+
+    def of_devices(self, fleet: Fleet) -> IntArray:
+        """The labels each device can hold: no more than n_client, than it sees, than it has slots."""
+        most = fleet.labels if self.labels_per_client is None else self.labels_per_client
+        return np.minimum(np.minimum(fleet.seen, most), fleet.capacities)
+
+    def of_labels(self, fleet: Fleet) -> IntArray:
+        """The holders each label should have: n_label, or all its owners where they are fewer."""
+        if self.clients_per_label is None:
+            return fleet.owners
+        return np.minimum(fleet.owners, self.clients_per_label)
+
+
+@coordinator("greedy")
+@dataclass(frozen=True)
+class Greedy(Limits):
+    """The paper's greedy: scarce labels first, each to the devices that see most of it.
+
+    `clients_per_label` is a minimum, as in (9b): a last pass fills every device up to its limit, or most devices
+    of a large fleet would store nothing. Where the fleet cannot give every label its minimum, all labels first get
+    as many as it can give to each, so that none is left out for the sake of another's second holder.
+    """
+
+    quantities: str = "even"
+    """How slots are divided among a device's labels: "even", "frequent", or "lp" (Eq. 10, needs the plan extra)."""
+
+    improve_up_to: int = 1000
+    """Fleets of up to so many devices are improved by local search; in larger ones the greedy choice is as good."""
+
+    def plan(self, fleet: Fleet) -> Plan:
+        holdings = Holdings(fleet.velocities, self.of_devices(fleet))
+        self._divide(fleet, holdings)
+        if len(fleet) <= self.improve_up_to:
+            least = np.minimum(holdings.holders, self.of_labels(fleet))
+            improve(holdings, fleet.capacities, least, concentrated=self.quantities == "frequent")
+        return self._settle(fleet, holdings.held)
+
+    def replan(self, plan: Plan, fleet: Fleet) -> Plan:
+        """Keeps every assignment that still can be kept; only devices whose labels change get new quotas."""
+        old = plan.rows_for(fleet)
+        limits = self.of_devices(fleet)
+        held = _still_held(old > 0, fleet, limits)
+        holdings = Holdings(fleet.velocities, limits, held)
+        self._divide(fleet, holdings)
+        renewed = self._settle(fleet, holdings.held)
+        unchanged = ((renewed.quotas > 0) == (old > 0)).all(axis=1) & (old.sum(axis=1) == fleet.capacities)
+        quotas = np.where(unchanged[:, None], old, renewed.quotas).astype(renewed.quotas.dtype)
+        return make_plan(fleet, quotas, shortfalls=renewed.shortfalls)
+
+    def _divide(self, fleet: Fleet, holdings: Holdings) -> None:
+        wanted = self.of_labels(fleet)
+        order = np.argsort(fleet.owners, kind="stable")
+        for least in least_holders(wanted, int(holdings.limits.sum())):
+            holdings.grant(order, least)
+            if self.clients_per_label is not None:
+                holdings.repair(least)
+        holdings.fill()
+
+    def _settle(self, fleet: Fleet, held: Held) -> Plan:
+        quotas = quantity_rule(self.quantities)(fleet, held)
+        shortfalls = find_shortfalls(fleet, quotas > 0, self.clients_per_label, self.labels_per_client)
+        return make_plan(fleet, quotas, shortfalls=shortfalls)
+
+
+def least_holders(wanted: IntArray, slots: int) -> list[IntArray]:
+    """The holders to find for each label in stages: what `slots` can give to all alike, then what is wanted."""
+    level = int(wanted.max(initial=0))
+    while level > 1 and np.minimum(wanted, level).sum() > slots:
+        level -= 1
+    modest = np.minimum(wanted, level)
+    return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
+
+
+def _still_held(held: Held, fleet: Fleet, limits: IntArray) -> Held:
+    """What devices held and still see, without their slowest labels where their limit has shrunk."""
+    held = held & (fleet.velocities > 0)
+    over = np.flatnonzero(held.sum(axis=1) > limits)
+    if len(over):
+        held[over] = largest_per_row(np.where(held[over], fleet.velocities[over], 0), limits[over])
+    return held

@@ -1,0 +1,63 @@
+"""The plan: quotas D for every device, and what a stored sample counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.shortfalls import Shortfall
+from fedkeep.core.types import AnyArray, Assignment, DeviceId, FloatArray, IntArray
+from fedkeep.core.weighting import label_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """D, gamma and what was lacking; quotas are small integers, since fleets may be large."""
+
+    devices: IntArray
+    """(C,), ascending."""
+    quotas: AnyArray
+    """D, (C, Y): the slots of each device for each region."""
+    label_weights: FloatArray
+    """gamma (Eq. 11), zero for a region nobody holds."""
+    mass_per_slot: float
+    shortfalls: tuple[Shortfall, ...] = ()
+
+    def assignment(self, device: DeviceId) -> Assignment:
+        """What this device is told (step 2)."""
+        row = int(np.searchsorted(self.devices, device))
+        if row == len(self.devices) or self.devices[row] != device:
+            raise KeyError(f"device {device} is not in the plan")
+        return Assignment(self.quotas[row].astype(np.int64), self.label_weights, self.mass_per_slot)
+
+    @property
+    def holders(self) -> IntArray:
+        """How many devices hold each region, (Y,)."""
+        return np.count_nonzero(self.quotas, axis=0)
+
+    def rows_for(self, fleet: Fleet) -> AnyArray:
+        """The quotas that the devices of `fleet` have now, zero for those that joined since."""
+        if fleet.labels != self.quotas.shape[1]:
+            raise ValueError(f"the plan has {self.quotas.shape[1]} labels, the fleet {fleet.labels}")
+        rows = np.zeros((len(fleet), fleet.labels), dtype=self.quotas.dtype)
+        _, before, now = np.intersect1d(self.devices, fleet.devices, assume_unique=True, return_indices=True)
+        rows[now] = self.quotas[before]
+        return rows
+
+
+def make_plan(
+    fleet: Fleet,
+    quotas: AnyArray,
+    *,
+    weights: FloatArray | None = None,
+    shortfalls: tuple[Shortfall, ...] = (),
+) -> Plan:
+    """The plan of these quotas, with gamma of Eq. 11 unless other weights are given."""
+    stored = quotas.sum(axis=0, dtype=np.int64)
+    mass = fleet.label_mass
+    if weights is None:
+        weights = label_weights(mass, stored)
+    slots = int(stored.sum())
+    return Plan(fleet.devices, quotas, weights, float(mass.sum()) / slots if slots else 0.0, shortfalls)

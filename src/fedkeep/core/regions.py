@@ -1,0 +1,81 @@
+"""How the distribution is divided: store and plan speak of regions, and the label is the default one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from fedkeep.core.ports import Measurements
+from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
+
+Space: TypeAlias = Literal["features", "activations"]
+"""Where clusters lie: in the inputs themselves, or in the inputs of the model's last layer."""
+
+
+class Regions(Protocol):
+    """Divides samples among `count` regions."""
+
+    @property
+    def count(self) -> int:
+        """Y, the number of regions."""
+
+    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:
+        """The region of each sample, (n,), in 0 .. count - 1."""
+
+
+@dataclass(frozen=True)
+class SingleRegion:
+    """Everything is one region: for policies that run without coordination."""
+
+    count: int = 1
+
+    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:  # noqa: ARG002 - nothing to measure
+        return np.zeros(len(batch), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class LabelRegions:
+    """A region for each label, as in the paper."""
+
+    count: int
+
+    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:  # noqa: ARG002 - nothing to measure
+        return batch.y
+
+
+@dataclass(frozen=True, eq=False)
+class CentroidRegions:
+    """A region around each centroid, the nearest one counting: what devices agree on by federated clustering.
+
+    In the space of activations a sample's region depends on the model: agree on new centroids, and plan anew, when
+    the model has moved far.
+    """
+
+    centroids: FloatArray
+    """(Y, d)."""
+    space: Space = "features"
+
+    def __post_init__(self) -> None:
+        if self.centroids.ndim != 2 or not len(self.centroids) or not np.isfinite(self.centroids).all():
+            raise ValueError("centroids must be finite numbers, one row for each of at least one region")
+
+    @property
+    def count(self) -> int:
+        return len(self.centroids)
+
+    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:
+        points = positions(batch, measurements, self.space)
+        if points.shape[1] != self.centroids.shape[1]:
+            raise ValueError(
+                f"samples have {points.shape[1]} {self.space}, the centroids {self.centroids.shape[1]}"
+            )
+        distances = (self.centroids**2).sum(axis=1) - 2 * points @ self.centroids.T
+        return distances.argmin(axis=1)
+
+
+def positions(batch: Batch, measurements: Measurements, space: Space) -> AnyArray:
+    """Where samples lie in a space, (n, d)."""
+    points = batch.x if space == "features" else measurements.activations()
+    return np.asarray(points, dtype=np.float64).reshape(len(batch), -1)

@@ -1,0 +1,85 @@
+"""The velocity meter: how fast samples of each region arrive at a device, over a sliding window of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.types import FloatArray, IntArray, State
+
+
+@dataclass(frozen=True)
+class Window:
+    """How far back a meter looks, in the caller's unit of time: rounds in the simulator, seconds in the agent."""
+
+    length: float = 100.0
+    buckets: int = 100
+    """The parts into which the window is cut: more are finer and take more memory."""
+
+    def __post_init__(self) -> None:
+        if not self.length > 0:
+            raise ValueError(f"length must be more than 0, got {self.length}")
+        if self.buckets < 1:
+            raise ValueError(f"buckets must be at least 1, got {self.buckets}")
+
+
+class VelocityMeter:
+    """Counts arrivals in buckets of time, in a ring: memory is (buckets, Y) whatever arrives.
+
+    A bucket once begun counts as whole, so that a rate is defined from the first sample on. A clock that jumps back
+    adds to the latest bucket; nothing is refused for it. Only times count, not how the stream is cut into batches.
+    """
+
+    def __init__(self, regions: int, window: Window = Window()) -> None:  # noqa: B008 - frozen
+        self.window = window
+        self._counts = np.zeros((window.buckets, regions))
+        self._first = -1
+        self._latest = -1
+
+    def observe(self, regions: IntArray, time: float | FloatArray) -> None:
+        """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
+        times = np.broadcast_to(np.asarray(time, dtype=np.float64), regions.shape)
+        buckets = np.floor(times * (self.window.buckets / self.window.length)).astype(np.int64)
+        for bucket, members in _runs(np.maximum.accumulate(np.maximum(buckets, self._latest))):
+            self._advance(bucket)
+            self._counts[bucket % len(self._counts)] += np.bincount(
+                regions[members], minlength=self._counts.shape[1]
+            )
+
+    def advance(self, time: float) -> None:
+        """Lets time pass without arrivals, so that rates fall."""
+        if self._first >= 0:
+            self._advance(int(np.floor(time * (self.window.buckets / self.window.length))))
+
+    def velocity(self) -> FloatArray:
+        """V_c: arrivals per unit of time in each region over the window, or since the first if that is later."""
+        if self._first < 0:
+            return np.zeros(self._counts.shape[1])
+        begun = min(self._latest - self._first + 1, len(self._counts))
+        velocity: FloatArray = self._counts.sum(axis=0) / (begun * self.window.length / self.window.buckets)
+        return velocity
+
+    def snapshot(self) -> State:
+        return {"counts": self._counts.copy(), "span": np.array([self._first, self._latest])}
+
+    def restore(self, state: State) -> None:
+        if state["counts"].shape != self._counts.shape:
+            raise ValueError(f"counts must be of shape {self._counts.shape}, got {state['counts'].shape}")
+        self._counts = state["counts"].astype(np.float64)
+        self._first, self._latest = (int(bucket) for bucket in state["span"])
+
+    def _advance(self, bucket: int) -> None:
+        """Empties the buckets between the latest and this one, which now belong to a later time."""
+        if self._first < 0:
+            self._first = self._latest = bucket
+        passed = min(bucket - self._latest, len(self._counts))
+        self._counts[(bucket - np.arange(passed)) % len(self._counts)] = 0.0
+        self._latest = max(self._latest, bucket)
+
+
+def _runs(buckets: IntArray) -> list[tuple[int, slice]]:
+    """The stretches of equal buckets in an ascending row of them."""
+    starts = np.flatnonzero(np.diff(buckets, prepend=buckets[:1] - 1)) if len(buckets) else buckets
+    ends = [*starts[1:], len(buckets)]
+    return [(int(buckets[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]

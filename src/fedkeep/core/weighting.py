@@ -1,0 +1,73 @@
+"""What a stored sample counts in training: for its label over the fleet, for its own device and label, or between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.types import Assignment, FloatArray, IntArray
+
+
+def label_weights(mass: FloatArray, stored: IntArray) -> FloatArray:
+    """gamma of Eq. 11: a label's share of the stream over its share of the slots, zero where nobody stores it.
+
+    Shares of the stream are taken over the labels that are stored, so that gamma times the stored share sums to 1.
+    `stored` may be the planned slots (the paper) or the samples actually held.
+    """
+    kept = stored > 0
+    stream_total, stored_total = mass[kept].sum(), stored.sum()
+    weights = np.zeros(len(mass))
+    if stream_total > 0:
+        weights[kept] = (mass[kept] / stream_total) / (stored[kept] / stored_total)
+    return weights
+
+
+@dataclass(frozen=True, eq=False)
+class SampleWeights:
+    """One weight per stored sample, (n,), and the arrivals per unit of time of labels seen but not stored."""
+
+    values: FloatArray
+    spread: float
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """Weights between `label` (0) and `client-label` (1), a linear shrinkage of the second towards the first.
+
+    `label` is gamma: over the fleet the stored labels weigh what they weigh in the stream, but a device that sees a
+    label rarely counts for it as much as one that sees it often. `client-label` is V_cy / stored_cy: every device
+    and label weighs what it weighs in the stream, at the price of very unequal weights: less bias, more variance.
+    """
+
+    client_label: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.client_label <= 1:
+            raise ValueError(f"client_label must be between 0 and 1, got {self.client_label}")
+
+    def weigh(self, regions: IntArray, assignment: Assignment, velocity: FloatArray) -> SampleWeights:
+        """The weights of stored samples that lie in `regions`, on a device that sees `velocity`."""
+        stored = np.bincount(regions, minlength=len(velocity))
+        spread = float(velocity[stored == 0].sum())
+        weights = assignment.label_weights[regions]
+        if self.client_label and assignment.mass_per_slot > 0:
+            own = _own_mass(stored, velocity)[regions] / assignment.mass_per_slot
+            weights = (1 - self.client_label) * weights + self.client_label * own
+        return SampleWeights(weights, spread)
+
+
+def _own_mass(stored: IntArray, velocity: FloatArray) -> FloatArray:
+    """The stream of this device that one stored sample of each region stands for.
+
+    Labels seen but not stored are spread over the stored ones in proportion, so that the device keeps its rate.
+    """
+    held = stored > 0
+    share = np.where(held, velocity, 0.0)
+    if share.sum() == 0:
+        share = stored.astype(np.float64)
+    total = share.sum()
+    mass = np.zeros(len(velocity))
+    if total > 0:
+        mass[held] = velocity.sum() * (share[held] / total) / stored[held]
+    return mass

@@ -1,0 +1,1 @@
+"""Planning that needs a solver or clustering: scipy and scikit-learn, the `plan` extra."""

@@ -1,0 +1,160 @@
+"""Problem (9) as a mixed-integer program, solved by HiGHS: exact, for small fleets and to measure others against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.coordination import Limits, coordinator, least_holders
+from fedkeep.core.errors import FedkeepError, MissingExtraError
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.shortfalls import find_shortfalls
+from fedkeep.core.types import AnyArray, FloatArray, IntArray
+
+_TOLERANCE = 0.01
+"""How far a goal already met may slip while the next is sought, in holders or slots."""
+
+
+@coordinator("exact")
+@dataclass(frozen=True)
+class Exact(Limits):
+    """The optimum of problem (9): first the fewest missing holders (9b), then the largest objective (9a).
+
+    With `unbiased`, the slots of each label follow its share of the stream (9d) as nearly as whole slots and the
+    other constraints allow, which comes between the two. Otherwise the label weights supply it.
+    """
+
+    unbiased: bool = False
+    seconds: float = 60.0
+    """The time the solver may take; without a proven optimum by then, planning fails."""
+
+    def plan(self, fleet: Fleet) -> Plan:
+        problem = Problem(fleet, self)
+        quotas = problem.table(problem.solve(unbiased=self.unbiased, seconds=self.seconds)[problem.slots()])
+        shortfalls = find_shortfalls(fleet, quotas > 0, self.clients_per_label, self.labels_per_client)
+        return make_plan(fleet, quotas, shortfalls=shortfalls)
+
+    def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - an optimum knows no history
+        return self.plan(fleet)
+
+
+class Problem:
+    """The rows and columns of problem (9): per owned pair (c, y) its slots D and whether it is held, then slacks."""
+
+    def __init__(self, fleet: Fleet, limits: Limits) -> None:
+        self._scipy = _import_scipy()
+        self.fleet = fleet
+        self.rows, self.labels = np.nonzero(fleet.velocities)
+        self.pairs = len(self.rows)
+        self.stages = least_holders(limits.of_labels(fleet), int(limits.of_devices(fleet).sum()))
+        self.size = 2 * self.pairs + (len(self.stages) + 1) * fleet.labels
+        self.constraints: list[Any] = []
+        self._link(limits)
+        for stage, least in enumerate(self.stages):
+            self._cover(stage, least)
+        self._balance()
+
+    def slots(self) -> AnyArray:
+        """The columns of D."""
+        return np.arange(self.pairs)
+
+    def held(self) -> AnyArray:
+        return self.pairs + np.arange(self.pairs)
+
+    def _is_held(self) -> AnyArray:
+        columns = np.arange(self.size)
+        return (columns >= self.pairs) & (columns < 2 * self.pairs)
+
+    def slack(self, index: int) -> AnyArray:
+        """One column a label: the holders missing at stage `index` or, last, the distance from (9d)."""
+        return 2 * self.pairs + index * self.fleet.labels + np.arange(self.fleet.labels)
+
+    def objective(self) -> FloatArray:
+        cost = np.zeros(self.size)
+        cost[self.slots()] = -self.fleet.velocities[self.rows, self.labels]
+        return cost
+
+    def total(self, index: int) -> FloatArray:
+        """The cost that counts the slack of one kind."""
+        cost = np.zeros(self.size)
+        cost[self.slack(index)] = 1.0
+        return cost
+
+    def _link(self, limits: Limits) -> None:
+        """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c)."""
+        capacity = self.fleet.capacities[self.rows].astype(np.float64)
+        pair = np.arange(self.pairs)
+        ones = np.ones(self.pairs)
+        self._add(self.pairs, [(pair, self.slots(), ones), (pair, self.held(), -ones)], 0, np.inf)
+        self._add(self.pairs, [(pair, self.slots(), ones), (pair, self.held(), -capacity)], -np.inf, 0)
+        sees = self.fleet.seen > 0
+        full = np.where(sees, self.fleet.capacities, 0)
+        self._add(len(self.fleet), [(self.rows, self.slots(), ones)], full, full)
+        self._add(len(self.fleet), [(self.rows, self.held(), ones)], 0, limits.of_devices(self.fleet))
+
+    def _cover(self, stage: int, least: IntArray) -> None:
+        label = np.arange(self.fleet.labels)
+        held = (self.labels, self.held(), np.ones(self.pairs))
+        missing = (label, self.slack(stage), np.ones(self.fleet.labels))
+        self._add(self.fleet.labels, [held, missing], least, np.inf)
+
+    def _balance(self) -> None:
+        """(9d) with slack on either side: whole slots can seldom meet it exactly."""
+        mass = self.fleet.label_mass
+        target = mass / max(mass.sum(), 1e-300) * self.fleet.capacities.sum()
+        label = np.arange(self.fleet.labels)
+        slots = (self.labels, self.slots(), np.ones(self.pairs))
+        for sign, low, high in ((1.0, target, np.inf), (-1.0, -np.inf, target)):
+            slack = (label, self.slack(len(self.stages)), np.full(self.fleet.labels, sign))
+            self._add(self.fleet.labels, [slots, slack], low, high)
+
+    def _add(self, count: int, parts: list[tuple[AnyArray, AnyArray, AnyArray]], low: Any, high: Any) -> None:
+        row, column, value = (np.concatenate([part[axis] for part in parts]) for axis in range(3))
+        matrix = self._scipy.sparse.csr_array((value, (row, column)), shape=(count, self.size))
+        self.constraints.append(self._scipy.optimize.LinearConstraint(matrix, low, high))
+
+    def solve(self, *, unbiased: bool = False, relaxed: bool = False, seconds: float = 60.0) -> FloatArray:
+        """All columns at the optimum: each goal is met in turn and then held to while the next one is sought."""
+        goals = [self.total(stage) for stage in range(len(self.stages) + unbiased)]
+        solution = np.zeros(self.size)
+        constraints = list(self.constraints)
+        for goal in [*goals, self.objective()]:
+            solution = self._minimise(goal, constraints, relaxed=relaxed, seconds=seconds)
+            reached = float(goal @ solution)
+            constraints.append(
+                self._scipy.optimize.LinearConstraint(goal[None, :], -np.inf, reached + _TOLERANCE)
+            )
+        return solution
+
+    def _minimise(
+        self, cost: FloatArray, constraints: list[Any], *, relaxed: bool, seconds: float
+    ) -> FloatArray:
+        found = self._scipy.optimize.milp(
+            cost / max(np.abs(cost).max(initial=0.0), 1e-300),
+            constraints=constraints,
+            bounds=self._scipy.optimize.Bounds(0, np.where(self._is_held(), 1, np.inf)),
+            integrality=np.arange(self.size) < (0 if relaxed else 2 * self.pairs),
+            options={"time_limit": seconds},
+        )
+        if found.status != 0:
+            raise FedkeepError(f"no exact plan: {found.message} Use the greedy coordinator for this fleet.")
+        solution: FloatArray = found.x
+        return solution
+
+    def table(self, values: FloatArray) -> AnyArray:
+        """One value per owned pair, as a (C, Y) table of whole numbers."""
+        table = np.zeros(self.fleet.velocities.shape, dtype=np.int64)
+        table[self.rows, self.labels] = np.rint(values).astype(np.int64)
+        return table
+
+
+def _import_scipy() -> Any:
+    try:
+        import scipy.optimize
+        import scipy.sparse
+    except ImportError as error:
+        raise MissingExtraError("the exact coordinator", "plan") from error
+    return scipy
