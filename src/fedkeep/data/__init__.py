@@ -1,0 +1,43 @@
+"""Datasets, partitions and streams: what each device of a simulated fleet sees, and when.
+
+>>> from fedkeep.data import TASKS, Stream, StreamOptions
+>>> fleet = TASKS["embedded"](devices=3).load(seed=0)
+>>> stream = Stream(fleet, StreamOptions(rounds_per_pass=100), seed=0)
+>>> len(stream.arrivals(0, 0, 10)) == stream.position(0, 10)
+True
+"""
+
+from fedkeep.data.cache import Progress
+from fedkeep.data.fashion_mnist import FashionMnist
+from fedkeep.data.federation import Federation, Membership, ModelSpec, Task
+from fedkeep.data.har import Har
+from fedkeep.data.own import Own
+from fedkeep.data.partition import PARTITIONS, Partition, partition, partition_from
+from fedkeep.data.streams import Stream, StreamOptions
+from fedkeep.data.synthetic import Embedded, Synthetic
+from fedkeep.data.traffic import Traffic
+
+TASKS: dict[str, type[Task]] = {
+    "embedded": Embedded,
+    "fashion-mnist": FashionMnist,
+    "har": Har,
+    "own": Own,
+    "synthetic": Synthetic,
+    "traffic": Traffic,
+}
+"""Tasks by their names in TOML files."""
+
+__all__ = [
+    "PARTITIONS",
+    "TASKS",
+    "Federation",
+    "Membership",
+    "ModelSpec",
+    "Partition",
+    "Progress",
+    "Stream",
+    "StreamOptions",
+    "Task",
+    "partition",
+    "partition_from",
+]

@@ -1,0 +1,80 @@
+"""The task IC: Fashion-MNIST on devices that own a few labels each and very different numbers of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.seeds import generator
+from fedkeep.core.types import IntArray
+from fedkeep.data.cache import Progress, RemoteFile, obtain
+from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.idx import read_idx
+from fedkeep.data.partition import Natural, partition_from
+from fedkeep.data.split import apportion
+
+LABELS = (
+    "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+)  # fmt: skip
+_ADDRESS = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+
+
+def _file(name: str, md5: str) -> RemoteFile:
+    return RemoteFile("fashion-mnist", name, _ADDRESS + name, md5, "md5", "gzip content")
+
+
+FILES = {
+    "train-images": _file("train-images-idx3-ubyte.gz", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+    "train-labels": _file("train-labels-idx1-ubyte.gz", "9018921c3c673c538a1fc5bad174d6f9"),
+    "test-images": _file("t10k-images-idx3-ubyte.gz", "8181f5470baa50b63fa0f6fddb340f0a"),
+    "test-labels": _file("t10k-labels-idx1-ubyte.gz", "15d484375f8d13e6eb1aabb0c3f46965"),
+}
+
+
+@dataclass(frozen=True)
+class FashionMnist:
+    """60,000 + 10,000 grey images of 28x28 in ten labels; fifty devices with five labels each by default."""
+
+    partition: Mapping[str, Any] = field(
+        default_factory=lambda: {"name": "labels", "devices": 50, "labels": 5}
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(partition_from(self.partition), Natural):
+            raise ValueError("partition.name must not be 'natural': Fashion-MNIST has no devices of its own")
+
+    def load(self, seed: int, progress: Progress | None = None) -> Federation:
+        arrays = {name: read_idx(obtain(file, progress)) for name, file in FILES.items()}
+        y_train = arrays["train-labels"].astype(np.int64)
+        y_test = arrays["test-labels"].astype(np.int64)
+        images = np.concatenate([arrays["train-images"], arrays["test-images"]])
+        x = (images.astype(np.float32) / np.float32(255))[:, None]
+        train = partition_from(self.partition).divide(y_train, None, seed)
+        test = follow_labels(train, y_train, y_test, len(LABELS), seed)
+        shifted = Membership(test.indices + len(y_train), test.offsets)
+        y = np.concatenate([y_train, y_test])
+        return Federation(
+            "fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"), rounds_per_pass=500
+        )
+
+
+def follow_labels(
+    train: Membership, y_train: IntArray, y_test: IntArray, labels: int, seed: int
+) -> Membership:
+    """Test samples shared out so that a device is tested on its own labels, as often as it trains on them."""
+    devices = len(train)
+    cells = train.owners * labels + y_train[train.indices]
+    counts = np.bincount(cells, minlength=devices * labels).reshape(devices, labels)
+    rng = generator(seed, "test-split")
+    assignment = np.full(len(y_test), -1, dtype=np.int64)
+    for label in range(labels):
+        holders = np.flatnonzero(counts[:, label])
+        samples = rng.permutation(np.flatnonzero(y_test == label))
+        if len(holders):
+            minimum = 1 if len(samples) >= len(holders) else 0
+            shares = apportion(len(samples), counts[holders, label].astype(np.float64), minimum)
+            assignment[samples] = np.repeat(holders, shares)
+    return Membership.from_assignment(assignment, devices)

@@ -1,0 +1,133 @@
+"""A fleet's data as one value: all samples in two arrays, and which of them belong to which device.
+
+Shape letters: N samples of the whole fleet, C devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.core.types import AnyArray, Batch, IntArray
+from fedkeep.data.cache import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """Which samples each device owns, as one index array and C + 1 offsets: cheap for 100,000 devices."""
+
+    indices: IntArray
+    offsets: IntArray
+
+    @classmethod
+    def from_assignment(cls, assignment: IntArray, devices: int) -> Membership:
+        """The samples of each device in their order, from one device number a sample (-1: nobody's)."""
+        order = np.argsort(assignment, kind="stable").astype(np.int64)
+        counts = np.bincount(assignment[assignment >= 0], minlength=devices)
+        nobodys = len(assignment) - int(counts.sum())
+        return cls(order[nobodys:], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def of(self, device: int) -> IntArray:
+        """The device's samples, as a view."""
+        return self.indices[self.offsets[device] : self.offsets[device + 1]]
+
+    def where(self, kept: AnyArray) -> Membership:
+        """The same devices with only those entries of `indices` where `kept`."""
+        counts = np.bincount(self.owners[kept], minlength=len(self))
+        return Membership(self.indices[kept], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """The number of samples of every device, (C,)."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def owners(self) -> IntArray:
+        """The device of every entry of `indices`."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model by its registered name or as `module:factory`, with its options: data knows no learner."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything a simulation needs to know of its data; a sample's id is its row in `x` and `y`."""
+
+    name: str
+    x: AnyArray
+    """(N, *sample_shape) float32."""
+    y: IntArray
+    """(N,), labels 0..labels-1."""
+    train: Membership
+    test: Membership
+    label_names: tuple[str, ...]
+    model: ModelSpec
+    """The model this data is meant for, unless the experiment names another."""
+    device_names: tuple[str, ...] | None = None
+    """None: devices have numbers only."""
+    rounds_per_pass: int = 500
+    """In how many rounds a device's stream usually brings each of its samples once."""
+
+    def __post_init__(self) -> None:
+        if len(self.train) != len(self.test):
+            raise DataError(f"{len(self.train)} devices have training data but {len(self.test)} test data")
+        empty = np.flatnonzero(self.train.sizes == 0)
+        if len(empty):
+            raise DataError(f"device {self.device_name(int(empty[0]))} has no training sample; leave it out")
+
+    @property
+    def devices(self) -> int:
+        return len(self.train)
+
+    @property
+    def labels(self) -> int:
+        return len(self.label_names)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def device_name(self, device: int) -> str:
+        return self.device_names[device] if self.device_names else str(device)
+
+    def take(self, ids: IntArray) -> Batch:
+        return Batch(self.x[ids], self.y[ids], ids)
+
+    def train_batch(self, device: int) -> Batch:
+        return self.take(self.train.of(device))
+
+    def test_batch(self, device: int) -> Batch:
+        return self.take(self.test.of(device))
+
+    @cached_property
+    def pooled_test(self) -> Batch:
+        """The test samples of all devices, in the order of the devices: cut it at `test.offsets`."""
+        return self.take(self.test.indices)
+
+    @cached_property
+    def label_counts(self) -> IntArray:
+        """Training samples per device and label, (C, labels)."""
+        cells = self.train.owners * self.labels + self.y[self.train.indices]
+        counted = np.bincount(cells, minlength=self.devices * self.labels)
+        return counted.reshape(self.devices, self.labels).astype(np.int64)
+
+
+class Task(Protocol):
+    """A named source of data; its dataclass fields are the keys of `task` in an experiment's TOML."""
+
+    def load(self, seed: int, progress: Progress | None = None) -> Federation:
+        """The same federation for the same options and seed; `seed` draws partitions and splits."""

@@ -1,0 +1,80 @@
+"""HARBOX: activities of 121 people's phones, for users who download it (Ouyang et al., MobiSys 2021)."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.core.types import AnyArray, State
+from fedkeep.data.cache import RemoteFile, obtain
+from fedkeep.data.parsed import remembered
+
+LABELS = ("Call", "Hop", "typing", "Walk", "Wave")
+ROWS, COLUMNS = 100, 10
+LAST_USER = 120
+"""The public loaders leave out user 121, and so did the paper."""
+_ENDING = "_train.txt"
+
+FILE = RemoteFile(
+    "harbox",
+    "large_scale_HARBox.zip",
+    None,
+    "4fdf91e26f698e2b5e349be2af08fb41a5ccd86e2254b4bd3b81eaf77959d12f",
+    how="download large_scale_HARBox.zip by the link at github.com/xmouyang/FL-Datasets-for-HAR",
+)
+
+
+def load_windows() -> State:
+    """Windows "x" (n, 900), their labels "y" and "device", and the devices' "names", from the download."""
+    path = obtain(FILE)
+    return remembered("harbox-1", lambda: read(path))
+
+
+def read(path: Path) -> State:
+    """The windows in a zip of HARBOX's form: 100 rows of nine axes, time-major, in the axes' own units."""
+    x, y, users = [], [], []
+    with zipfile.ZipFile(path) as archive:
+        for user, label, member in _members(archive):
+            windows = _windows(archive.read(member).decode(), member)
+            x.append(windows)
+            y.append(np.full(len(windows), label, dtype=np.int64))
+            users.append(np.full(len(windows), user, dtype=np.int64))
+    if not x:
+        raise DataError(
+            f"{path} has no files like 1/Walk{_ENDING} for users 1 to {LAST_USER}: it is not HARBOX"
+        )
+    numbers, device = np.unique(np.concatenate(users), return_inverse=True)
+    return {
+        "x": np.concatenate(x),
+        "y": np.concatenate(y),
+        "device": device.astype(np.int64),
+        "names": numbers.astype(str),
+    }
+
+
+def _members(archive: zipfile.ZipFile) -> Iterator[tuple[int, int, str]]:
+    """User, label and name of every file of activity, in the order of users; a user may lack some."""
+    found = []
+    for member in archive.namelist():
+        path = PurePosixPath(member)
+        activity = path.name.removesuffix(_ENDING)
+        if path.name.endswith(_ENDING) and activity in LABELS and path.parent.name.isdecimal():
+            found.append((int(path.parent.name), LABELS.index(activity), member))
+    return iter(sorted(entry for entry in found if entry[0] <= LAST_USER))
+
+
+def _windows(text: str, member: str) -> AnyArray:
+    try:
+        rows = np.array([line.split() for line in text.splitlines() if line.strip()], dtype=np.float64)
+    except ValueError:
+        raise DataError(f"{member} of HARBOX is not a table of numbers") from None
+    if not len(rows):
+        return np.empty((0, ROWS * (COLUMNS - 1)), dtype=np.float32)
+    if rows.shape[1] != COLUMNS:
+        raise DataError(f"{member} of HARBOX has {rows.shape[1]} columns, expected {COLUMNS}")
+    whole = len(rows) // ROWS * ROWS
+    return rows[:whole, 1:].reshape(-1, ROWS * (COLUMNS - 1)).astype(np.float32)

@@ -1,0 +1,154 @@
+"""The task `own`: a user's data, in one TOML table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.core.types import AnyArray, IntArray
+from fedkeep.data.cache import Progress
+from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.partition import partition_from
+from fedkeep.data.split import hold_out
+from fedkeep.data.tables import Columns, Table, read_iterator, read_table
+
+_Devices: TypeAlias = tuple[Membership, Membership, tuple[str, ...] | None]
+
+
+@dataclass(frozen=True)
+class Own:
+    """Samples with labels and devices, from a file (`path`) or a Python function (`source`)."""
+
+    path: str | None = None
+    """.npz (arrays x, y, device, test), .csv or .parquet (columns device, label, test, the rest features)."""
+    source: str | None = None
+    """`module:function` that returns or yields (device, x, y)."""
+    device: str = "device"
+    """The column (or array) that says which device a sample came from."""
+    label: str = "label"
+    shape: tuple[int, ...] | None = None
+    """The shape of a sample for the model, e.g. [1, 28, 28]; None: as it is in the data."""
+    standardise: bool = True
+    """Each feature in standard deviations of the training samples."""
+    test_fraction: float = 0.1
+    """Held out at random inside each device, unless the data has a column `test` (1: for testing)."""
+    partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "natural"})
+    model: str = "softmax"
+    """A model by its name, or `module:factory`."""
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    rounds_per_pass: int = 500
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.source is None):
+            raise ValueError("task 'own' needs either path (a file) or source (module:function)")
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+        if self.rounds_per_pass < 1:
+            raise ValueError(f"rounds_per_pass must be at least 1, got {self.rounds_per_pass}")
+        partition_from(self.partition)
+
+    def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
+        if self.path is not None:
+            table = read_table(Path(self.path), Columns(self.device, self.label))
+        else:
+            table = read_iterator(str(self.source))
+        x = self._shaped(_finite(table), table)
+        label_names, y = _numbered("label", table.labels, table)
+        train, test, device_names = self._devices(table, y, seed)
+        if self.standardise:
+            x = _standardised(x, train.indices)
+        spec = ModelSpec(self.model, dict(self.model_options))
+        return Federation("own", x, y, train, test, label_names, spec, device_names, self.rounds_per_pass)
+
+    def _shaped(self, x: AnyArray, table: Table) -> AnyArray:
+        if self.shape is None:
+            return x
+        if int(np.prod(self.shape)) != int(np.prod(x.shape[1:])):
+            have = int(np.prod(x.shape[1:]))
+            raise DataError(
+                f"shape {list(self.shape)} does not fit: a sample of {table.origin} has {have} features"
+            )
+        return x.reshape(len(x), *self.shape)
+
+    def _devices(self, table: Table, y: IntArray, seed: int) -> _Devices:
+        names, natural = None, None
+        if self.partition["name"] == "natural":
+            if table.devices is None:
+                raise DataError(
+                    f"{table.origin} has no {self.device!r} to say whose a sample is: add it, set device, "
+                    'or divide the samples with partition = { name = "dirichlet" }'
+                )
+            names, natural = _numbered("device", table.devices, table)
+        members = partition_from(self.partition).divide(y, natural, seed)
+        if table.test is None:
+            return *hold_out(members, self.test_fraction, seed), names
+        tested = _flags(table)[members.indices]
+        return members.where(~tested), members.where(tested), names
+
+
+def _finite(table: Table) -> AnyArray:
+    if len(table.x) == 0:
+        raise DataError(f"{table.origin} holds no sample")
+    if table.x.dtype.kind not in "fiub":
+        raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
+    x = np.ascontiguousarray(table.x, dtype=np.float32)
+    x = x[:, None] if x.ndim == 1 else x
+    bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+    if len(bad):
+        raise DataError(
+            f"{table.origin}, {table.row_name(int(bad[0]))}: a feature is missing, NaN or infinite "
+            f"({len(bad)} such samples); fill in or drop them"
+        )
+    return x
+
+
+def _numbered(what: str, values: AnyArray, table: Table) -> tuple[tuple[str, ...], IntArray]:
+    """The distinct values in order, as names, and the number of each entry; numbers sort as numbers."""
+    known, numbers = np.unique(_whole_or_text(what, values, table), return_inverse=True)
+    return tuple(map(str, known.tolist())), numbers.reshape(-1).astype(np.int64)
+
+
+def _whole_or_text(what: str, values: AnyArray, table: Table) -> AnyArray:
+    """The values as integers if all are, else as strings; a fraction or a gap is refused."""
+    if values.ndim != 1:
+        raise DataError(f"{table.origin}: {what} must be one value a sample, got shape {values.shape}")
+    try:
+        as_numbers = values.astype(np.float64)
+    except (ValueError, TypeError):
+        text = np.array([str(value).strip() if value is not None else "" for value in values])
+        return _refuse_where(text == "", what, text, table)
+    fractions = ~np.isfinite(as_numbers) | (as_numbers != np.round(as_numbers))
+    _refuse_where(fractions, what, values, table)
+    return as_numbers.astype(np.int64)
+
+
+def _refuse_where(bad: AnyArray, what: str, values: AnyArray, table: Table) -> AnyArray:
+    if bad.any():
+        row = int(np.argmax(bad))
+        shown = str(values[row])
+        raise DataError(
+            f"{table.origin}, {table.row_name(row)}: {what} {shown!r} is neither a whole number nor a name"
+        )
+    return values
+
+
+def _flags(table: Table) -> AnyArray:
+    flags = np.char.lower(np.asarray(table.test).astype(str))
+    unknown = ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0"))
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise DataError(
+            f"{table.origin}, {table.row_name(row)}: test must be 0 or 1, got {str(flags[row])!r}"
+        )
+    return np.isin(flags, ("1", "true", "1.0"))
+
+
+def _standardised(x: AnyArray, known: IntArray) -> AnyArray:
+    mean, deviation = x[known].mean(axis=0), x[known].std(axis=0)
+    scaled: AnyArray = (x - mean) / np.where(deviation > 0, deviation, np.float32(1))
+    return scaled.astype(np.float32)

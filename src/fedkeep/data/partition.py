@@ -1,0 +1,221 @@
+"""Ways to divide samples among devices; every sample goes to one device at most, and no device stays empty.
+
+In an experiment's TOML it is a table of its name and options: `partition = { name = "dirichlet", alpha = 0.3
+}`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.seeds import generator
+from fedkeep.core.types import FloatArray, IntArray
+from fedkeep.data.federation import Membership
+from fedkeep.data.split import apportion
+
+
+class Partition(ABC):
+    """Dataclass fields are keys of the `partition` table."""
+
+    @abstractmethod
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:
+        """Which samples each device owns, from their labels and, where known, their true devices."""
+
+
+Kind = TypeVar("Kind", bound=type[Partition])
+
+PARTITIONS: dict[str, type[Partition]] = {}
+
+
+def partition(name: str) -> Callable[[Kind], Kind]:
+    """Registers a partition under its name in TOML files and makes it a frozen dataclass."""
+
+    def register(cls: Kind) -> Kind:
+        PARTITIONS[name] = dataclass(frozen=True)(cls)
+        return cls
+
+    return register
+
+
+def partition_from(table: Mapping[str, Any]) -> Partition:
+    """The partition that a TOML table names, with its options."""
+    name = table.get("name")
+    if not isinstance(name, str) or name not in PARTITIONS:
+        raise ConfigError(
+            f"partition.name must be one of {', '.join(PARTITIONS)}, got {name!r}{_hint(name, PARTITIONS)}"
+        )
+    cls = PARTITIONS[name]
+    options = {key: value for key, value in table.items() if key != "name"}
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"partition {name!r} has no option {key!r}{_hint(key, known)}")
+    try:
+        return cls(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"partition {name!r}: {error}") from None
+
+
+def _hint(word: object, known: Any) -> str:
+    near = get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _require(key: str, value: float, low: float) -> None:
+    if not value >= low:
+        raise ValueError(f"{key} must be at least {low}, got {value}")
+
+
+def _deal(groups: list[IntArray], shares: list[IntArray], total: int, devices: int) -> Membership:
+    """Deals each group of samples to devices 0, 1, ... by the counts in its row of `shares`."""
+    assignment = np.full(total, -1, dtype=np.int64)
+    for group, counts in zip(groups, shares, strict=True):
+        assignment[group[: counts.sum()]] = np.repeat(np.arange(devices), counts)
+    return Membership.from_assignment(assignment, devices)
+
+
+def _by_label(y: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    return [rng.permutation(np.flatnonzero(y == label)) for label in range(int(y.max()) + 1)]
+
+
+@partition("labels")
+class LabelsPerDevice(Partition):
+    """A few labels a device and long-tailed sizes: device u owns labels u, u+1, ...; sizes are log-normal."""
+
+    devices: int = 50
+    labels: int = 5
+    tail: float = 1.0
+    """Standard deviation of the logarithm of a device's size. 0: all alike; 1: four of five devices hold at
+    most about a quarter of what the largest holds, as in the journal version of the paper."""
+    minimum: int = 10
+    """Samples that a device has of each of its labels at least."""
+
+    def __post_init__(self) -> None:
+        _require("devices", self.devices, 1)
+        _require("labels", self.labels, 1)
+        _require("tail", self.tail, 0)
+        _require("minimum", self.minimum, 1)
+
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+        rng = generator(seed, "partition")
+        groups = _by_label(y, rng)
+        owned = min(self.labels, len(groups))
+        owners = (np.arange(self.devices)[:, None] + np.arange(owned)) % len(groups)
+        weights = np.exp(self.tail * rng.normal(size=self.devices))
+        shares = []
+        for label, group in enumerate(groups):
+            counts = np.zeros(self.devices, dtype=np.int64)
+            holders = np.flatnonzero((owners == label).any(axis=1))
+            if len(holders):
+                counts[holders] = self._share(len(group), weights[holders], label)
+            shares.append(counts)
+        return _deal(groups, shares, len(y), self.devices)
+
+    def _share(self, available: int, weights: FloatArray, label: int) -> IntArray:
+        if available < self.minimum * len(weights):
+            raise DataError(
+                f"label {label} has {available} samples for {len(weights)} devices, {self.minimum} each; "
+                "lower partition.minimum or partition.devices"
+            )
+        return apportion(available, weights, self.minimum)
+
+
+@partition("shards")
+class Shards(Partition):
+    """Samples sorted by label and cut into equal shards, `shards` of them a device (McMahan et al. 2017)."""
+
+    devices: int = 50
+    shards: int = 2
+
+    def __post_init__(self) -> None:
+        _require("devices", self.devices, 1)
+        _require("shards", self.shards, 1)
+
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+        pieces = self.devices * self.shards
+        if len(y) < pieces:
+            raise DataError(
+                f"{len(y)} samples cannot make {pieces} shards; lower partition.devices or partition.shards"
+            )
+        rng = generator(seed, "partition")
+        shuffled = rng.permutation(len(y))
+        sorted_ = shuffled[np.argsort(y[shuffled], kind="stable")]
+        owner = rng.permutation(np.repeat(np.arange(self.devices), self.shards))
+        assignment = np.full(len(y), -1, dtype=np.int64)
+        assignment[sorted_] = owner[np.arange(len(y)) * pieces // len(y)]
+        return Membership.from_assignment(assignment, self.devices)
+
+
+@partition("dirichlet")
+class Dirichlet(Partition):
+    """Each label divided among the devices by a draw from Dirichlet(alpha): a small alpha is very uneven."""
+
+    devices: int = 50
+    alpha: float = 0.3
+    minimum: int = 2
+    """Samples that a device has at least; a device short of them takes some from the largest."""
+
+    def __post_init__(self) -> None:
+        _require("devices", self.devices, 1)
+        _require("minimum", self.minimum, 1)
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be above 0, got {self.alpha}")
+
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+        if len(y) < self.devices * self.minimum:
+            raise DataError(
+                f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices"
+            )
+        rng = generator(seed, "partition")
+        assignment = np.full(len(y), -1, dtype=np.int64)
+        for group in _by_label(y, rng):
+            weights = rng.dirichlet(np.full(self.devices, self.alpha))
+            assignment[group] = np.repeat(np.arange(self.devices), apportion(len(group), weights))
+        self._feed_the_poor(assignment, rng)
+        return Membership.from_assignment(assignment, self.devices)
+
+    def _feed_the_poor(self, assignment: IntArray, rng: np.random.Generator) -> None:
+        sizes = np.bincount(assignment, minlength=self.devices)
+        for poor in np.flatnonzero(sizes < self.minimum):
+            while sizes[poor] < self.minimum:
+                rich = int(np.argmax(sizes))
+                assignment[rng.choice(np.flatnonzero(assignment == rich))] = poor
+                sizes[rich] -= 1
+                sizes[poor] += 1
+
+
+@partition("iid")
+class Iid(Partition):
+    """Equal shares at random."""
+
+    devices: int = 50
+
+    def __post_init__(self) -> None:
+        _require("devices", self.devices, 1)
+
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+        if len(y) < self.devices:
+            raise DataError(
+                f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices"
+            )
+        owners = np.arange(len(y), dtype=np.int64) % self.devices
+        return Membership.from_assignment(generator(seed, "partition").permutation(owners), self.devices)
+
+
+@partition("natural")
+class Natural(Partition):
+    """The devices that the samples really came from."""
+
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+        if natural is None:
+            raise DataError(
+                "this data does not say which device a sample came from; choose another partition"
+            )
+        return Membership.from_assignment(natural, int(natural.max()) + 1)

@@ -1,0 +1,137 @@
+"""Endless streams of arrivals, made from each device's training samples.
+
+A stream is a pure function of (seed, device, position): any stretch of it can be produced without what came
+before, so devices made late, resumed runs and any cutting into batches agree to the byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.seeds import child_seed, generator, uniform_keys
+from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
+from fedkeep.data.federation import Federation
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Keys of `stream` in an experiment's TOML."""
+
+    rounds_per_pass: int | None = None
+    """Rounds in which a device sees each of its samples once; None: what the task says."""
+    shuffle: bool = True
+    """Whether every pass has an order of its own; False repeats the data's, as the authors' code does."""
+    drift: float = 0.0
+    """Label shift over time, 0..1: at 1 labels come one after the other, the same for all devices."""
+    drift_passes: int = 1
+    """Passes that one cycle of the drift takes."""
+    label_noise: float = 0.0
+    """Share of training samples with a wrong label; a sample's label stays wrong on every pass."""
+    outliers: float = 0.0
+    """Share of training samples whose features are drowned in noise."""
+    outlier_scale: float = 10.0
+    """Standard deviation of that noise, in standard deviations of the data."""
+
+    def __post_init__(self) -> None:
+        for key in ("drift", "label_noise", "outliers"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must be from 0 to 1, got {getattr(self, key)}")
+        for key in ("rounds_per_pass", "drift_passes"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}")
+        if self.outlier_scale < 0:
+            raise ValueError(f"outlier_scale must not be negative, got {self.outlier_scale}")
+
+
+class Stream:
+    """What arrives at each device of a federation, and when."""
+
+    def __init__(self, federation: Federation, options: StreamOptions, seed: int) -> None:
+        self._data = federation
+        self._options = options
+        self._seed = child_seed(seed, "stream")
+        self._rounds_per_pass = options.rounds_per_pass or federation.rounds_per_pass
+        phases = generator(self._seed, "drift").permutation(federation.labels)
+        self._phase: FloatArray = (phases + 0.5) / federation.labels
+        self._deviation = _feature_deviation(federation) if options.outliers else None
+
+    def rate(self, device: int) -> float:
+        """v_c, the mean number of arrivals a round."""
+        return float(self._data.train.sizes[device]) / self._rounds_per_pass
+
+    def position(self, device: int, round_: int) -> int:
+        """How many samples have arrived before this round begins, exactly: a pass ends where it should."""
+        return round_ * int(self._data.train.sizes[device]) // self._rounds_per_pass
+
+    def arrivals(self, device: int, first_round: int, last_round: int) -> Batch:
+        """Everything that arrives from `first_round` up to, not including, `last_round`, in order."""
+        return self.between(device, self.position(device, first_round), self.position(device, last_round))
+
+    def between(self, device: int, start: int, stop: int) -> Batch:
+        """Arrivals number `start` up to, not including, `stop` of the device's stream."""
+        owned = self._data.train.of(device)
+        cycle_length = len(owned) * self._cycle_passes
+        pieces = [np.empty(0, dtype=np.int64)]
+        for cycle in range(start // cycle_length, -(-stop // cycle_length)):
+            base = cycle * cycle_length
+            order = self._order(device, owned, cycle)
+            pieces.append(order[max(start - base, 0) : stop - base])
+        return self._disturbed(owned[np.concatenate(pieces)])
+
+    def training_set(self, device: int) -> Batch:
+        """All that the device's stream is made of, each sample once, as it would arrive."""
+        return self._disturbed(self._data.train.of(device))
+
+    @property
+    def _cycle_passes(self) -> int:
+        return self._options.drift_passes if self._options.drift else 1
+
+    def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
+        """The order of one cycle: a pass or, under drift, some passes mixed so that labels have seasons."""
+        passes = range(cycle * self._cycle_passes, (cycle + 1) * self._cycle_passes)
+        orders = [self._pass_order(device, len(owned), number) for number in passes]
+        order = np.concatenate(orders)
+        if not self._options.drift:
+            return order
+        time = (np.arange(len(order)) + 0.5) / len(order)
+        season = self._phase[self._data.y[owned[order]]]
+        keys = (1 - self._options.drift) * time + self._options.drift * season
+        return order[np.argsort(keys, kind="stable")]
+
+    def _pass_order(self, device: int, size: int, number: int) -> IntArray:
+        if not self._options.shuffle:
+            return np.arange(size, dtype=np.int64)
+        return generator(self._seed, "pass", device, number).permutation(size)
+
+    def _disturbed(self, ids: IntArray) -> Batch:
+        batch = self._data.take(ids)
+        y, x = batch.y, batch.x
+        if self._options.label_noise:
+            y = self._with_label_noise(ids, y)
+        if self._deviation is not None:
+            x = self._with_outliers(ids, x, self._deviation)
+        return Batch(x, y, ids)
+
+    def _with_label_noise(self, ids: IntArray, y: IntArray) -> IntArray:
+        labels = self._data.labels
+        wrong = uniform_keys(child_seed(self._seed, "wrong"), ids) < self._options.label_noise
+        shift = uniform_keys(child_seed(self._seed, "shift"), ids) * (labels - 1)
+        return np.where(wrong & (labels > 1), (y + 1 + shift.astype(np.int64)) % labels, y)
+
+    def _with_outliers(self, ids: IntArray, x: AnyArray, deviation: float) -> AnyArray:
+        struck = uniform_keys(child_seed(self._seed, "outlier"), ids) < self._options.outliers
+        x = x.copy()
+        for row in np.flatnonzero(struck):
+            noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(
+                x.shape[1:], dtype=np.float32
+            )
+            x[row] += np.float32(self._options.outlier_scale * deviation) * noise
+        return x
+
+
+def _feature_deviation(federation: Federation) -> float:
+    """The standard deviation of all features, from at most a thousand samples spread over the fleet."""
+    indices = federation.train.indices
+    return float(np.std(federation.x[indices[:: max(1, len(indices) // 1000)]]))

@@ -1,0 +1,101 @@
+"""The task ST: LEAF's synthetic generator, to its sizes, labels and features.
+
+LEAF (Caldas et al. 2018) draws with numpy's legacy RandomState; so does this file, in the same order, and
+only here. With LEAF's own spread a device's samples lie so close together that nearly all have one label and
+it hardly matters which of them are stored; a `spread` of 8 or more lets a typical device see all ten labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.types import AnyArray, FloatArray, IntArray
+from fedkeep.data.cache import Progress
+from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.split import hold_out
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Linear labelling rules over clusters of devices; the paper's sizes are near 5000 to 6000 samples."""
+
+    devices: int = 200
+    labels: int = 10
+    features: int = 60
+    smallest: int = 5000
+    """Added to a log-normal draw to make a device's size (LEAF's stock: 5)."""
+    largest: int = 6000
+    """Cap of a device's size (LEAF's stock: 1000)."""
+    clusters: int = 1
+    """Groups of devices with a labelling rule of their own; one linear model fits one cluster only."""
+    spread: float = 1.0
+    """Factor on the standard deviations of a device's samples around their centre; 1 is LEAF's."""
+    generator_seed: int = 42
+    test_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        for key in ("devices", "labels", "features", "smallest", "clusters"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if self.largest < self.smallest:
+            raise ValueError(f"largest must not be below smallest ({self.smallest}), got {self.largest}")
+        if not self.spread > 0:
+            raise ValueError(f"spread must be above 0, got {self.spread}")
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+
+    def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
+        sizes = self.sizes()
+        x, y = self._samples(sizes)
+        members = Membership(np.arange(len(y), dtype=np.int64), np.concatenate([[0], np.cumsum(sizes)]))
+        train, test = hold_out(members, self.test_fraction, seed)
+        names = tuple(map(str, range(self.labels)))
+        return Federation("synthetic", x, y, train, test, names, ModelSpec("softmax"), rounds_per_pass=400)
+
+    def sizes(self) -> IntArray:
+        """The number of samples of each device."""
+        drawn = np.random.RandomState(self.generator_seed).lognormal(3, 2, self.devices)
+        return np.minimum(drawn.astype(np.int64) + self.smallest, self.largest)
+
+    def _samples(self, sizes: IntArray) -> tuple[AnyArray, IntArray]:
+        rng = np.random.RandomState(self.generator_seed)
+        q = rng.normal(0.0, 1.0, (self.features + 1, self.labels, self.clusters))
+        means = [rng.normal(rng.normal(), 1.0, self.clusters) for _ in range(self.clusters)]
+        root = self.spread * _root_of_covariance(self.features)
+        x = np.empty((int(sizes.sum()), self.features), dtype=np.float32)
+        y = np.empty(len(x), dtype=np.int64)
+        stop = 0
+        for size in sizes:
+            start, stop = stop, stop + int(size)
+            x[start:stop], y[start:stop] = self._device(rng, int(size), q, means, root)
+        return x, y
+
+    def _device(
+        self, rng: np.random.RandomState, size: int, q: FloatArray, means: list[FloatArray], root: FloatArray
+    ) -> tuple[FloatArray, IntArray]:
+        cluster = rng.choice(self.clusters, p=np.full(self.clusters, 1 / self.clusters))
+        centre = rng.normal(rng.normal(), 1.0, self.features)
+        x = rng.standard_normal((size, self.features)) @ root + centre
+        rule = q @ rng.normal(means[cluster], 0.1)
+        logits = x @ rule[1:] + rule[0] + rng.normal(0.0, 0.1, (size, self.labels))
+        return x, np.argmax(logits, axis=1)
+
+
+def _root_of_covariance(features: int) -> FloatArray:
+    """The matrix by which RandomState.multivariate_normal multiplies, worked out once for all devices."""
+    _, variances, axes = np.linalg.svd(np.diag(np.arange(1.0, features + 1) ** -1.2))
+    return np.asarray(np.sqrt(variances)[:, None] * axes)
+
+
+@dataclass(frozen=True)
+class Embedded(Synthetic):
+    """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters."""
+
+    devices: int = 40
+    smallest: int = 400
+    largest: int = 800
+    features: int = 30
+    spread: float = 8.0
+    test_fraction: float = 0.2

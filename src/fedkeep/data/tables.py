@@ -1,0 +1,179 @@
+"""Reads a user's samples from npz, CSV or Parquet files, or from any Python iterator of (device, x, y)."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
+from fedkeep.core.types import AnyArray
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns (or arrays) of a user's file are called."""
+
+    device: str
+    label: str
+    test: str = "test"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Samples as the user has them: labels and devices of any kind, nothing checked but the shapes."""
+
+    origin: str
+    x: AnyArray
+    labels: AnyArray
+    devices: AnyArray | None
+    test: AnyArray | None
+    row_name: Callable[[int], str] = "sample {}".format
+    """How the user would find a sample, to name it in an error."""
+
+
+def read_table(path: Path, columns: Columns) -> Table:
+    """The samples of a file, by its ending: .npz, .csv or .parquet."""
+    readers = {".npz": _read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path} must end in .npz, .csv or .parquet")
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; a relative path starts at the folder where fedkeep runs")
+    return reader(path, columns)
+
+
+def read_iterator(name: str) -> Table:
+    """The samples that the function `module:function` yields as (device, x, y)."""
+    rows = list(_numbered_samples(name, _function(name)()))
+    if not rows:
+        raise DataError(f"{name} yielded no sample")
+    first = np.shape(rows[0][1])
+    for n, (_, x, _) in enumerate(rows):
+        if np.shape(x) != first:
+            raise DataError(
+                f"{name}: sample {n} has shape {np.shape(x)}, but sample 0 has {first}; all must be alike"
+            )
+    devices, xs, labels = zip(*rows, strict=True)
+    return Table(name, np.asarray(xs), np.asarray(labels), np.asarray(devices), None)
+
+
+def _numbered_samples(name: str, samples: Iterable[Any]) -> Iterable[tuple[Any, AnyArray, Any]]:
+    for n, sample in enumerate(samples):
+        if not isinstance(sample, tuple) or len(sample) != 3:
+            raise DataError(f"{name}: item {n} is not a tuple (device, x, y)")
+        device, x, label = sample
+        yield device, np.asarray(x), label
+
+
+def _function(name: str) -> Callable[[], Iterable[Any]]:
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigError(f"source must look like 'module:function', got {name!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"source {name!r}: {error}; run fedkeep from the folder of {module_name}.py"
+        ) from None
+    if not callable(found := getattr(module, attribute, None)):
+        raise ConfigError(f"source {name!r}: {module_name} has no function {attribute!r}")
+    function: Callable[[], Iterable[Any]] = found
+    return function
+
+
+def _read_npz(path: Path, columns: Columns) -> Table:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+    except ValueError:
+        raise DataError(
+            f"{path} holds arrays of Python objects; save plain numeric or string arrays"
+        ) from None
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as npz: {error}") from None
+    label = columns.label if columns.label in arrays else "y"
+    for needed in ("x", label):
+        if needed not in arrays:
+            raise DataError(f"{path} has no array {needed!r}; it has {', '.join(sorted(arrays)) or 'none'}")
+    for name in {"x", label, columns.device, columns.test} & set(arrays):
+        if len(arrays[name]) != len(arrays["x"]):
+            raise DataError(f"{path}: {name} has {len(arrays[name])} entries, but x has {len(arrays['x'])}")
+    return Table(str(path), arrays["x"], arrays[label], arrays.get(columns.device), arrays.get(columns.test))
+
+
+def _read_csv(path: Path, columns: Columns) -> Table:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        rows, numbers = [], []
+        for cells in lines:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{path}, line {lines.line_num}: {len(cells)} cells, but the header has {len(header)}"
+                )
+            rows.append(cells)
+            numbers.append(lines.line_num)
+    table = np.array(rows, dtype=str).reshape(len(rows), len(header))
+    by_name = {name.strip(): table[:, n] for n, name in enumerate(header)}
+    return _from_columns(str(path), by_name, columns, lambda row: f"line {numbers[row]}")
+
+
+def _read_parquet(path: Path, columns: Columns) -> Table:
+    try:
+        import pyarrow as arrow  # type: ignore[import-untyped]
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise MissingExtraError("reading Parquet files", "parquet") from None
+    try:
+        table = parquet.read_table(path)
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+    by_name = {name: table.column(name).to_numpy() for name in table.column_names}
+    return _from_columns(str(path), by_name, columns, "row {}".format)
+
+
+def _from_columns(
+    origin: str, by_name: Mapping[str, AnyArray], columns: Columns, row_name: Callable[[int], str]
+) -> Table:
+    if columns.label not in by_name:
+        raise DataError(
+            f"{origin} has no column {columns.label!r}; it has {', '.join(by_name)} (set task.label)"
+        )
+    features = [name for name in by_name if name not in (columns.device, columns.label, columns.test)]
+    if not features:
+        raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
+    x = np.empty((len(by_name[columns.label]), len(features)), dtype=np.float32)
+    for n, name in enumerate(features):
+        x[:, n] = _numbers(origin, name, by_name[name], row_name)
+    return Table(
+        origin, x, by_name[columns.label], by_name.get(columns.device), by_name.get(columns.test), row_name
+    )
+
+
+def _numbers(origin: str, name: str, cells: AnyArray, row_name: Callable[[int], str]) -> AnyArray:
+    try:
+        return np.asarray(cells).astype(np.float32)
+    except (ValueError, TypeError):
+        row = next(n for n, cell in enumerate(cells) if not _is_number(cell))
+    raise DataError(f"{origin}, {row_name(row)}: {name} is {cells[row]!r}, which is no number")
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        float(str(cell))
+    except ValueError:
+        return False
+    return True
