@@ -1,0 +1,40 @@
+"""A run's records: one JSONL file, written line by line, read back, and summed up."""
+
+from fedkeep.records.lines import (
+    Change,
+    Device,
+    End,
+    Evaluation,
+    Header,
+    Holdings,
+    Line,
+    Plan,
+    Privacy,
+    Round,
+    Slot,
+    Timing,
+)
+from fedkeep.records.metrics import Comparison, compare
+from fedkeep.records.reader import Run, read_run, read_runs
+from fedkeep.records.recorder import Recorder
+
+__all__ = [
+    "Change",
+    "Comparison",
+    "Device",
+    "End",
+    "Evaluation",
+    "Header",
+    "Holdings",
+    "Line",
+    "Plan",
+    "Privacy",
+    "Recorder",
+    "Round",
+    "Run",
+    "Slot",
+    "Timing",
+    "compare",
+    "read_run",
+    "read_runs",
+]

@@ -1,0 +1,172 @@
+"""The lines of a run's JSONL file, one class per `kind`.
+
+Every line is decided by the seed alone, so that a run repeated or resumed gives the same bytes; the clock
+goes to a file of its own (`Timing`). A reader skips fields and kinds it does not know, so both may be added.
+A number that is no number (NaN, infinity) is written as null.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    pass
+
+
+class Header(_Line, frozen=True, kw_only=True, tag="header"):
+    """The first line: what was run, and with what."""
+
+    run: str
+    """The run's name, unique in its directory."""
+    method: str
+    """What tables and legends call it, e.g. "ode", "fifo"."""
+    task: str
+    seed: int
+    config: dict[str, Any]
+    """The resolved configuration, defaults included."""
+    config_hash: str
+    versions: dict[str, str]
+    labels: tuple[str, ...]
+    devices: int
+    rounds: int = 0
+    """How many rounds are planned; 0 where a run has no end."""
+    setting: str = ""
+    """What a sweep varies besides method and seed, e.g. "storage.capacity=5"."""
+    image: tuple[int, int] | None = None
+    """Height and width of the thumbnails, where samples are grey images."""
+
+
+class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
+    """The global model on the test data, and what it has cost since the start."""
+
+    round: int
+    accuracy: float | None
+    """Pooled over all devices' test samples."""
+    loss: float | None
+    device_accuracy: tuple[float | None, ...] = ()
+    """One per device, where there are few enough to list."""
+    device_accuracy_quantiles: tuple[float, ...] = ()
+    """Minimum, quartiles and maximum over the devices."""
+    samples_valued: int = 0
+    bytes_stored: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    label_coverage: float | None = None
+    """The share of labels of which some device holds a sample."""
+    store_turnover: float | None = None
+    """The share of stored samples that were not stored at the evaluation before."""
+
+
+class Round(_Line, frozen=True, kw_only=True, tag="round"):
+    """What happened since the line of this kind before; written every round, or every few."""
+
+    round: int
+    participants: tuple[int, ...]
+    arrivals: int = 0
+    """Samples that came by on the participants' streams."""
+    kept: int = 0
+    """Stored in a free slot."""
+    replaced: int = 0
+    """Stored in place of another sample."""
+    refused: int = 0
+    """Not stored."""
+    dropouts: int = 0
+    """Participants that did not report in time."""
+    refused_reports: dict[str, int] = {}
+    """Reports that did not count, by reason."""
+    staleness: float | None = None
+    """The mean age in rounds of the local gradients that g_hat is made of."""
+
+
+class Plan(_Line, frozen=True, kw_only=True, tag="plan"):
+    """The coordination: who stores which label. Large fleets may list only some devices."""
+
+    round: int
+    devices: tuple[int, ...]
+    quotas: tuple[tuple[int, ...], ...]
+    """Slots per listed device and label."""
+    holders: tuple[int, ...]
+    """Devices of the whole fleet that store each label."""
+    wanted: tuple[int, ...]
+    """Holders each label should have."""
+
+    @property
+    def shortfalls(self) -> tuple[int, ...]:
+        """Holders each label is missing."""
+        return tuple(max(0, w - h) for w, h in zip(self.wanted, self.holders, strict=True))
+
+
+class Holdings(_Line, frozen=True, kw_only=True, tag="holdings"):
+    """How many samples each listed device stores of each label."""
+
+    round: int
+    devices: tuple[int, ...]
+    filled: tuple[tuple[int, ...], ...]
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored sample."""
+
+    id: int
+    label: int
+    score: float | None
+    age: int
+    """Samples that have arrived at the device since."""
+    uses: int = 0
+    """Participations that have trained on it."""
+    thumbnail: str | None = None
+    """Base64 of the rows of an 8-bit grey image of the header's `image` size."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One arrival and what became of it."""
+
+    id: int
+    label: int
+    score: float | None
+    fate: str
+    """"kept", "replaced", "refreshed" or "refused"."""
+    displaced: int | None = None
+    """The id of the sample that made way."""
+
+
+class Device(_Line, frozen=True, kw_only=True, tag="device"):
+    """One device's store as it stands, and the latest changes to it, newest last."""
+
+    round: int
+    device: int
+    capacity: int
+    slots: tuple[Slot, ...]
+    changes: tuple[Change, ...] = ()
+
+
+class Privacy(_Line, frozen=True, kw_only=True, tag="privacy"):
+    """The largest privacy loss of any device so far, and what is left of the budget."""
+
+    round: int
+    epsilon_spent: float | None
+    epsilon_left: float | None
+    delta: float
+
+
+class End(_Line, frozen=True, kw_only=True, tag="end"):
+    """The last line of a run that finished."""
+
+    round: int
+    digest: str
+    """Of the final model."""
+
+
+class Timing(_Line, frozen=True, kw_only=True, tag="timing"):
+    """The clock, kept in a file beside the run's because it never repeats."""
+
+    round: int
+    seconds: float
+    """Since the start, without the time a run lay still before it was resumed."""
+
+
+Line: TypeAlias = Header | Evaluation | Round | Plan | Holdings | Device | Privacy | End | Timing
+KINDS = frozenset({"header", "evaluation", "round", "plan", "holdings", "device", "privacy", "end", "timing"})

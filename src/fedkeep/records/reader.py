@@ -1,0 +1,147 @@
+"""Reads runs back, finished or not, and follows those that are being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from fedkeep.core.errors import DataError
+from fedkeep.records.codec import decode, stamp
+from fedkeep.records.lines import (
+    Device,
+    End,
+    Evaluation,
+    Header,
+    Holdings,
+    Line,
+    Plan,
+    Privacy,
+    Round,
+    Timing,
+)
+from fedkeep.records.recorder import timing_path
+
+Kind = TypeVar("Kind", bound=Line)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as far as it is written: all lines in their order, and the clock's."""
+
+    path: Path
+    header: Header
+    lines: tuple[Line, ...]
+    timings: tuple[Timing, ...] = field(default=())
+
+    def of(self, kind: type[Kind]) -> tuple[Kind, ...]:
+        """The lines of one kind."""
+        return tuple(line for line in self.lines if isinstance(line, kind))
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return self.of(Evaluation)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        return self.of(Round)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return self.of(Plan)
+
+    @property
+    def holdings(self) -> tuple[Holdings, ...]:
+        return self.of(Holdings)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self.of(Device)
+
+    @property
+    def privacy(self) -> tuple[Privacy, ...]:
+        return self.of(Privacy)
+
+    @property
+    def end(self) -> End | None:
+        """The last line, or None of a run that is still going or was stopped."""
+        ends = self.of(End)
+        return ends[-1] if ends else None
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    """The lines of known kinds; a last line without its newline was torn by a kill and does not count."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                line = decode(raw)
+            except DataError as error:
+                raise DataError(f"{path}, line {number}: {error}") from error
+            if line is not None:
+                yield line
+
+
+def read_run(path: Path) -> Run:
+    """The run recorded in one file."""
+    try:
+        lines = tuple(_lines(path))
+        beside = timing_path(path)
+        timings = tuple(_lines(beside)) if beside.is_file() else ()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if not lines or not isinstance(lines[0], Header):
+        raise DataError(f"{path} is not the record of a run: its first line is no header")
+    return Run(path, lines[0], lines, tuple(line for line in timings if isinstance(line, Timing)))
+
+
+def run_paths(directory: Path) -> list[Path]:
+    """The files under `directory` that begin as the record of a run, in the order of their names."""
+    found = directory.rglob("*.jsonl")
+    return sorted(path for path in found if path.is_file() and _begins_with_header(path))
+
+
+def _begins_with_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        first = file.readline()
+    known = stamp(first) if first.endswith(b"\n") else None
+    return known is not None and known.kind == "header"
+
+
+def read_runs(directory: Path) -> list[Run]:
+    """All runs under `directory`, which must hold at least one."""
+    if not directory.is_dir():
+        raise DataError(f"{directory} is not a directory; give the one that `fedkeep run --out` wrote to")
+    runs = [read_run(path) for path in run_paths(directory)]
+    if not runs:
+        raise DataError(f"no runs in {directory}: it holds no .jsonl file that `fedkeep run` wrote")
+    return runs
+
+
+class Tail:
+    """Follows one file while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._first = b""
+        self._offset = 0
+
+    def read(self) -> tuple[bool, list[bytes]]:
+        """Whether the file was begun anew or cut back since the last call, and the whole lines since then.
+
+        After a cut all lines come again.
+        """
+        with self._path.open("rb") as file:
+            first = file.readline()
+            size = file.seek(0, 2)
+            restarted = self._offset > 0 and (size < self._offset or first != self._first)
+            if restarted or not first.endswith(b"\n"):
+                self._offset = 0
+            self._first = first
+            file.seek(self._offset)
+            fresh = file.read()
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return restarted, whole.splitlines()

@@ -1,0 +1,119 @@
+"""The figures of a report, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from fedkeep.records import End, Evaluation, Header, Line, Run, compare
+from fedkeep.records.metrics import final_accuracy, rounds_to
+from fedkeep.records.student import coverage, interval, quantile
+
+
+def run(
+    method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = ""
+) -> Run:
+    header = Header(
+        run=f"{method}-{seed}{setting}",
+        method=method,
+        task="toy",
+        seed=seed,
+        setting=setting,
+        config={},
+        config_hash="",
+        versions={},
+        labels=(),
+        devices=1,
+    )
+    lines: list[Line] = [header, *(Evaluation(round=r, accuracy=a, loss=None) for r, a in curve.items())]
+    if finished:
+        lines.append(End(round=max(curve, default=0), digest=""))
+    return Run(Path(f"{header.run}.jsonl"), header, tuple(lines))
+
+
+FIFO: dict[int, float | None] = {0: 0.1, 20: 0.4, 40: 0.5, 60: 0.6, 80: 0.7, 100: 0.6, 120: 0.6}
+"""Its last five are 0.5, 0.6, 0.7, 0.6, 0.6: a final accuracy of 0.6, first reached at round 60."""
+
+
+def test_final_accuracy_is_the_mean_of_the_last_five() -> None:
+    assert final_accuracy(run("fifo", 0, FIFO).evaluations) == pytest.approx(0.6)
+    assert final_accuracy(run("fifo", 0, {1: 0.2, 2: 0.4}).evaluations) == pytest.approx(0.3)
+    assert final_accuracy(run("fifo", 0, {1: None, 2: 0.4}).evaluations) == pytest.approx(0.2)
+    assert final_accuracy([]) is None
+
+
+def test_the_first_round_that_reaches_a_target_counts_but_never_round_zero() -> None:
+    evaluations = run("fifo", 0, {0: 0.9, 10: 0.5, 20: None, 30: 0.6, 40: 0.7}).evaluations
+    assert rounds_to(evaluations, 0.6) == 30
+    assert rounds_to(evaluations, 0.8) is None
+
+
+def test_the_ratio_divides_the_base_rounds_by_the_method_rounds() -> None:
+    ode = {r: (a or 0) + 0.25 for r, a in FIFO.items()}
+    reservoir: dict[int, float | None] = {0: 0.1, 60: 0.3, 120: 0.35}
+    found = compare([run("ode", 0, ode), run("reservoir", 0, reservoir), run("fifo", 0, FIFO)])
+    assert [row.method for row in found.rows] == ["fifo", "reservoir", "ode"]
+    fifo, slow, fast = (row.ratios for row in found.rows)
+    assert (fifo[0].value, fifo[0].reached, fifo[0].seeds) == (1.0, 1, 1)
+    assert (slow[0].value, slow[0].reached, slow[0].seeds) == (None, 0, 1)
+    assert fast[0].value == pytest.approx(60 / 20)
+    assert fast[1].base == "reservoir"
+    # reservoir's own target is (0.1 + 0.3 + 0.35) / 3 = 0.25, reached at its round 60
+    assert fast[1].value == pytest.approx(60 / 20)
+
+
+def test_ratios_average_geometrically_over_the_seeds_that_got_there() -> None:
+    base: dict[int, float | None] = {8: 0.5, 16: 0.5}
+    runs = [run("fifo", seed, base) for seed in range(4)]
+    runs += [run("ode", 0, {2: 0.5, 8: 0.5}), run("ode", 1, {8: 0.5}), run("ode", 2, {8: 0.4})]
+    row = compare(runs).rows[1]
+    assert row.ratios[0].value == pytest.approx(math.sqrt(4 * 1))
+    assert (row.ratios[0].reached, row.ratios[0].seeds, row.seeds) == (2, 3, 3)
+
+
+def test_without_the_base_there_is_no_ratio() -> None:
+    ratio = compare([run("ode", 0, FIFO)]).rows[0].ratios[0]
+    assert (ratio.value, ratio.reached, ratio.seeds) == (None, 0, 0)
+
+
+def test_a_method_is_compared_within_its_setting() -> None:
+    slow: dict[int, float | None] = {40: 0.5}
+    runs = [run("fifo", 0, slow, setting="small"), run("fifo", 0, {10: 0.5}, setting="large")]
+    runs += [run("ode", 0, {20: 0.5}, setting="small"), run("ode", 0, {20: 0.5}, setting="large")]
+    found = {(row.setting, row.method): row.ratios[0].value for row in compare(runs).rows}
+    assert found[("small", "ode")] == pytest.approx(2.0)
+    assert found[("large", "ode")] == pytest.approx(0.5)
+
+
+def test_the_interval_is_students_t_over_the_seeds() -> None:
+    runs = [run("ode", seed, {10: a}) for seed, a in enumerate([0.70, 0.72, 0.74])]
+    row = compare(runs).rows[0]
+    assert row.accuracy == pytest.approx(0.72)
+    # standard deviation 0.02, t(0.975; 2) = 4.302653
+    assert row.half_width == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
+    assert compare(runs[:1]).rows[0].half_width is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (30, 2.04227), (120, 1.97993)],
+)
+def test_quantiles_agree_with_the_printed_table(freedom: int, expected: float) -> None:
+    assert quantile(0.95, freedom) == pytest.approx(expected, rel=5e-6)
+    assert coverage(quantile(0.95, freedom), freedom) == pytest.approx(0.95, abs=1e-12)
+
+
+def test_equal_values_have_an_interval_of_no_width() -> None:
+    assert interval([0.5, 0.5, 0.5]) == 0.0
+
+
+def test_what_is_unfinished_empty_or_there_twice_is_told() -> None:
+    runs = [run("ode", 0, FIFO, finished=False), run("ode", 1, {}), run("ode", 2, FIFO), run("ode", 2, FIFO)]
+    found = compare(runs)
+    assert found.rows[0].seeds == 2
+    assert found.rows[0].finished == 1
+    assert [note.split(":")[0] for note in found.notes] == ["ode-0", "ode-1", "ode-2"]
+    assert "as far as round 120" in found.notes[0]
