@@ -13,9 +13,7 @@ from fedkeep.records.metrics import final_accuracy, rounds_to
 from fedkeep.records.student import coverage, interval, quantile
 
 
-def run(
-    method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = ""
-) -> Run:
+def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = "") -> Run:
     header = Header(
         run=f"{method}-{seed}{setting}",
         method=method,

@@ -109,10 +109,7 @@ def test_numbers_that_are_none_become_null_and_numpy_becomes_plain() -> None:
 def test_key_order_in_a_config_does_not_change_the_bytes() -> None:
     one = encode(HEADER)
     turned = {"policy": {"name": "ode"}, "train": {"rounds": 3}}
-    assert (
-        encode(Header(**{f: getattr(HEADER, f) for f in HEADER.__struct_fields__} | {"config": turned}))
-        == one
-    )
+    assert encode(Header(**{f: getattr(HEADER, f) for f in HEADER.__struct_fields__} | {"config": turned})) == one
 
 
 def evaluations(first: int, last: int) -> list[Line]:
@@ -192,9 +189,7 @@ def test_what_a_newer_version_wrote_is_read_as_far_as_it_is_known(tmp_path: Path
     write(path, HEADER)
     with path.open("a") as file:
         file.write(json.dumps({"kind": "weather", "round": 1, "sky": "blue"}) + "\n")
-        file.write(
-            json.dumps({"kind": "evaluation", "round": 1, "accuracy": 0.5, "loss": 1, "new": []}) + "\n"
-        )
+        file.write(json.dumps({"kind": "evaluation", "round": 1, "accuracy": 0.5, "loss": 1, "new": []}) + "\n")
     assert read_run(path).lines == (HEADER, Evaluation(round=1, accuracy=0.5, loss=1.0))
 
 

@@ -29,7 +29,7 @@ from fedkeep.core.types import (
     TrainOrder,
     Vector,
 )
-from fedkeep.core.velocity import VelocityMeter
+from fedkeep.core.velocity import Meter
 from fedkeep.core.weighting import Weighting
 
 
@@ -71,7 +71,7 @@ class Device:
         policy: SelectionPolicy,
         store: Store,
         regions: Regions,
-        meter: VelocityMeter,
+        meter: Meter,
         capacity: int,
         sample_shape: tuple[int, ...],
         labels: int,
@@ -136,7 +136,7 @@ class Device:
     def take_in(self, batch: Batch, time: float, measurements: Measurements | None) -> Outcome:
         """Takes in sound samples that have been measured: all count for g_hat_c, the best are stored."""
         regions = self.regions.assign(batch, measurements)
-        self.meter.add(regions, time)
+        self.meter.observe(regions, time)
         if measurements is not None and self._estimates:
             self._estimator.add(measurements, len(batch))
         if self._assignment is None:

@@ -89,9 +89,7 @@ def _exchange_gains(
         kept = np.where(held, rates, 0.0)
         top = kept.max(axis=1)
         kept[:, dropped] = 0.0
-        change += (capacities - labels)[:, None] * (
-            np.maximum(rates, kept.max(axis=1)[:, None]) - top[:, None]
-        )
+        change += (capacities - labels)[:, None] * (np.maximum(rates, kept.max(axis=1)[:, None]) - top[:, None])
     else:
         change *= (capacities / labels)[:, None]
     return np.where(held | (rates == 0), _NEVER, change)

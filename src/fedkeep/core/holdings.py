@@ -139,9 +139,7 @@ def largest_per_row(values: AnyArray, counts: IntArray) -> NDArray[np.bool_]:
         values[np.arange(len(rows)), best] = 0
         left = left - 1
         going = left > 0
-        rows, left, values = (
-            (rows, left, values) if going.all() else (rows[going], left[going], values[going])
-        )
+        rows, left, values = (rows, left, values) if going.all() else (rows[going], left[going], values[going])
     return chosen
 
 
@@ -157,4 +155,3 @@ def row_chunks(rows: IntArray) -> Iterator[IntArray]:
     """The rows in portions, so that temporary arrays stay small beside a fleet of millions."""
     for start in range(0, len(rows), _ROWS):
         yield rows[start : start + _ROWS]
-

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.shortfalls import Shortfall
-from fedkeep.core.types import AnyArray, Assignment, DeviceId, FloatArray, IntArray
+from fedkeep.core.types import AnyArray, Assignment, DeviceId, FloatArray, IntArray, State
 from fedkeep.core.weighting import label_weights
 
 
@@ -31,6 +31,20 @@ class Plan:
         if row == len(self.devices) or self.devices[row] != device:
             raise KeyError(f"device {device} is not in the plan")
         return Assignment(self.quotas[row].astype(np.int64), self.label_weights, self.mass_per_slot)
+
+    def snapshot(self) -> State:
+        """The plan as plain arrays; what was lacking is not part of it, it is found anew by planning."""
+        return {
+            "devices": self.devices,
+            "quotas": self.quotas,
+            "label_weights": self.label_weights,
+            "mass_per_slot": np.array(self.mass_per_slot),
+        }
+
+    @staticmethod
+    def from_snapshot(state: State) -> Plan:
+        mass = float(state["mass_per_slot"])
+        return Plan(state["devices"], state["quotas"], state["label_weights"], mass)
 
     @property
     def holders(self) -> IntArray:

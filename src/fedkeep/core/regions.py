@@ -21,7 +21,7 @@ class Regions(Protocol):
     def count(self) -> int:
         """Y, the number of regions."""
 
-    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:
+    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:
         """The region of each sample, (n,), in 0 .. count - 1."""
 
 
@@ -31,7 +31,7 @@ class SingleRegion:
 
     count: int = 1
 
-    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:  # noqa: ARG002 - nothing to measure
+    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:  # noqa: ARG002 - nothing to measure
         return np.zeros(len(batch), dtype=np.int64)
 
 
@@ -41,7 +41,7 @@ class LabelRegions:
 
     count: int
 
-    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:  # noqa: ARG002 - nothing to measure
+    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:  # noqa: ARG002 - nothing to measure
         return batch.y
 
 
@@ -65,17 +65,17 @@ class CentroidRegions:
     def count(self) -> int:
         return len(self.centroids)
 
-    def assign(self, batch: Batch, measurements: Measurements) -> IntArray:
+    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:
         points = positions(batch, measurements, self.space)
         if points.shape[1] != self.centroids.shape[1]:
-            raise ValueError(
-                f"samples have {points.shape[1]} {self.space}, the centroids {self.centroids.shape[1]}"
-            )
+            raise ValueError(f"samples have {points.shape[1]} {self.space}, the centroids {self.centroids.shape[1]}")
         distances = (self.centroids**2).sum(axis=1) - 2 * points @ self.centroids.T
         return distances.argmin(axis=1)
 
 
-def positions(batch: Batch, measurements: Measurements, space: Space) -> AnyArray:
+def positions(batch: Batch, measurements: Measurements | None, space: Space) -> AnyArray:
     """Where samples lie in a space, (n, d)."""
-    points = batch.x if space == "features" else measurements.activations()
+    if space == "activations" and measurements is None:
+        raise ValueError("activations need a model; the device has none yet")
+    points = batch.x if space == "features" or measurements is None else measurements.activations()
     return np.asarray(points, dtype=np.float64).reshape(len(batch), -1)

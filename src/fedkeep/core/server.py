@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.coordination import Coordinator, Plan
+from fedkeep.core.coordination import Coordinator
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.estimators import Estimate, GlobalEstimator
 from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan
 from fedkeep.core.screening import Limits, cap_rates, screen_profile, screen_report, shorten
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector

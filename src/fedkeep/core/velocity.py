@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from fedkeep.core.ports import Kept
 from fedkeep.core.types import FloatArray, IntArray, State
 
 
@@ -22,6 +24,35 @@ class Window:
             raise ValueError(f"length must be more than 0, got {self.length}")
         if self.buckets < 1:
             raise ValueError(f"buckets must be at least 1, got {self.buckets}")
+
+
+class Meter(Kept, Protocol):
+    """Knows how fast samples of each region arrive."""
+
+    def observe(self, regions: IntArray, time: float | FloatArray) -> None:
+        """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
+
+    def velocity(self) -> FloatArray:
+        """V_c: arrivals per unit of time in each region, (Y,)."""
+
+
+class KnownVelocity:
+    """A velocity that is known beforehand, "from the statistics of previous time periods"."""
+
+    def __init__(self, velocity: FloatArray) -> None:
+        self._velocity = velocity
+
+    def observe(self, regions: IntArray, time: float | FloatArray) -> None:
+        """What arrives changes nothing."""
+
+    def velocity(self) -> FloatArray:
+        return self._velocity
+
+    def snapshot(self) -> State:
+        return {"velocity": self._velocity}
+
+    def restore(self, state: State) -> None:
+        self._velocity = np.array(state["velocity"], dtype=np.float64)
 
 
 class VelocityMeter:
@@ -43,9 +74,7 @@ class VelocityMeter:
         buckets = np.floor(times * (self.window.buckets / self.window.length)).astype(np.int64)
         for bucket, members in _runs(np.maximum.accumulate(np.maximum(buckets, self._latest))):
             self._advance(bucket)
-            self._counts[bucket % len(self._counts)] += np.bincount(
-                regions[members], minlength=self._counts.shape[1]
-            )
+            self._counts[bucket % len(self._counts)] += np.bincount(regions[members], minlength=self._counts.shape[1])
 
     def advance(self, time: float) -> None:
         """Lets time pass without arrivals, so that rates fall."""

@@ -147,9 +147,7 @@ def _download(file: RemoteFile, url: str, target: Path, progress: Progress | Non
             raise
         part.replace(target)
     except OSError as error:
-        raise DataError(
-            f"cannot write {part}: {error}; set FEDKEEP_DATA or XDG_CACHE_HOME to another folder"
-        ) from None
+        raise DataError(f"cannot write {part}: {error}; set FEDKEEP_DATA or XDG_CACHE_HOME to another folder") from None
     return target
 
 

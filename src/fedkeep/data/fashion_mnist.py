@@ -38,9 +38,7 @@ FILES = {
 class FashionMnist:
     """60,000 + 10,000 grey images of 28x28 in ten labels; fifty devices with five labels each by default."""
 
-    partition: Mapping[str, Any] = field(
-        default_factory=lambda: {"name": "labels", "devices": 50, "labels": 5}
-    )
+    partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "labels", "devices": 50, "labels": 5})
 
     def __post_init__(self) -> None:
         if isinstance(partition_from(self.partition), Natural):
@@ -56,14 +54,10 @@ class FashionMnist:
         test = follow_labels(train, y_train, y_test, len(LABELS), seed)
         shifted = Membership(test.indices + len(y_train), test.offsets)
         y = np.concatenate([y_train, y_test])
-        return Federation(
-            "fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"), rounds_per_pass=500
-        )
+        return Federation("fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"), rounds_per_pass=500)
 
 
-def follow_labels(
-    train: Membership, y_train: IntArray, y_test: IntArray, labels: int, seed: int
-) -> Membership:
+def follow_labels(train: Membership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Membership:
     """Test samples shared out so that a device is tested on its own labels, as often as it trains on them."""
     devices = len(train)
     cells = train.owners * labels + y_train[train.indices]

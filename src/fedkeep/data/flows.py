@@ -90,9 +90,7 @@ def application_names(count: int) -> tuple[str, ...]:
     return tuple(f"{CATEGORIES[n % len(CATEGORIES)]}-{n // len(CATEGORIES) + 1}" for n in range(count))
 
 
-def draw_usage(
-    count: int, terminals: int, per_terminal: int, samples: int, seed: int
-) -> tuple[IntArray, IntArray]:
+def draw_usage(count: int, terminals: int, per_terminal: int, samples: int, seed: int) -> tuple[IntArray, IntArray]:
     """Labels and terminals of `samples` flows: few make most traffic, each terminal has its own mix."""
     rng = generator(seed, "usage")
     popularity = 1.0 / np.arange(1, count + 1)

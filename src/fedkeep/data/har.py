@@ -45,6 +45,4 @@ def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federa
     known = by_axis[train.indices]
     centre, scale = known.mean(axis=(0, 1)), known.std(axis=(0, 1))
     scaled = ((by_axis - centre) / np.where(scale > 0, scale, 1)).astype(np.float32).reshape(x.shape)
-    return Federation(
-        "har", scaled, windows["y"], train, test, harbox.LABELS, _MODEL, names, rounds_per_pass=10
-    )
+    return Federation("har", scaled, windows["y"], train, test, harbox.LABELS, _MODEL, names, rounds_per_pass=10)

@@ -44,9 +44,7 @@ def read(path: Path) -> State:
             y.append(np.full(len(windows), label, dtype=np.int64))
             users.append(np.full(len(windows), user, dtype=np.int64))
     if not x:
-        raise DataError(
-            f"{path} has no files like 1/Walk{_ENDING} for users 1 to {LAST_USER}: it is not HARBOX"
-        )
+        raise DataError(f"{path} has no files like 1/Walk{_ENDING} for users 1 to {LAST_USER}: it is not HARBOX")
     numbers, device = np.unique(np.concatenate(users), return_inverse=True)
     return {
         "x": np.concatenate(x),

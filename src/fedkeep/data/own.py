@@ -70,9 +70,7 @@ class Own:
             return x
         if int(np.prod(self.shape)) != int(np.prod(x.shape[1:])):
             have = int(np.prod(x.shape[1:]))
-            raise DataError(
-                f"shape {list(self.shape)} does not fit: a sample of {table.origin} has {have} features"
-            )
+            raise DataError(f"shape {list(self.shape)} does not fit: a sample of {table.origin} has {have} features")
         return x.reshape(len(x), *self.shape)
 
     def _devices(self, table: Table, y: IntArray, seed: int) -> _Devices:
@@ -131,9 +129,7 @@ def _refuse_where(bad: AnyArray, what: str, values: AnyArray, table: Table) -> A
     if bad.any():
         row = int(np.argmax(bad))
         shown = str(values[row])
-        raise DataError(
-            f"{table.origin}, {table.row_name(row)}: {what} {shown!r} is neither a whole number nor a name"
-        )
+        raise DataError(f"{table.origin}, {table.row_name(row)}: {what} {shown!r} is neither a whole number nor a name")
     return values
 
 
@@ -142,9 +138,7 @@ def _flags(table: Table) -> AnyArray:
     unknown = ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0"))
     if unknown.any():
         row = int(np.argmax(unknown))
-        raise DataError(
-            f"{table.origin}, {table.row_name(row)}: test must be 0 or 1, got {str(flags[row])!r}"
-        )
+        raise DataError(f"{table.origin}, {table.row_name(row)}: test must be 0 or 1, got {str(flags[row])!r}")
     return np.isin(flags, ("1", "true", "1.0"))
 
 

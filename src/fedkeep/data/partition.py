@@ -170,9 +170,7 @@ class Dirichlet(Partition):
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
         if len(y) < self.devices * self.minimum:
-            raise DataError(
-                f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices"
-            )
+            raise DataError(f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices")
         rng = generator(seed, "partition")
         assignment = np.full(len(y), -1, dtype=np.int64)
         for group in _by_label(y, rng):
@@ -202,9 +200,7 @@ class Iid(Partition):
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
         if len(y) < self.devices:
-            raise DataError(
-                f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices"
-            )
+            raise DataError(f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices")
         owners = np.arange(len(y), dtype=np.int64) % self.devices
         return Membership.from_assignment(generator(seed, "partition").permutation(owners), self.devices)
 
@@ -215,7 +211,5 @@ class Natural(Partition):
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
         if natural is None:
-            raise DataError(
-                "this data does not say which device a sample came from; choose another partition"
-            )
+            raise DataError("this data does not say which device a sample came from; choose another partition")
         return Membership.from_assignment(natural, int(natural.max()) + 1)

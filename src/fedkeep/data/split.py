@@ -28,9 +28,7 @@ def hold_out(members: Membership, fraction: float, seed: int) -> tuple[Membershi
     A device with a single sample keeps it for training; one with more gives at least one to the test.
     """
     sizes = members.sizes
-    tests = np.clip(
-        np.round(fraction * sizes).astype(np.int64), np.minimum(1, sizes - 1), np.maximum(sizes - 1, 0)
-    )
+    tests = np.clip(np.round(fraction * sizes).astype(np.int64), np.minimum(1, sizes - 1), np.maximum(sizes - 1, 0))
     keys = uniform_keys(child_seed(seed, "hold-out"), members.indices)
     order = np.lexsort((keys, members.owners))
     rank = np.empty_like(order)

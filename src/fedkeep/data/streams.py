@@ -124,9 +124,7 @@ class Stream:
         struck = uniform_keys(child_seed(self._seed, "outlier"), ids) < self._options.outliers
         x = x.copy()
         for row in np.flatnonzero(struck):
-            noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(
-                x.shape[1:], dtype=np.float32
-            )
+            noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(x.shape[1:], dtype=np.float32)
             x[row] += np.float32(self._options.outlier_scale * deviation) * noise
         return x
 

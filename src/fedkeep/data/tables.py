@@ -58,9 +58,7 @@ def read_iterator(name: str) -> Table:
     first = np.shape(rows[0][1])
     for n, (_, x, _) in enumerate(rows):
         if np.shape(x) != first:
-            raise DataError(
-                f"{name}: sample {n} has shape {np.shape(x)}, but sample 0 has {first}; all must be alike"
-            )
+            raise DataError(f"{name}: sample {n} has shape {np.shape(x)}, but sample 0 has {first}; all must be alike")
     devices, xs, labels = zip(*rows, strict=True)
     return Table(name, np.asarray(xs), np.asarray(labels), np.asarray(devices), None)
 
@@ -83,9 +81,7 @@ def _function(name: str) -> Callable[[], Iterable[Any]]:
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"source {name!r}: {error}; run fedkeep from the folder of {module_name}.py"
-        ) from None
+        raise ConfigError(f"source {name!r}: {error}; run fedkeep from the folder of {module_name}.py") from None
     if not callable(found := getattr(module, attribute, None)):
         raise ConfigError(f"source {name!r}: {module_name} has no function {attribute!r}")
     function: Callable[[], Iterable[Any]] = found
@@ -97,9 +93,7 @@ def _read_npz(path: Path, columns: Columns) -> Table:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
     except ValueError:
-        raise DataError(
-            f"{path} holds arrays of Python objects; save plain numeric or string arrays"
-        ) from None
+        raise DataError(f"{path} holds arrays of Python objects; save plain numeric or string arrays") from None
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as npz: {error}") from None
     label = columns.label if columns.label in arrays else "y"
@@ -121,9 +115,7 @@ def _read_csv(path: Path, columns: Columns) -> Table:
             if not cells:
                 continue
             if len(cells) != len(header):
-                raise DataError(
-                    f"{path}, line {lines.line_num}: {len(cells)} cells, but the header has {len(header)}"
-                )
+                raise DataError(f"{path}, line {lines.line_num}: {len(cells)} cells, but the header has {len(header)}")
             rows.append(cells)
             numbers.append(lines.line_num)
     table = np.array(rows, dtype=str).reshape(len(rows), len(header))
@@ -149,18 +141,14 @@ def _from_columns(
     origin: str, by_name: Mapping[str, AnyArray], columns: Columns, row_name: Callable[[int], str]
 ) -> Table:
     if columns.label not in by_name:
-        raise DataError(
-            f"{origin} has no column {columns.label!r}; it has {', '.join(by_name)} (set task.label)"
-        )
+        raise DataError(f"{origin} has no column {columns.label!r}; it has {', '.join(by_name)} (set task.label)")
     features = [name for name in by_name if name not in (columns.device, columns.label, columns.test)]
     if not features:
         raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
     x = np.empty((len(by_name[columns.label]), len(features)), dtype=np.float32)
     for n, name in enumerate(features):
         x[:, n] = _numbers(origin, name, by_name[name], row_name)
-    return Table(
-        origin, x, by_name[columns.label], by_name.get(columns.device), by_name.get(columns.test), row_name
-    )
+    return Table(origin, x, by_name[columns.label], by_name.get(columns.device), by_name.get(columns.test), row_name)
 
 
 def _numbers(origin: str, name: str, cells: AnyArray, row_name: Callable[[int], str]) -> AnyArray:

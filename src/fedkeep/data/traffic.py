@@ -37,9 +37,7 @@ class Traffic:
             )
         fewest = 2 * self.devices * self.applications_per_device
         if self.devices < 1 or self.samples < fewest:
-            raise ValueError(
-                f"samples must be at least {fewest} for {self.devices} devices, got {self.samples}"
-            )
+            raise ValueError(f"samples must be at least {fewest} for {self.devices} devices, got {self.samples}")
         if not 0 < self.test_fraction < 1:
             raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
         if isinstance(partition_from(self.partition), Natural):
@@ -56,9 +54,7 @@ class Traffic:
         x = flows.draw_flows(apps, labels, terminals, self.generator_seed)
         train, test = hold_out(Membership.from_assignment(terminals, self.devices), self.test_fraction, seed)
         names = flows.application_names(self.applications)
-        return Federation(
-            "traffic", x, labels, train, test, names, ModelSpec("traffic-cnn"), rounds_per_pass=500
-        )
+        return Federation("traffic", x, labels, train, test, names, ModelSpec("traffic-cnn"), rounds_per_pass=500)
 
     def _ustc(self, seed: int, progress: Progress | None) -> Federation:
         """Real sessions: 784 bytes as an image of 28x28, so that LeNet fits."""

@@ -124,14 +124,10 @@ class Problem:
         for goal in [*goals, self.objective()]:
             solution = self._minimise(goal, constraints, relaxed=relaxed, seconds=seconds)
             reached = float(goal @ solution)
-            constraints.append(
-                self._scipy.optimize.LinearConstraint(goal[None, :], -np.inf, reached + _TOLERANCE)
-            )
+            constraints.append(self._scipy.optimize.LinearConstraint(goal[None, :], -np.inf, reached + _TOLERANCE))
         return solution
 
-    def _minimise(
-        self, cost: FloatArray, constraints: list[Any], *, relaxed: bool, seconds: float
-    ) -> FloatArray:
+    def _minimise(self, cost: FloatArray, constraints: list[Any], *, relaxed: bool, seconds: float) -> FloatArray:
         found = self._scipy.optimize.milp(
             cost / max(np.abs(cost).max(initial=0.0), 1e-300),
             constraints=constraints,

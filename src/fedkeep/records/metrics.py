@@ -60,9 +60,7 @@ def final_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
 
 def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
     """The first round after the start whose evaluation reaches `target`; None if none does."""
-    reached = (
-        e.round for e in evaluations if e.round > 0 and e.accuracy is not None and e.accuracy >= target
-    )
+    reached = (e.round for e in evaluations if e.round > 0 and e.accuracy is not None and e.accuracy >= target)
     return next(reached, None)
 
 
@@ -122,9 +120,7 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[tuple[str, str, str], _Seeds], l
             continue
         seeds = groups.setdefault((header.task, header.setting, header.method), {})
         if header.seed in seeds:
-            notes.append(
-                f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed"
-            )
+            notes.append(f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed")
             continue
         seeds[header.seed] = run
         if run.end is None:

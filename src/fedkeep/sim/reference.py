@@ -39,5 +39,3 @@ def pooled(data: Federation) -> Federation:
         return Membership(members.indices, np.array([0, len(members.indices)]))
 
     return replace(data, train=one(data.train), test=one(data.test), device_names=None)
-
-
