@@ -80,6 +80,10 @@ class GlobalEstimator(ABC):
     def direction(self) -> Vector | None:
         """The present g_hat; None until there is one."""
 
+    def staleness(self, round_: int) -> float | None:  # noqa: ARG002 - most estimators keep no rounds
+        """The mean age, in rounds, of the estimates that g_hat is made of; None where that has no meaning."""
+        return None
+
     def forget(self, device: DeviceId) -> None:  # noqa: B027 - most estimators keep nothing of a device
         """A device has left the fleet: nothing of it may count any more."""
 
@@ -172,6 +176,11 @@ class IncrementalEstimator(GlobalEstimator):
     def direction(self) -> Vector | None:
         mean = self._sums.mean()
         return None if mean is None else mean.astype(np.float32)
+
+    def staleness(self, round_: int) -> float | None:
+        if not self._kept:
+            return None
+        return round_ - sum(e.round for e in self._kept.values()) / len(self._kept)
 
     def snapshot(self) -> State:
         devices = sorted(self._kept)

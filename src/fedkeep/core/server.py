@@ -121,11 +121,10 @@ class Server:
         self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
         return self.plan, tuple(refusals)
 
-    def select(self, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
-        """k devices of the population for the next round, uniformly and without replacement, by seed and round."""
-        chosen = generator(self.seed, "select", self.round).choice(
-            len(population), min(k, len(population)), replace=False
-        )
+    def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
+        """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""
+        rng = generator(self.seed, "select", round_)
+        chosen = rng.choice(len(population), min(k, len(population)), replace=False)
         return tuple(sorted(population[i] for i in chosen.tolist()))
 
     def open_round(self, participants: Iterable[DeviceId]) -> Mapping[DeviceId, TrainOrder]:

@@ -73,13 +73,17 @@ class Simulator:
     def play_round(self, *, evaluated: bool) -> RoundRecord:
         """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
         round_ = self.server.round
-        participants = self.server.select(self._population, self._k)
+        participants = self.server.select(round_, self._population, self._k)
         arrivals = self._bring_up_to_date(participants, round_ + 1)
         orders = self.server.open_round(participants)
         reports = self.parts.fleet.take_part(orders)
         self._deliver(reports, round_)
         summary = self.server.close_round()
         return RoundRecord(self.server.round, summary, arrivals, self.evaluate() if evaluated else None)
+
+    def first_participants(self) -> tuple[DeviceId, ...]:
+        """The devices of the first round, the same for every method under one seed."""
+        return self.server.select(0, self._population, self._k)
 
     def evaluate(self) -> Evaluated:
         """The global model on every device's test samples."""

@@ -1,0 +1,174 @@
+"""What a run's record says of it: turns rounds and stores into lines."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fedkeep.core.coordination import Limits
+from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.types import AnyArray, Batch, DeviceId
+from fedkeep.records import Change, Device, Evaluation, Holdings, Line, Plan, Round, Slot
+from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
+from fedkeep.sim.evaluation import Evaluated
+from fedkeep.sim.fleet import Fleet
+
+_LISTED = 50
+"""The most devices that a line lists."""
+_CHANGES = 12
+"""The most comings and goings that a line tells of a device."""
+
+
+class Observer:
+    """Sums up rounds between two evaluations; starts from nothing at each, so that a resumed run writes the same."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        self._data = simulator.parts.data
+        self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, Fleet) else None
+        self._watched = simulator.first_participants()[: simulator.experiment.record.devices]
+        self._changes: dict[DeviceId, deque[Change]] = {d: deque(maxlen=_CHANGES) for d in self._watched}
+        if self._fleet is not None:
+            self._fleet.watchers.append(self._watch)
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forgets what has been told, and takes the stores as they are for known."""
+        self._participants: list[DeviceId] = []
+        self._arrivals = self._dropouts = 0
+        self._refused: Counter[str] = Counter()
+        self._known = {(d, id_) for d, stored in self._stores() for id_ in stored.batch.ids.tolist()}
+        for changes in self._changes.values():
+            changes.clear()
+        if self._fleet is not None:
+            self._fleet.fates.clear()
+
+    def see(self, record: RoundRecord) -> None:
+        """Takes a round into account."""
+        self._participants += record.summary.participants
+        self._arrivals += record.arrivals
+        self._dropouts += len(record.summary.missing)
+        self._refused.update(refusals_by_reason(record.summary))
+
+    def opening(self) -> Iterator[Line]:
+        """The lines before the first round: the plan, and how good the untrained model is."""
+        plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
+        if plan is not None and isinstance(coordinator, Limits):
+            wanted = [coordinator.clients_per_label or 0] * len(plan.holders)
+            yield Plan(
+                round=0,
+                devices=tuple(plan.devices[:_LISTED].tolist()),
+                quotas=_rows(plan.quotas[:_LISTED]),
+                holders=tuple(plan.holders.tolist()),
+                wanted=tuple(wanted),
+            )
+        yield self._evaluation(0, self._simulator.evaluate())
+
+    def lines(self, round_: int, evaluated: Evaluated) -> Iterator[Line]:
+        """The lines of an evaluation."""
+        yield self._round(round_)
+        if self._fleet is not None:
+            yield from self._stored_lines(round_)
+        yield self._evaluation(round_, evaluated)
+
+    def _evaluation(self, round_: int, evaluated: Evaluated) -> Evaluation:
+        tally, few = self._simulator.tally, self._data.devices <= _LISTED
+        accuracy = evaluated.device_accuracy
+        stored = [s for _, s in self._stores()]
+        pairs = {(d, id_) for d, s in self._stores() for id_ in s.batch.ids.tolist()}
+        labels = {label for s in stored for label in s.batch.y.tolist()}
+        return Evaluation(
+            round=round_,
+            accuracy=evaluated.accuracy,
+            loss=evaluated.loss,
+            device_accuracy=tuple(accuracy.tolist()) if few else (),
+            device_accuracy_quantiles=tuple(np.nanquantile(accuracy, [0, 0.25, 0.5, 0.75, 1]).tolist()),
+            samples_valued=tally.samples_valued,
+            bytes_stored=sum(s.batch.x.nbytes for s in stored),
+            bytes_up=tally.bytes_up,
+            bytes_down=tally.bytes_down,
+            label_coverage=len(labels) / self._data.labels if self._fleet is not None else None,
+            store_turnover=len(pairs - self._known) / len(pairs) if pairs else None,
+        )
+
+    def _round(self, round_: int) -> Round:
+        fates = self._fleet.fates if self._fleet is not None else Counter[str]()
+        return Round(
+            round=round_,
+            participants=tuple(sorted(set(self._participants)))[:_LISTED],
+            arrivals=self._arrivals,
+            kept=fates[Fate.KEPT.name],
+            replaced=fates[Fate.REPLACED.name],
+            refused=fates[Fate.REFUSED.name],
+            dropouts=self._dropouts,
+            refused_reports=dict(self._refused),
+            staleness=self._simulator.server.estimator.staleness(round_),
+        )
+
+    def _stored_lines(self, round_: int) -> Iterator[Line]:
+        listed = [(d, stored) for d, stored in self._stores() if len(stored.batch)][:_LISTED]
+        filled = [np.bincount(stored.batch.y, minlength=self._data.labels) for _, stored in listed]
+        yield Holdings(round=round_, devices=tuple(d for d, _ in listed), filled=_rows(filled))
+        for d, stored in self._stores():
+            if d in self._watched:
+                yield self._device(round_, d, stored)
+
+    def _device(self, round_: int, device: DeviceId, stored: Stored) -> Device:
+        now = self._simulator.parts.stream.position(device, round_)
+        slots = [
+            Slot(id=id_, label=y, score=score, age=now - arrival, uses=uses, thumbnail=_thumbnail(x))
+            for x, y, id_, score, arrival, uses in zip(
+                stored.batch.x,
+                *(a.tolist() for a in (stored.batch.y, stored.batch.ids, stored.scores, stored.arrivals, stored.uses)),
+                strict=True,
+            )
+        ]
+        return Device(
+            round=round_,
+            device=device,
+            capacity=self._simulator.experiment.storage.capacity,
+            slots=tuple(slots),
+            changes=tuple(self._changes[device]),
+        )
+
+    def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
+        if device not in self._changes:
+            return
+        for i in np.flatnonzero(outcome.fates != Fate.REFUSED)[-_CHANGES:].tolist():
+            displaced = int(outcome.displaced[i])
+            change = Change(
+                id=int(batch.ids[i]),
+                label=int(batch.y[i]),
+                score=None,
+                fate=Fate(int(outcome.fates[i])).name.lower(),
+                displaced=None if displaced < 0 else displaced,
+            )
+            self._changes[device].append(change)
+
+    def _stores(self) -> Sequence[tuple[DeviceId, Stored]]:
+        if self._fleet is None:
+            return []
+        return [(d, device.store.stored()) for d, device in sorted(self._fleet.devices.items())]
+
+
+def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Height and width of samples that are grey images; None of any others."""
+    if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= 8:
+        return shape[1], shape[2]
+    return None
+
+
+def _thumbnail(x: AnyArray) -> str | None:
+    """The picture as 8-bit grey, from its darkest to its brightest value."""
+    if image_size(x.shape) is None:
+        return None
+    low, high = float(x.min()), float(x.max())
+    grey = (255 * (x - low) / max(high - low, 1e-12)).astype(np.uint8)
+    return base64.b64encode(grey.tobytes()).decode()
+
+
+def _rows(rows: Sequence[AnyArray] | AnyArray) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(n) for n in row) for row in rows)
