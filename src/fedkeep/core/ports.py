@@ -65,6 +65,23 @@ class Learner(Protocol):
         """Class scores, (n, classes)."""
 
 
+class FleetLearner(Learner, Protocol):
+    """A learner that serves all participants of a round in one call, batched where that is faster than a loop."""
+
+    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> Sequence[Measurements]:
+        """`probe(model).measure(batch)` for each pair."""
+
+    def train_many(
+        self,
+        model: Vector,
+        batches: Sequence[Batch],
+        weights: Sequence[FloatArray],
+        local: LocalTraining,
+        seeds: Sequence[int],
+    ) -> list[Vector]:
+        """`train` from the same model for each batch, with its weights and seed."""
+
+
 class Fate(IntEnum):
     """What became of an offered sample."""
 

@@ -1,0 +1,1 @@
+"""Learners: models as flat vectors, measured and trained with numpy or torch."""

@@ -1,0 +1,103 @@
+"""Measurements of modules whose valued parameters are not all in plain linear or convolutional layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+
+from fedkeep.core.types import AnyArray, Batch, Scores, Vector
+from fedkeep.learn.network import Network, as_tensor
+from fedkeep.learn.torch_measurements import CHUNK, join, per_sample
+
+_BLOCK = 1 << 22
+"""Numbers of per-sample gradients held at a time, for norms."""
+
+
+class AutogradMeasurements:
+    """The same quantities by autograd alone: slower, and right for all that autograd differentiates twice."""
+
+    def __init__(self, network: Network, model: Vector, batch: Batch, chunk: int = CHUNK) -> None:
+        self._network, self._model, self._n, self._chunk = network, model, len(batch), chunk
+        self._x, self._y = as_tensor(batch.x), as_tensor(batch.y)
+
+    def losses(self) -> Scores:
+        return per_sample([self._losses(x, y) for x, y in self._pieces(self._chunk)])
+
+    def projections(self, direction: Vector) -> Scores:
+        views = self._network.valued.views(np.array(direction, dtype=np.float32))
+        tangents = [torch.from_numpy(view) for view in views]
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels cannot be differentiated twice
+            return per_sample([self._project(x, y, tangents) for x, y in self._pieces(self._chunk)])
+
+    def norms(self) -> Scores:
+        return self._norms(self._network.valued.names)
+
+    def head_norms(self) -> Scores:
+        own = len(list(self._network.head.parameters(recurse=False)))
+        return self._norms(self._network.valued.names[-own:])
+
+    def mean_gradient(self) -> Vector:
+        total = torch.zeros(self._network.valued.size)
+        for x, y in self._pieces(self._chunk):
+            with self._network.differentiable():
+                parts = torch.autograd.grad(
+                    self._losses(x, y).sum(), self._network.valued_parameters, materialize_grads=True
+                )
+            total += torch.cat([part.reshape(-1) for part in parts])
+        gradient: Vector = total.div_(max(1, self._n)).numpy()
+        return gradient
+
+    def activations(self) -> AnyArray:
+        parts = []
+        for x, _ in self._pieces(self._chunk):
+            _, [calls] = self._network.observe(x, [self._network.head])
+            parts.append(calls[-1][0].flatten(1))
+        return join(parts)
+
+    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(self._network.module(x), y, reduction="none")
+
+    def _project(self, x: Tensor, y: Tensor, tangents: list[Tensor]) -> Tensor:
+        """<grad_i, tangents>, as the derivative of <sum_i v_i grad_i, tangents> by v."""
+        with self._network.differentiable():
+            losses = self._losses(x, y)
+            v = torch.ones_like(losses, requires_grad=True)
+            parameters = self._network.valued_parameters
+            mixed = torch.autograd.grad(losses, parameters, v, create_graph=True, materialize_grads=True)
+        used = [(part, tangent) for part, tangent in zip(mixed, tangents, strict=True) if part.requires_grad]
+        parts, along = zip(*used, strict=True)
+        return torch.autograd.grad(parts, v, along)[0]
+
+    def _norms(self, names: Sequence[str]) -> Scores:
+        width = sum(p.numel() for name, p in self._network.module.named_parameters() if name in names)
+        pieces = self._pieces(min(self._chunk, max(1, _BLOCK // width)))
+        return np.sqrt(per_sample([self._square_norms(x, y, names) for x, y in pieces]))
+
+    def _square_norms(self, x: Tensor, y: Tensor, names: Sequence[str]) -> Tensor:
+        parameters = {name: self._network.module.get_parameter(name).detach() for name in names}
+        per_sample_gradient = grad(self._single_loss)
+        try:
+            gradients = vmap(per_sample_gradient, (None, 0, 0))(parameters, x, y)
+        except RuntimeError:  # not every layer can be mapped over (recurrent ones, for instance)
+            singles = [per_sample_gradient(parameters, *pair) for pair in zip(x, y, strict=True)]
+            gradients = {name: torch.stack([single[name] for single in singles]) for name in names}
+        squares = [gradient.flatten(1).double().square().sum(1) for gradient in gradients.values()]
+        return torch.stack(squares).sum(0)
+
+    def _single_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(functional_call(self._network.module, parameters, (x[None],)), y[None])
+
+    def _pieces(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of each chunk, while the model is loaded."""
+        for x, y in (
+            zip(torch.split(self._x, size), torch.split(self._y, size), strict=True) if self._n else ()
+        ):
+            with self._network.lock:
+                self._network.load(self._model, frozen=True)
+                yield x, y

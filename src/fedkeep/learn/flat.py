@@ -1,0 +1,58 @@
+"""Parameters <-> vector: where each array of a model lies in its flat form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.types import AnyArray, Vector
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names and shapes of a model's parameters, in the order in which they are flattened."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where each parameter lies in the vector."""
+        ends = list(accumulate(prod(shape) for shape in self.shapes))
+        return tuple(slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True))
+
+    @cached_property
+    def size(self) -> int:
+        return sum(prod(shape) for shape in self.shapes)
+
+    def views(self, vectors: AnyArray) -> list[AnyArray]:
+        """Each parameter as a view of `vectors`, whose last axis is P: (..., P) to (..., *shape)."""
+        self.require(vectors)
+        lead = vectors.shape[:-1]
+        return [
+            vectors[..., part].reshape(lead + shape)
+            for part, shape in zip(self.slices, self.shapes, strict=True)
+        ]
+
+    def require(self, vectors: AnyArray) -> None:
+        """Raises where the last axis is not P."""
+        if vectors.shape[-1] != self.size:
+            raise FedkeepError(
+                f"a vector of {vectors.shape[-1]} numbers does not fit a model of {self.size}: "
+                "it comes from another architecture or other shape options"
+            )
+
+    def since(self, first: int) -> Layout:
+        """The layout of the parameters from number `first` on."""
+        return Layout(self.names[first:], self.shapes[first:])
+
+
+def flatten(arrays: Sequence[AnyArray]) -> Vector:
+    """The arrays one after the other, as one float32 vector."""
+    return np.concatenate([np.asarray(a, dtype=np.float32).ravel() for a in arrays])

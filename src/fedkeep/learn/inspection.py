@@ -1,0 +1,77 @@
+"""A learner's first look at a module: which of the two ways to measure it is right, if any.
+
+Three samples are measured one by one by plain backprop, then as a batch by the closed forms. That costs a few
+milliseconds once, and means that a module which calls a layer twice, ties weights, or mixes samples in a way
+no list of layer types could foresee is found out rather than measured wrongly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.types import AnyArray, Batch, Scores, Vector
+from fedkeep.learn.autograd_measurements import AutogradMeasurements
+from fedkeep.learn.layers import is_bilinear
+from fedkeep.learn.network import Network, as_tensor, losses_and_error
+from fedkeep.learn.torch_measurements import TorchMeasurements
+
+_TOLERANCE = 1e-3
+
+
+def choose_measurements(
+    network: Network, model: Vector, batch: Batch
+) -> type[TorchMeasurements] | type[AutogradMeasurements]:
+    """The fast measurements where they are exact for this module, else those by autograd."""
+    trial = _trial(batch)
+    direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
+    with network.lock:
+        losses, projections, norms = _one_by_one(network, model, trial, direction)
+        together = AutogradMeasurements(network, model, trial)
+        if not np.allclose(together.losses(), losses, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise FedkeepError(
+                "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
+                "gradient of its own: replace the layer that mixes samples"
+            )
+        if not all(is_bilinear(layer) for layer in network.valued_layers):
+            return AutogradMeasurements
+        try:
+            logits, [[(_, output)]] = network.observe(as_tensor(trial.x), [network.head])
+            network.head_is_output = output is logits
+            fast = TorchMeasurements(network, model, trial)
+            scale = float(np.linalg.norm(direction)) * norms.max(initial=0.0) + 1e-12
+            right = np.abs(fast.projections(direction) - projections).max() < _TOLERANCE * scale
+            right = right and np.allclose(fast.norms(), norms, rtol=_TOLERANCE)
+        except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
+            right = False
+    return TorchMeasurements if right else AutogradMeasurements
+
+
+def _trial(batch: Batch) -> Batch:
+    """Three different samples of the batch's shape, made from its first."""
+    x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
+    return Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
+
+
+def _one_by_one(
+    network: Network, model: Vector, batch: Batch, direction: Vector
+) -> tuple[Scores, Scores, Scores]:
+    """Loss, projection and norm of each sample's gradient, by backprop of that sample alone."""
+    network.load(model)
+    rows = [
+        _backprop(network, as_tensor(batch.x[i : i + 1]), as_tensor(batch.y[i : i + 1]))
+        for i in range(len(batch))
+    ]
+    losses = np.array([loss for loss, _ in rows])
+    gradients = np.stack([gradient for _, gradient in rows]).astype(np.float64)
+    return losses, gradients @ direction, np.linalg.norm(gradients, axis=1)
+
+
+def _backprop(network: Network, x: Tensor, y: Tensor) -> tuple[float, AnyArray]:
+    with network.differentiable():
+        logits = network.module(x)
+        loss, error = losses_and_error(logits.detach(), y)
+        parts = torch.autograd.grad(logits, network.valued_parameters, error, materialize_grads=True)
+    return float(loss), torch.cat([part.reshape(-1) for part in parts]).numpy()

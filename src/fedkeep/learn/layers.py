@@ -1,0 +1,91 @@
+"""What one linear or convolutional torch layer contributes, from its inputs `a` and output errors `e`.
+
+For z = W * a the gradient of a sample's loss by W is bilinear in a and e, so that projections, sums and norms
+of gradients need no gradient per sample: <grad_i, D> = <e_i, D * a_i>.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+BilinearLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d
+
+_BLOCK = 1 << 20
+"""Numbers of per-sample gradients held at a time, for norms."""
+
+
+def is_bilinear(module: nn.Module) -> bool:
+    """Whether the closed forms of this file hold for it; subclasses may do anything, so they do not count."""
+    if type(module) is nn.Linear:
+        return True
+    convolves = type(module) in (nn.Conv1d, nn.Conv2d)
+    return convolves and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+def project(layer: BilinearLayer, a: Tensor, e: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """<grad_i, direction> per sample: the response to the direction as weights, weighed by the error."""
+    if isinstance(layer, nn.Linear):
+        response = F.linear(a, weight, bias)
+    else:
+        response = torch.convolution(
+            a, weight, bias, layer.stride, _padding(layer), layer.dilation, False, _none(layer), layer.groups
+        )
+    return response.mul_(e).flatten(1).sum(1)
+
+
+def summed_gradient(layer: BilinearLayer, a: Tensor, e: Tensor) -> list[Tensor]:
+    """The gradients of the weight and, where there is one, the bias, summed over the samples."""
+    if isinstance(layer, nn.Linear):
+        a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
+        parts = [e.T @ a, e.sum(0)]
+    else:
+        _, weight, bias = torch.ops.aten.convolution_backward(
+            e, a, layer.weight, [layer.out_channels], layer.stride, _padding(layer), layer.dilation, False,
+            _none(layer), layer.groups, [False, True, layer.bias is not None],
+        )  # fmt: skip
+        parts = [weight, bias]
+    return parts if layer.bias is not None else parts[:1]
+
+
+def square_norms(layer: BilinearLayer, a: Tensor, e: Tensor) -> Tensor:
+    """||grad_i||^2 per sample."""
+    bias = layer.bias is not None
+    if isinstance(layer, nn.Linear) and a.dim() == 2:
+        return (a.square().sum(1) + bias) * e.square().sum(1)
+    step = max(1, _BLOCK // layer.weight.numel())
+    pairs = zip(torch.split(a, step), torch.split(e, step), strict=True)
+    return torch.cat([_explicit_square_norms(layer, *pair, bias) for pair in pairs])
+
+
+def _explicit_square_norms(layer: BilinearLayer, a: Tensor, e: Tensor, bias: bool) -> Tensor:
+    """The same where a weight is used at several places: their products are summed before squaring."""
+    columns, errors = _columns(layer, a, e)
+    gradients = errors @ columns.transpose(-1, -2)
+    squares = gradients.flatten(1).square().sum(1)
+    return squares + errors.sum(-1).flatten(1).square().sum(1) if bias else squares
+
+
+def _columns(layer: BilinearLayer, a: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs (n, groups, in, places) and errors (n, groups, out, places) of each use of the weight."""
+    if isinstance(layer, nn.Linear):
+        return a.flatten(1, -2).transpose(1, 2)[:, None], e.flatten(1, -2).transpose(1, 2)[:, None]
+    kernel, stride, padding, dilation = layer.kernel_size, layer.stride, _padding(layer), layer.dilation
+    if isinstance(layer, nn.Conv1d):
+        a = a[:, :, None]
+        kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
+    columns = F.unfold(a, kernel, dilation, padding, stride)
+    n, places = len(a), columns.shape[-1]
+    return columns.view(n, layer.groups, -1, places), e.reshape(n, layer.groups, -1, places)
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
+    return cast("tuple[int, ...]", layer.padding)  # is_bilinear admits no names such as "same"
+
+
+def _none(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+    """No output padding, in as many dimensions as the layer has."""
+    return [0] * len(layer.stride)

@@ -1,0 +1,173 @@
+"""A torch module whose parameters are views of one flat buffer, and which notes what its layers see.
+
+Loading a model is then one copy, and one forward and one backward pass give all that the closed forms of
+`fedkeep.learn.layers` need: the input and the error of each valued layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.types import AnyArray, Vector
+from fedkeep.learn.flat import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One pass over some samples: their losses, and the input and error of each noted layer."""
+
+    losses: Tensor
+    layers: list[tuple[nn.Module, Tensor, Tensor]]
+
+    @property
+    def head_only(self) -> Record:
+        return Record(self.losses, self.layers[-1:])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes + e.nbytes for _, a, e in self.layers)
+
+
+class Network:
+    """The module, its layout, and which of its layers are valued; `lock` guards all of it."""
+
+    def __init__(self, module: nn.Module, last_layers: int | None) -> None:
+        refuse_coupling(module)
+        for part in module.modules():
+            if getattr(part, "inplace", False):
+                part.inplace = False  # type: ignore[assignment]  # noted outputs must stay as they were
+        self.module = module.float()
+        self.lock = RLock()
+        named = list(self.module.named_parameters())
+        self.parameters = [parameter for _, parameter in named]
+        self.layout = Layout(tuple(name for name, _ in named), tuple(tuple(p.shape) for p in self.parameters))
+        self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        for parameter, where in zip(self.parameters, self.layout.slices, strict=True):
+            parameter.data = self.flat[where].view(parameter.shape)
+        self.valued_layers = _last_layers(self.module, last_layers)
+        first = next(
+            i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0]
+        )
+        self.valued = self.layout.since(first)
+        self.valued_parameters = self.parameters[first:]
+        self._loaded: object = None
+        self._notes: dict[int, list[tuple[Tensor, Tensor]]] | None = None
+        self.head_is_output = False
+        for layer in self.valued_layers:
+            layer.register_forward_hook(self._note)
+        self.prepare(training=False)
+
+    @property
+    def head(self) -> nn.Module:
+        """The last layer that has parameters."""
+        return self.valued_layers[-1]
+
+    def load(self, model: Vector, *, frozen: bool = False) -> None:
+        """Makes `model` the parameters; free of charge where it is frozen and was the one loaded last."""
+        if frozen and self._loaded is model:
+            return
+        self.layout.require(model)
+        self.flat.copy_(as_tensor(model))
+        self._loaded = model if frozen else None
+
+    def prepare(self, *, training: bool) -> None:
+        """Dropout and the like act in training only; outside it, no gradient by parameters is recorded."""
+        self.module.train(training)
+        for parameter in self.parameters:
+            parameter.requires_grad_(training)
+
+    @contextmanager
+    def differentiable(self) -> Iterator[None]:
+        """Lets autograd see the valued parameters themselves, where outputs of layers do not suffice."""
+        for parameter in self.valued_parameters:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter in self.valued_parameters:
+                parameter.requires_grad_(False)
+
+    def record(self, x: Tensor, y: Tensor, noted: Sequence[nn.Module]) -> Record:
+        """A forward pass, and a backward pass from the losses to the outputs of the layers `noted`.
+
+        Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
+        """
+        with torch.set_grad_enabled(not (self.head_is_output and len(noted) == 1)):
+            logits, calls = self.observe(x, noted)
+        if any(len(of_layer) != 1 for of_layer in calls):
+            raise RuntimeError("a valued layer was not called exactly once")
+        losses, error = losses_and_error(logits.detach(), y)
+        inputs, outputs = zip(*(of_layer[0] for of_layer in calls), strict=True)
+        errors = [error] if outputs[-1] is logits else []
+        below = outputs[: len(outputs) - len(errors)]
+        if below:
+            errors = [*torch.autograd.grad(logits, below, error), *errors]
+        return Record(losses, list(zip(noted, inputs, errors, strict=True)))
+
+    def observe(
+        self, x: Tensor, noted: Sequence[nn.Module]
+    ) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
+        """The logits, and the input and output of every call of each layer `noted`."""
+        self._notes = {id(layer): [] for layer in noted}
+        try:
+            return self.module(x), list(self._notes.values())
+        finally:
+            self._notes = None
+
+    def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        calls = None if self._notes is None else self._notes.get(id(layer))
+        if calls is not None:
+            if torch.is_grad_enabled() and not output.requires_grad:
+                output.requires_grad_()
+            calls.append((args[0].detach(), output))
+
+
+def losses_and_error(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of each sample and its gradient by the logits, softmax(z) - onehot(y)."""
+    log_likelihood = torch.log_softmax(logits, dim=1)
+    labels = y[:, None]
+    losses = log_likelihood.gather(1, labels).squeeze(1).neg_()
+    error = log_likelihood.exp_()
+    return losses, error.scatter_add_(1, labels, error.new_full(labels.shape, -1.0))
+
+
+def as_tensor(array: AnyArray) -> Tensor:
+    """The array as a tensor, floats as float32; copied only where it must be: torch wants writable memory."""
+    if array.dtype.kind == "f" and array.dtype != "float32":
+        array = array.astype("float32")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def refuse_coupling(module: nn.Module) -> None:
+    """Raises for layers in which one sample's loss depends on the others of its batch."""
+    for name, part in module.named_modules():
+        if (
+            isinstance(part, nn.modules.batchnorm._BatchNorm)
+            or getattr(part, "running_mean", None) is not None
+        ):
+            raise FedkeepError(
+                f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
+                "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"
+            )
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return list(module.parameters(recurse=False))
+
+
+def _last_layers(module: nn.Module, count: int | None) -> list[nn.Module]:
+    """The last `count` layers with parameters of their own, in the order of the flat vector."""
+    layers = [part for part in module.modules() if _own_parameters(part)]
+    if not layers:
+        raise ConfigError("the model has no parameters to train")
+    if count is not None and not 1 <= count <= len(layers):
+        raise ConfigError(f"last_layers must be between 1 and {len(layers)}, got {count}")
+    return layers if count is None else layers[-count:]

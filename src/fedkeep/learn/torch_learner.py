@@ -1,0 +1,129 @@
+"""Any torch module as a learner: measured by closed forms where they hold, trained by weighted local SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.ports import Measurements
+from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Vector
+from fedkeep.learn.autograd_measurements import AutogradMeasurements
+from fedkeep.learn.flat import Layout
+from fedkeep.learn.inspection import choose_measurements
+from fedkeep.learn.minibatches import minibatches
+from fedkeep.learn.network import Network, as_tensor, losses_and_error
+from fedkeep.learn.torch_measurements import CHUNK, TorchMeasurements
+
+_INFERENCE_CHUNK = 1024
+
+
+class TorchProbe:
+    """A frozen torch model that measures samples."""
+
+    def __init__(self, learner: TorchLearner, model: Vector) -> None:
+        self._learner = learner
+        self._model = np.array(model, dtype=np.float32)
+
+    def measure(self, batch: Batch) -> Measurements:
+        return self._learner.measure(self._model, batch)
+
+
+class TorchLearner:
+    """An architecture given by a factory of modules; `last_layers` restricts the valued parameters.
+
+    One module serves all models, one at a time: calls from several threads wait for each other.
+    """
+
+    def __init__(
+        self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK
+    ) -> None:
+        self._factory = factory
+        self._chunk = chunk
+        self._network = Network(factory(), last_layers)
+        self._measurements: type[TorchMeasurements] | type[AutogradMeasurements] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self._network.layout
+
+    @property
+    def size(self) -> int:
+        return self._network.layout.size
+
+    @property
+    def gradient_size(self) -> int:
+        return self._network.valued.size
+
+    def initial(self, seed: int) -> Vector:
+        """The parameters of a new module, as its own layers initialise them."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self._factory()
+        vector: Vector = torch.cat([p.detach().float().reshape(-1) for p in module.parameters()]).numpy()
+        return vector
+
+    def probe(self, model: Vector) -> TorchProbe:
+        return TorchProbe(self, model)
+
+    def measure(self, model: Vector, batch: Batch) -> Measurements:
+        """What `model`, which must not change any more, sees in the batch."""
+        if self._measurements is None and len(batch):
+            self._measurements = choose_measurements(self._network, model, batch)
+        return (self._measurements or TorchMeasurements)(self._network, model, batch, self._chunk)
+
+    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
+        """What each batch's own model sees in it."""
+        return [self.probe(model).measure(batch) for model, batch in zip(models, batches, strict=True)]
+
+    def train(
+        self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int
+    ) -> Vector:
+        x, y, gamma = as_tensor(batch.x), as_tensor(batch.y), torch.tensor(weights, dtype=torch.float32)
+        network = self._network
+        with network.lock, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network.load(model)
+            anchor = network.flat.clone()
+            network.prepare(training=True)
+            try:
+                for index in minibatches(len(batch), local, seed):
+                    self._step(x[index], y[index], gamma[index], local, anchor)
+                return np.array(network.flat.numpy())
+            finally:
+                network.prepare(training=False)
+
+    def train_many(
+        self,
+        model: Vector,
+        batches: Sequence[Batch],
+        weights: Sequence[FloatArray],
+        local: LocalTraining,
+        seeds: Sequence[int],
+    ) -> list[Vector]:
+        """Where each batch leads from the same model."""
+        jobs = zip(batches, weights, seeds, strict=True)
+        return [self.train(model, batch, gamma, local, seed) for batch, gamma, seed in jobs]
+
+    def logits(self, model: Vector, x: AnyArray) -> AnyArray:
+        with self._network.lock, torch.no_grad():
+            self._network.load(model)
+            parts = [self._network.module(part) for part in torch.split(as_tensor(x), _INFERENCE_CHUNK)]
+        scores: AnyArray = torch.cat(parts).numpy()
+        return scores
+
+    def _step(self, x: Tensor, y: Tensor, gamma: Tensor, local: LocalTraining, anchor: Tensor) -> None:
+        """One step of Eq. 12, in place; samples that all weigh nothing leave the model where it is."""
+        total = gamma.sum()
+        if not total > 0:
+            return
+        network = self._network
+        logits = network.module(x)
+        _, error = losses_and_error(logits.detach(), y)
+        error *= (gamma / total)[:, None]
+        gradients = torch.autograd.grad(logits, network.parameters, error, materialize_grads=True)
+        if local.proximal:
+            network.flat.lerp_(anchor, local.learning_rate * local.proximal)
+        network.flat.add_(torch.cat([g.reshape(-1) for g in gradients]), alpha=-local.learning_rate)

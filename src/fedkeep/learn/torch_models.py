@@ -1,0 +1,35 @@
+"""The paper's architectures as torch modules; the arguments are their shape options."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def lenet(classes: int = 10) -> nn.Module:
+    """The authors' LeNet for (n, 1, 28, 28) pictures; there is no activation between its dense layers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(256, 84), nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def har_dnn(features: int = 900, hidden: int = 100, classes: int = 5) -> nn.Module:
+    """The 900-100-5 network for (n, features) windows of motion sensors."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def traffic_cnn(classes: int = 20) -> nn.Module:
+    """The CNN for (n, 3, 64) sequences: size, direction and gap of 64 packets, channels first."""
+    return nn.Sequential(
+        nn.Conv1d(3, 32, 3, padding=1), nn.ReLU(),
+        nn.Conv1d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Conv1d(32, 64, 3, padding=1), nn.ReLU(),
+        nn.Conv1d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, classes),
+    )  # fmt: skip
+
+
+def logistic(features: int = 60, classes: int = 10) -> nn.Module:
+    """Softmax regression for (n, features)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))
