@@ -134,9 +134,7 @@ def check_against_loop(learner: FleetLearner, factory: Factory, batch: Batch, he
 def test_torch_equals_one_by_one_backprop(name: str, last_layers: int | None) -> None:
     factory, shape, classes = NETWORKS[name]
     learner = TorchLearner(factory, last_layers)
-    check_against_loop(
-        learner, factory, batch_of(shape, classes), head_parameters=1 if name == "strange" else 2
-    )
+    check_against_loop(learner, factory, batch_of(shape, classes), head_parameters=1 if name == "strange" else 2)
 
 
 @pytest.mark.parametrize("last_layers", [None, 1, 2])

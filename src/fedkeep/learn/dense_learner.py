@@ -74,9 +74,7 @@ class DenseLearner:
         trace = Trace(self._layers(np.stack(models)), x, y, self._first)
         return [DenseMeasurements(trace, c, len(batch), self._valued) for c, batch in enumerate(batches)]
 
-    def train(
-        self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int
-    ) -> Vector:
+    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
         return self.train_many(model, [batch], [weights], local, [seed])[0]
 
     def train_many(

@@ -35,10 +35,7 @@ class Layout:
         """Each parameter as a view of `vectors`, whose last axis is P: (..., P) to (..., *shape)."""
         self.require(vectors)
         lead = vectors.shape[:-1]
-        return [
-            vectors[..., part].reshape(lead + shape)
-            for part, shape in zip(self.slices, self.shapes, strict=True)
-        ]
+        return [vectors[..., part].reshape(lead + shape) for part, shape in zip(self.slices, self.shapes, strict=True)]
 
     def require(self, vectors: AnyArray) -> None:
         """Raises where the last axis is not P."""

@@ -53,9 +53,7 @@ class Network:
         for parameter, where in zip(self.parameters, self.layout.slices, strict=True):
             parameter.data = self.flat[where].view(parameter.shape)
         self.valued_layers = _last_layers(self.module, last_layers)
-        first = next(
-            i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0]
-        )
+        first = next(i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0])
         self.valued = self.layout.since(first)
         self.valued_parameters = self.parameters[first:]
         self._loaded: object = None
@@ -112,9 +110,7 @@ class Network:
             errors = [*torch.autograd.grad(logits, below, error), *errors]
         return Record(losses, list(zip(noted, inputs, errors, strict=True)))
 
-    def observe(
-        self, x: Tensor, noted: Sequence[nn.Module]
-    ) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
+    def observe(self, x: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
         """The logits, and the input and output of every call of each layer `noted`."""
         self._notes = {id(layer): [] for layer in noted}
         try:
@@ -149,10 +145,7 @@ def as_tensor(array: AnyArray) -> Tensor:
 def refuse_coupling(module: nn.Module) -> None:
     """Raises for layers in which one sample's loss depends on the others of its batch."""
     for name, part in module.named_modules():
-        if (
-            isinstance(part, nn.modules.batchnorm._BatchNorm)
-            or getattr(part, "running_mean", None) is not None
-        ):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "running_mean", None) is not None:
             raise FedkeepError(
                 f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
                 "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"

@@ -37,9 +37,7 @@ class TorchLearner:
     One module serves all models, one at a time: calls from several threads wait for each other.
     """
 
-    def __init__(
-        self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK
-    ) -> None:
+    def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:
         self._factory = factory
         self._chunk = chunk
         self._network = Network(factory(), last_layers)
@@ -78,9 +76,7 @@ class TorchLearner:
         """What each batch's own model sees in it."""
         return [self.probe(model).measure(batch) for model, batch in zip(models, batches, strict=True)]
 
-    def train(
-        self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int
-    ) -> Vector:
+    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
         x, y, gamma = as_tensor(batch.x), as_tensor(batch.y), torch.tensor(weights, dtype=torch.float32)
         network = self._network
         with network.lock, torch.random.fork_rng(devices=[]):

@@ -18,7 +18,7 @@ from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import DeviceId, FloatArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, Stream
-from fedkeep.learn.models import learner as learner_of
+from fedkeep.learn.models import learner_for
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.oracle import Oracle
@@ -71,7 +71,7 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     name = overrides.pop("name", data.model.name)
     last_layers = overrides.pop("last_layers", None)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
-    return learner_of(name, last_layers, **options)
+    return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
 
 
 def declared_velocities(experiment: Experiment, data: Federation, stream: Stream, regions: int) -> FloatArray:
