@@ -75,7 +75,7 @@ class Device:
         capacity: int,
         sample_shape: tuple[int, ...],
         labels: int,
-        weighting: Weighting,
+        weighting: Weighting = Weighting(),  # noqa: B008 - frozen
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
         seed: int = 0,
     ) -> None:

@@ -1,0 +1,218 @@
+"""Conformance checks for policies and learners of one's own; `fedkeep check module:Class` runs the first.
+
+>>> from fedkeep.core.policies.fifo import Fifo
+>>> check_policy(Fifo())
+['scores', 'inputs', 'chunking', 'restart', 'repeatable']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedkeep.core.device import Device
+from fedkeep.core.policy import SelectionPolicy, View
+from fedkeep.core.ports import Learner
+from fedkeep.core.regions import LabelRegions
+from fedkeep.core.store import MemoryStore
+from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, Scores, TrainOrder
+from fedkeep.core.velocity import VelocityMeter
+from fedkeep.learn.dense_learner import DenseLearner
+
+_FEATURES, _LABELS, _SLOTS = 6, 3, 4
+_LOCAL = LocalTraining(learning_rate=0.1, epochs=2)
+
+
+class ConformanceError(AssertionError):
+    """A law that a policy or learner breaks."""
+
+
+def check_policy(policy: SelectionPolicy) -> list[str]:
+    """Runs a device with the policy through every law; returns their names or raises `ConformanceError`."""
+    laws: dict[str, Callable[[SelectionPolicy], None]] = {
+        "scores": _one_number_per_sample,
+        "inputs": _inputs_unwritten,
+        "chunking": _chunking_does_not_matter,
+        "restart": _a_restart_does_not_matter,
+        "repeatable": _repeats,
+    }
+    for law in laws.values():
+        law(policy)
+    return list(laws)
+
+
+def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
+    """Checks the learner's measurements on a batch against each other and against finite differences."""
+    model = learner.initial(seed)
+    measured = learner.probe(model).measure(batch)
+    rng = np.random.default_rng(seed)
+    direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
+    projections, norms, mean = measured.projections(direction), measured.norms(), measured.mean_gradient()
+    _require(mean.shape == (learner.gradient_size,), "the mean gradient has the length of a direction")
+    _close(projections.mean(), float(mean.astype(np.float64) @ direction), "the mean of the projections is that of the mean")
+    length = float(np.linalg.norm(direction))
+    _require(bool((np.abs(projections) <= norms * length * (1 + 1e-4) + 1e-6).all()), "no projection exceeds its norm")
+    _close(measured.losses().mean(), _cross_entropy(learner.logits(model, batch.x), batch), "losses follow the logits")
+    _close_all(learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction), projections[:1], "one by one")
+    _finite_differences(learner, model, batch, direction, projections)
+    _training_descends(learner, model, batch)
+    return ["shape", "mean", "norms", "losses", "one-by-one", "finite-differences", "training"]
+
+
+def _one_number_per_sample(policy: SelectionPolicy) -> None:
+    watched = _Watched(policy)
+    _play(watched, [7, 5], rounds=2)
+    for n, scores in watched.seen:
+        _require(isinstance(scores, np.ndarray) and scores.shape == (n,), f"scores of {n} samples have shape ({n},)")
+        _require(not np.isnan(scores).any(), "no score is NaN; -inf refuses a sample")
+
+
+def _inputs_unwritten(policy: SelectionPolicy) -> None:
+    batch = _samples(20)
+    for array in (batch.x, batch.y, batch.ids):
+        array.setflags(write=False)
+    device = _device(policy)
+    try:
+        device.observe(batch, 0.0)
+        device.participate(_order(0, device))
+    except ValueError as error:
+        raise ConformanceError(f"the samples belong to the caller and must not be written: {error}") from error
+
+
+def _chunking_does_not_matter(policy: SelectionPolicy) -> None:
+    whole, single = _play(policy, [40], rounds=3), _play(policy, [1] * 40, rounds=3)
+    mixed = _play(policy, [13, 1, 26], rounds=3)
+    _require(_stored(whole) == _stored(single) == _stored(mixed), "what is kept does not depend on chunking")
+
+
+def _a_restart_does_not_matter(policy: SelectionPolicy) -> None:
+    steady = _play(policy, [20, 20], rounds=2)
+    restarted = _play(policy, [20, 20], rounds=2, restart=True)
+    _require(_stored(steady) == _stored(restarted), "what is kept survives snapshot and restore")
+
+
+def _repeats(policy: SelectionPolicy) -> None:
+    _require(
+        _stored(_play(policy, [30], rounds=2)) == _stored(_play(policy, [30], rounds=2)),
+        "the same seed keeps the same samples; take randomness from view.uniform",
+    )
+
+
+class _Watched(SelectionPolicy):
+    """The policy, with a record of what it returned."""
+
+    def __init__(self, policy: SelectionPolicy) -> None:
+        self.inner = policy
+        self.seen: list[tuple[int, Scores]] = []
+        for name in ("uses_direction", "coordinated", "unbounded"):
+            setattr(self, name, getattr(policy, name))
+
+    @property
+    def sequential(self) -> bool:
+        return self.inner.sequential
+
+    def score(self, batch: Batch, view: View) -> Scores:
+        scores = self.inner.score(batch, view)
+        self.seen.append((len(batch), scores))
+        return scores
+
+
+def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False) -> Device:
+    """A device's life: arrivals in chunks, then a participation, `rounds` times over; before and after a g_hat."""
+    device = _device(policy)
+    samples = _samples(sum(chunks) * rounds)
+    start = 0
+    for round_ in range(rounds):
+        for chunk in chunks:
+            device.observe(samples.take(slice(start, start + chunk)), float(round_))
+            start += chunk
+            if restart:
+                state = device.snapshot()
+                device = _device(policy)
+                device.restore(state)
+        device.participate(_order(round_, device))
+    return device
+
+
+def _learner() -> DenseLearner:
+    return DenseLearner((_FEATURES, _LABELS))
+
+
+def _device(policy: SelectionPolicy) -> Device:
+    learner = _learner()
+    device = Device(
+        learner=learner,
+        policy=policy,
+        store=MemoryStore(np.zeros(_LABELS, dtype=np.int64)),
+        regions=LabelRegions(_LABELS),
+        meter=VelocityMeter(_LABELS),
+        capacity=_SLOTS * _LABELS,
+        sample_shape=(_FEATURES,),
+        labels=_LABELS,
+        seed=3,
+    )
+    device.install(learner.initial(1))
+    device.assign(Assignment(np.full(_LABELS, _SLOTS), np.ones(_LABELS), 1.0))
+    return device
+
+
+def _order(round_: int, device: Device) -> TrainOrder:
+    direction = np.random.default_rng(round_).standard_normal(_learner().gradient_size).astype(np.float32)
+    return TrainOrder(round_, _learner().initial(round_ + 2), direction if round_ else None, _LOCAL)
+
+
+def _samples(n: int) -> Batch:
+    """Samples of which some come twice."""
+    rng = np.random.default_rng(n)
+    ids = rng.integers(0, max(1, 3 * n // 4), n)
+    features: AnyArray = np.random.default_rng(7).standard_normal((n, _FEATURES)).astype(np.float32)
+    return Batch(features[ids], ids % _LABELS, ids)
+
+
+def _stored(device: Device) -> list[int]:
+    return device.store.stored().batch.ids.tolist()
+
+
+def _finite_differences(
+    learner: Learner, model: AnyArray, batch: Batch, direction: AnyArray, projections: Scores
+) -> None:
+    """Compares projections with the change of each loss along the direction; the valued parameters stand last."""
+    step = 1e-2 / float(np.linalg.norm(direction))
+    moved = []
+    for sign in (1, -1):
+        shifted = model.copy()
+        shifted[len(model) - len(direction) :] += np.float32(sign * step) * direction
+        moved.append(learner.probe(shifted).measure(batch).losses())
+    slopes = (moved[0] - moved[1]) / (2 * step)
+    scale = np.abs(projections).max() + 1e-9
+    _require(bool((np.abs(slopes - projections) <= 0.02 * scale).all()), "projections are derivatives of the losses")
+
+
+def _training_descends(learner: Learner, model: AnyArray, batch: Batch) -> None:
+    trained = learner.train(model, batch, np.ones(len(batch)), LocalTraining(1e-3, 5), seed=0)
+    before, after = (learner.probe(m).measure(batch).losses().mean() for m in (model, trained))
+    _require(bool(after < before), "training lowers the loss")
+    again = learner.train(model, batch, np.ones(len(batch)), LocalTraining(1e-3, 5), seed=0)
+    _require(bool((again == trained).all()), "training repeats to the bit")
+
+
+def _cross_entropy(logits: AnyArray, batch: Batch) -> float:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(batch)), batch.y]).mean())
+
+
+def _close(a: float, b: float, law: str) -> None:
+    _require(abs(a - b) <= 1e-4 * max(abs(a), abs(b), 1e-3), f"{law} ({a:g} against {b:g})")
+
+
+def _close_all(a: Scores, b: Scores, law: str) -> None:
+    _require(bool(np.allclose(a, b, rtol=1e-4, atol=1e-6)), law)
+
+
+def _require(holds: bool, law: str) -> None:
+    if not holds:
+        raise ConformanceError(law)
+
+
+__all__ = ["ConformanceError", "check_learner", "check_policy"]
