@@ -50,11 +50,17 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
     projections, norms, mean = measured.projections(direction), measured.norms(), measured.mean_gradient()
     _require(mean.shape == (learner.gradient_size,), "the mean gradient has the length of a direction")
-    _close(projections.mean(), float(mean.astype(np.float64) @ direction), "the mean of the projections is that of the mean")
+    _close(
+        projections.mean(),
+        float(mean.astype(np.float64) @ direction),
+        "the mean of the projections is that of the mean",
+    )
     length = float(np.linalg.norm(direction))
     _require(bool((np.abs(projections) <= norms * length * (1 + 1e-4) + 1e-6).all()), "no projection exceeds its norm")
     _close(measured.losses().mean(), _cross_entropy(learner.logits(model, batch.x), batch), "losses follow the logits")
-    _close_all(learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction), projections[:1], "one by one")
+    _close_all(
+        learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction), projections[:1], "one by one"
+    )
     _finite_differences(learner, model, batch, direction, projections)
     _training_descends(learner, model, batch)
     return ["shape", "mean", "norms", "losses", "one-by-one", "finite-differences", "training"]

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 import fedkeep
+from fedkeep.cli.check import check
+from fedkeep.cli.list_ import list_
+from fedkeep.cli.run import run
 from fedkeep.core.errors import FedkeepError
 
 app = typer.Typer(
@@ -32,6 +35,11 @@ def options(
     ] = False,
 ) -> None:
     """Decides what a federated device keeps of its stream."""
+
+
+for verb in (run, check):
+    app.command()(verb)
+app.command("list")(list_)
 
 
 def main() -> None:

@@ -41,9 +41,10 @@ def screen_samples(x: Any, y: Any, shape: tuple[int, ...], labels: int) -> tuple
     if x.shape[1:] != shape or not np.issubdtype(x.dtype, np.number):
         refused["shape"] = len(y)
         return np.zeros(len(y), dtype=bool), refused
-    integral = _integral(y)
-    known = integral.copy()
-    known[integral] = (y[integral] >= 0) & (y[integral] < labels)
+    known = _whole(y)
+    if known.any():
+        with np.errstate(invalid="ignore"):
+            known &= (y >= 0) & (y < labels)
     finite = np.isfinite(x).reshape(len(y), -1).all(axis=1)
     for reason, bad in (("label", ~known), ("not-finite", known & ~finite)):
         if bad.any():
@@ -51,7 +52,7 @@ def screen_samples(x: Any, y: Any, shape: tuple[int, ...], labels: int) -> tuple
     return known & finite, refused
 
 
-def _integral(y: np.ndarray) -> BoolArray:
+def _whole(y: np.ndarray) -> BoolArray:
     """Which labels are whole numbers."""
     if np.issubdtype(y.dtype, np.integer):
         return np.ones(len(y), dtype=bool)

@@ -1,0 +1,28 @@
+"""`fedkeep check`: whether a policy of one's own keeps the rules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.registry import find_policy
+from fedkeep.testing import ConformanceError, check_policy
+
+
+def check(
+    policy: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A policy class, or a registered name.")],
+) -> None:
+    """Check that a policy's scores are sound, whatever the chunking and after a restart."""
+    cls = find_policy(policy)
+    try:
+        made = cls()
+    except TypeError as error:
+        raise ConfigError(f"{policy} cannot be made without arguments: give every field a default ({error})") from error
+    try:
+        laws = check_policy(made)
+    except ConformanceError as error:
+        raise FedkeepError(f"{policy} breaks a rule: {error}") from error
+    for law in laws:
+        typer.echo(f"ok  {law}")

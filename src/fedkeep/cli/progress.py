@@ -1,0 +1,45 @@
+"""One progress display for a whole sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedkeep.sim.experiment import Cell
+from fedkeep.sim.sweep import Listener, Step
+
+
+@contextmanager
+def sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listener]:
+    """A bar for all rounds and a line for the run heard of last; silent where nobody watches a terminal."""
+    total = sum(cell.experiment.train.rounds for cell in cells)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"{len(cells)} runs", total=total)
+        done = [0] * len(cells)
+
+        def listen(step: Step) -> None:
+            done[step.cell] = step.round
+            accuracy = "" if step.accuracy is None else f" at {step.accuracy:.1%}"
+            progress.update(bar, completed=sum(done), description=f"{cells[step.cell].name}{accuracy}")
+
+        yield listen
+        progress.update(bar, completed=total, description=f"{len(cells)} runs")
+
+
+def plainly(seconds: float) -> str:
+    """A span of time as people say it."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"

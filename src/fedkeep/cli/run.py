@@ -1,0 +1,61 @@
+"""`fedkeep run`: an experiment file, every method and seed of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedkeep.cli.progress import plainly, sweep_progress
+from fedkeep.cli.report import print_tables
+from fedkeep.config import override
+from fedkeep.core.errors import FedkeepError
+from fedkeep.sim.experiment import Cell, expand, read_experiment
+from fedkeep.sim.runner import is_finished, record_path
+from fedkeep.sim.sweep import estimate_seconds, run_sweep
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="An experiment (TOML); see experiments/ for the paper's.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the records go. [default: runs/NAME]")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = os.cpu_count() or 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
+) -> None:
+    """Run an experiment and print what it showed."""
+    cells = expand(override(read_experiment(file), settings or []))
+    directory = out if out is not None else Path("runs") / file.stem
+    play_all(cells, directory, jobs=jobs, resume=resume)
+    print_tables(directory)
+
+
+def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool) -> None:
+    """Runs the cells with one progress display, and says beforehand how long it will take."""
+    console = Console(stderr=True)
+    if not resume:
+        _refuse_to_overwrite(cells, directory)
+    waiting = [cell for cell in cells if not (resume and is_finished(cell, directory))]
+    if not waiting:
+        return
+    seconds = estimate_seconds(waiting, jobs)
+    console.print(f"{len(waiting)} of {len(cells)} runs to do, about {plainly(seconds)} with {jobs} at a time.")
+    try:
+        with sweep_progress(cells, console) as listen:
+            run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen)
+    except KeyboardInterrupt:
+        again = sys.argv[1:] if resume else [*sys.argv[1:], "--resume"]
+        command = shlex.join(["fedkeep", *again])
+        raise FedkeepError(f"stopped; what is done is in {directory}. Go on with: {command}") from None
+
+
+def _refuse_to_overwrite(cells: Sequence[Cell], directory: Path) -> None:
+    if any(record_path(cell, directory).exists() for cell in cells):
+        raise FedkeepError(f"{directory} holds records already: add --resume to go on, or --out for another place")

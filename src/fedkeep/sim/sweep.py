@@ -1,0 +1,138 @@
+"""Many runs in parallel processes, each pinned to its share of the machine's cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+from fedkeep.sim.engine import Simulator
+from fedkeep.sim.experiment import Cell
+from fedkeep.sim.runner import is_finished, play
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_TRIAL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Step:
+    """A run's progress."""
+
+    cell: int
+    round: int
+    accuracy: float | None
+
+
+Listener = Callable[[Step], None]
+
+
+def run_sweep(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, listen: Listener) -> None:
+    """Plays every cell into the directory; what is finished already is left alone when resuming."""
+    waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
+    if jobs == 1 or len(waiting) <= 1:
+        for i in waiting:
+            play(cells[i], directory, resume=resume, progress=lambda r, a, i=i: listen(Step(i, r, a)))  # type: ignore[misc]
+        return
+    with _pinned(max(1, (os.cpu_count() or 1) // jobs)):
+        _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
+
+
+def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
+    """How long the cells will take, from a short trial of each method."""
+    per_round: dict[str, float] = {}
+    total = 0.0
+    for cell in cells:
+        kind = f"{cell.experiment.label} {cell.setting}"
+        if kind not in per_round:
+            per_round[kind] = _trial(cell)
+        total += per_round[kind] * cell.experiment.train.rounds
+    return total / max(1, min(jobs, len(cells)))
+
+
+def _trial(cell: Cell) -> float:
+    """Seconds a round takes."""
+    simulator = Simulator(cell.experiment)
+    rounds = 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < _TRIAL_SECONDS or rounds < 2:
+        simulator.play_round(evaluated=False)
+        rounds += 1
+    taken = (time.perf_counter() - began) / rounds
+    began = time.perf_counter()
+    simulator.evaluate()
+    return taken + (time.perf_counter() - began) / cell.experiment.record.every
+
+
+def _run_in_processes(
+    cells: Sequence[Cell], waiting: Sequence[int], directory: Path, *, jobs: int, resume: bool, listen: Listener
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    steps: SimpleQueue[Step] = context.SimpleQueue()
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_become_worker, initargs=(steps,))
+    try:
+        futures = [pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting]
+        while not all(future.done() for future in futures):
+            _drain(steps, listen)
+            _raise_first_error(futures)
+            time.sleep(0.1)
+        _drain(steps, listen)
+        _raise_first_error(futures)
+    except BaseException:
+        for process in (pool._processes or {}).values():
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _drain(steps: SimpleQueue[Step], listen: Listener) -> None:
+    while not steps.empty():
+        listen(steps.get())
+
+
+def _raise_first_error(futures: Sequence[Future[None]]) -> None:
+    for future in futures:
+        if future.done():
+            future.result()
+
+
+_steps: SimpleQueue[Step] | None = None
+
+
+def _become_worker(steps: SimpleQueue[Step]) -> None:
+    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints."""
+    global _steps  # noqa: PLW0603 - a pool's initializer has no other way to hand something to its tasks
+    _steps = steps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
+    steps = _steps
+
+    def tell(round_: int, accuracy: float | None) -> None:
+        if steps is not None and accuracy is not None:
+            steps.put(Step(index, round_, accuracy))
+
+    play(cell, directory, resume=resume, progress=tell)
+
+
+@contextmanager
+def _pinned(threads: int) -> Iterator[None]:
+    """Lets processes started within use this many threads; numerical libraries read it when they are loaded."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, str(threads)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

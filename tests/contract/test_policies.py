@@ -1,0 +1,65 @@
+"""Every registered policy keeps every law, in every variant."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedkeep.registry
+from fedkeep.core.policies.fedbalancer import FedBalancer
+from fedkeep.core.policies.ode import Ode
+from fedkeep.core.policies.reservoir import Reservoir
+from fedkeep.core.policies.sld import Sld
+from fedkeep.core.policy import POLICIES, SelectionPolicy, View
+from fedkeep.core.types import Batch, Scores
+from fedkeep.testing import ConformanceError, check_policy
+
+assert fedkeep.registry
+
+VARIANTS: list[SelectionPolicy] = [
+    *(cls() for cls in POLICIES.values()),
+    FedBalancer(variant="authors"),
+    Sld(variant="authors"),
+    Reservoir(restart=True),
+    Ode(value="cosine"),
+    Ode(value="clipped"),
+    Ode(value="divergence"),
+]
+
+
+@pytest.mark.parametrize("policy", VARIANTS, ids=repr)
+def test_keeps_the_laws(policy: SelectionPolicy) -> None:
+    assert "chunking" in check_policy(policy)
+
+
+class Nan(SelectionPolicy):
+    def score(self, batch: Batch, view: View) -> Scores:
+        return view.uniform * float("nan")
+
+
+class LooksAtTheChunk(SelectionPolicy):
+    def score(self, batch: Batch, view: View) -> Scores:
+        losses = view.measurements.losses()
+        return losses - losses.mean()
+
+
+class Writes(SelectionPolicy):
+    def score(self, batch: Batch, view: View) -> Scores:
+        batch.x[:] = 0
+        return view.uniform
+
+
+class Forgets(SelectionPolicy):
+    """Keeps state of its own, which no snapshot knows."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def score(self, batch: Batch, view: View) -> Scores:
+        self.calls += 1
+        return view.uniform * self.calls
+
+
+@pytest.mark.parametrize("policy", [Nan(), LooksAtTheChunk(), Writes(), Forgets()], ids=lambda p: type(p).__name__)
+def test_breaking_a_law_is_noticed(policy: SelectionPolicy) -> None:
+    with pytest.raises(ConformanceError):
+        check_policy(policy)

@@ -1,0 +1,178 @@
+"""The server's rounds: every report counts once, at the right time, or is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.estimators import IncrementalEstimator
+from fedkeep.core.server import Schedule, Server
+from fedkeep.core.types import Profile, Report
+
+LABELS = 3
+
+
+def server_of(devices: int = 6, **profiles: Profile) -> Server:
+    server = Server(
+        model=np.ones(4, dtype=np.float32),
+        gradient_size=2,
+        regions=LABELS,
+        schedule=Schedule(learning_rate=0.1, epochs=2),
+        coordinator=Greedy(clients_per_label=2, labels_per_client=2),
+        estimator=IncrementalEstimator(),
+        seed=1,
+    )
+    server.coordinate({d: Profile(6, np.array([1.0, 2.0, 3.0]) * (d + 1)) for d in range(devices)})
+    return server
+
+
+def report(round_: int, value: float = 1.1, weight: float = 1.0, gradient: float = 1.0) -> Report:
+    return Report(round_, np.full(4, value, dtype=np.float32), weight, 2, 3, np.full(2, gradient, dtype=np.float32), 5)
+
+
+def test_a_round_merges_models_and_estimators() -> None:
+    server = server_of()
+    orders = server.open_round([0, 1])
+    assert orders[0].direction is None
+    assert orders[0].accepted_round is None
+    server.receive(0, report(0, 1.2, weight=1.0, gradient=2.0))
+    server.receive(1, report(0, 1.4, weight=1.0, gradient=4.0))
+    summary = server.close_round()
+    assert summary.accepted == (0, 1)
+    np.testing.assert_allclose(server.model, 1.3, rtol=1e-6)
+    order = server.open_round([0])[0]
+    assert order.accepted_round == 0
+    # Rates 6 and 12 weigh the estimators, whatever the reports weigh.
+    np.testing.assert_allclose(order.direction, (2 * 6 + 4 * 12) / 18, rtol=1e-6)  # type: ignore[arg-type]
+
+
+def test_a_duplicate_counts_once() -> None:
+    server = server_of()
+    server.open_round([0])
+    assert server.receive(0, report(0, 1.2)) is None
+    refusal = server.receive(0, report(0, 9.0))
+    assert refusal is not None
+    assert refusal.reason == "duplicate"
+    server.close_round()
+    np.testing.assert_allclose(server.model, 1.2, rtol=1e-6)
+
+
+def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
+    server = server_of()
+    server.open_round([0, 1])
+    server.receive(1, report(0, 1.0, gradient=1.0))
+    server.close_round()
+    server.open_round([2])
+    refusal = server.receive(0, report(0, 5.0, gradient=3.0))
+    assert refusal is not None
+    assert refusal.reason == "late"
+    server.close_round()
+    np.testing.assert_allclose(server.model, 1.0, rtol=1e-6)
+    order = server.open_round([0])[0]
+    assert order.accepted_round == 0, "the device may forget what it sent"
+    np.testing.assert_allclose(order.direction, (1 * 12 + 3 * 6) / 18, rtol=1e-6)  # type: ignore[arg-type]
+
+
+def test_a_report_later_than_the_staleness_bound_is_discarded_whole() -> None:
+    server = server_of()
+    server.staleness = 1
+    for _ in range(3):
+        server.open_round([1])
+        server.close_round()
+    server.open_round([1])
+    server.receive(0, report(0))
+    server.close_round()
+    assert server.estimator.direction() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "bad", "reason"),
+    [
+        (3, report(0), "not-asked"),
+        (0, report(5), "not-asked"),
+        (0, replace(report(0), weight=float("nan")), "bad-weight"),
+        (0, report(0, float("nan")), "model-not-finite"),
+    ],
+)
+def test_the_offender_is_named_and_the_rest_goes_on(device: int, bad: Report, reason: str) -> None:
+    server = server_of()
+    server.open_round([0, 1])
+    server.receive(1, report(0, 1.5))
+    server.receive(device, bad)
+    summary = server.close_round()
+    assert [(r.device, r.reason) for r in summary.refusals] == [(device, reason)]
+    assert summary.accepted == (1,)
+    np.testing.assert_allclose(server.model, 1.5, rtol=1e-6)
+
+
+def test_a_lying_weight_counts_no_more_than_the_devices_slots() -> None:
+    server = server_of()
+    server.open_round([0, 1])
+    server.receive(0, report(0, 2.0, weight=1e12))
+    server.receive(1, report(0, 1.0, weight=6.0))
+    server.close_round()
+    assert server.model[0] < 1.9
+
+
+def test_no_data_is_participation_not_failure() -> None:
+    server = server_of()
+    server.open_round([0, 1, 2])
+    server.receive(0, report(0, weight=0.0))
+    server.receive(1, report(0, 1.5))
+    summary = server.close_round()
+    assert (summary.empty, summary.accepted, summary.missing) == ((0,), (1,), (2,))
+
+
+def test_an_unsound_profile_is_left_out_of_the_plan_by_name() -> None:
+    server = server_of()
+    good = Profile(6, np.ones(LABELS))
+    plan, refusals = server.coordinate({0: good, 1: Profile(6, np.array([1.0, np.nan, 1.0])), 2: good})
+    assert [(r.device, r.reason) for r in refusals] == [(1, "velocity-not-finite")]
+    assert plan.devices.tolist() == [0, 2]
+
+
+def test_a_device_that_left_no_longer_counts() -> None:
+    server = server_of()
+    server.open_round([0, 1])
+    server.receive(0, report(0, gradient=9.0))
+    server.receive(1, report(0, gradient=1.0))
+    server.close_round()
+    server.coordinate({d: Profile(6, np.ones(LABELS)) for d in range(1, 6)})
+    np.testing.assert_allclose(server.estimator.direction(), 1.0)  # type: ignore[arg-type]
+
+
+def test_selection_depends_on_seed_and_round_alone() -> None:
+    one, two = server_of(), server_of()
+    chosen = [one.select(r, range(100), 10) for r in range(20)]
+    assert chosen == [two.select(r, range(100), 10) for r in range(20)]
+    assert len({tuple(c) for c in chosen}) == 20
+    assert all(len(set(c)) == 10 for c in chosen)
+
+
+def test_a_restored_server_goes_on_to_the_bit() -> None:
+    def play(server: Server, rounds: range, *, restart_at: int = -1) -> Server:
+        rng = np.random.default_rng(rounds.start)
+        for round_ in rounds:
+            server.open_round(server.select(round_, range(6), 3))
+            for device in server.select(round_, range(6), 3):
+                server.receive(device, report(round_, 1 + rng.random(), gradient=rng.random()))
+            server.close_round()
+            if round_ == restart_at:
+                state = server.snapshot()
+                server = server_of()
+                server.restore(state)
+        return server
+
+    steady = play(server_of(), range(12))
+    restarted = play(server_of(), range(12), restart_at=5)
+    np.testing.assert_array_equal(steady.model, restarted.model)
+    np.testing.assert_array_equal(steady.estimator.direction(), restarted.estimator.direction())
+    assert steady.round == restarted.round == 12
+
+
+def test_the_learning_rate_falls_by_rounds() -> None:
+    schedule = Schedule(learning_rate=1.0, epochs=1, decay=0.5, decay_every=10, floor=0.2)
+    assert [schedule.local(r).learning_rate for r in (0, 9, 10, 20, 90)] == [1.0, 1.0, 0.5, 0.25, 0.2]

@@ -1,0 +1,177 @@
+"""The store against a naive one, and the laws it must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkeep.core.ports import Fate, Outcome
+from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.types import Batch
+
+REGIONS = 3
+
+
+@dataclass
+class Arrival:
+    id: int
+    region: int
+    score: float
+
+
+def batch_of(arrivals: list[Arrival]) -> Batch:
+    ids = np.array([a.id for a in arrivals], dtype=np.int64)
+    return Batch(ids[:, None].astype(np.float32), np.array([a.region for a in arrivals], dtype=np.int64), ids)
+
+
+def offer(store: MemoryStore, arrivals: list[Arrival], first: int) -> Outcome:
+    return store.offer(
+        batch_of(arrivals),
+        np.array([a.region for a in arrivals], dtype=np.int64),
+        np.array([a.score for a in arrivals], dtype=np.float64),
+        first + np.arange(len(arrivals)),
+    )
+
+
+class NaiveStore:
+    """The rules in the plainest words: one list, sorted at every step."""
+
+    def __init__(self, quotas: list[int]) -> None:
+        self.quotas = quotas
+        self.held: dict[int, tuple[float, int, int]] = {}
+
+    def offer(self, arrival: Arrival, number: int) -> None:
+        self.held.pop(arrival.id, None) if arrival.score == -np.inf else None
+        if arrival.score == -np.inf:
+            return
+        mates = [i for i, (_, _, region) in self.held.items() if region == arrival.region and i != arrival.id]
+        if arrival.id in self.held or len(mates) < self.quotas[arrival.region]:
+            self.held[arrival.id] = (arrival.score, number, arrival.region)
+        elif mates:
+            lowest = min(mates, key=lambda i: self.held[i])
+            if self.held[lowest][0] <= arrival.score:
+                del self.held[lowest]
+                self.held[arrival.id] = (arrival.score, number, arrival.region)
+
+
+scores = st.one_of(st.integers(-3, 3).map(float), st.just(-np.inf))
+streams = st.lists(
+    st.builds(lambda id_, score: Arrival(id_, id_ % REGIONS, score), st.integers(0, 25), scores), max_size=60
+)
+quotas_lists = st.lists(st.integers(0, 4), min_size=REGIONS, max_size=REGIONS)
+
+
+@given(streams, quotas_lists, st.lists(st.integers(1, 17), min_size=1))
+def test_keeps_what_a_naive_store_keeps_however_the_stream_is_cut(
+    stream: list[Arrival], quotas: list[int], cuts: list[int]
+) -> None:
+    naive, store = NaiveStore(quotas), MemoryStore(np.array(quotas))
+    for number, arrival in enumerate(stream):
+        naive.offer(arrival, number)
+    start = 0
+    while start < len(stream):
+        cut = cuts[start % len(cuts)]
+        offer(store, stream[start : start + cut], start)
+        start += cut
+    stored = store.stored()
+    kept = dict(zip(stored.batch.ids.tolist(), zip(stored.scores, stored.arrivals, stored.regions, strict=True)))
+    assert kept == naive.held
+    assert (np.bincount(stored.regions, minlength=REGIONS) <= quotas).all()
+
+
+@given(streams, quotas_lists, st.sampled_from(["keep", "discount", "renew"]), st.integers(0, 59))
+def test_a_restart_anywhere_changes_nothing(stream: list[Arrival], quotas: list[int], rule: str, at: int) -> None:
+    def play(*, restart: bool) -> list[int]:
+        store = MemoryStore(np.array(quotas), AfterUse(rule))  # type: ignore[arg-type]
+        offer(store, stream[:at], 0)
+        store.mark_used()
+        offer(store, stream[at : at + 5], at)
+        if restart:
+            state = store.snapshot()
+            store = MemoryStore(np.zeros(REGIONS, dtype=np.int64), AfterUse(rule))  # type: ignore[arg-type]
+            store.restore(state)
+        offer(store, stream[at + 5 :], at + 5)
+        return store.stored().batch.ids.tolist()
+
+    assert play(restart=True) == play(restart=False)
+
+
+def test_the_newest_wins_ties() -> None:
+    store = MemoryStore(np.array([2]))
+    offer(store, [Arrival(1, 0, 5.0), Arrival(2, 0, 5.0), Arrival(3, 0, 5.0)], 0)
+    assert store.stored().batch.ids.tolist() == [2, 3]
+
+
+def test_tells_what_became_of_each_offer() -> None:
+    store = MemoryStore(np.array([1]))
+    outcome = offer(store, [Arrival(1, 0, 1.0), Arrival(2, 0, 3.0), Arrival(3, 0, 2.0), Arrival(2, 0, 2.5)], 0)
+    assert outcome.fates.tolist() == [Fate.KEPT, Fate.REPLACED, Fate.REFUSED, Fate.REFRESHED]
+    assert outcome.displaced.tolist() == [-1, 1, -1, -1]
+    assert np.isnan(outcome.floors[0])
+    assert outcome.floors[1] == 1.0
+
+
+def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
+    store = MemoryStore(np.array([1]))
+    offer(store, [Arrival(1, 0, 9.0)], 0)
+    outcome = offer(store, [Arrival(2, 0, 5.0), Arrival(1, 0, 1.0), Arrival(3, 0, 5.0)], 1)
+    assert outcome.fates.tolist() == [Fate.REFUSED, Fate.REFRESHED, Fate.REPLACED]
+
+
+def test_renew_lets_any_arrival_displace_the_lowest_used_sample_and_no_unused_one() -> None:
+    store = MemoryStore(np.array([2]), AfterUse("renew"))
+    offer(store, [Arrival(1, 0, 9.0), Arrival(2, 0, 8.0)], 0)
+    store.mark_used()
+    offer(store, [Arrival(3, 0, -5.0)], 2)
+    assert store.stored().batch.ids.tolist() == [1, 3]
+    offer(store, [Arrival(4, 0, -7.0)], 3)
+    assert store.stored().batch.ids.tolist() == [3, 4], "the other used one goes next"
+    offer(store, [Arrival(5, 0, -9.0)], 4)
+    assert store.stored().batch.ids.tolist() == [3, 4], "unused ones rank by score"
+
+
+def test_discount_lowers_the_rank_by_uses_and_works_on_negative_scores() -> None:
+    store = MemoryStore(np.array([3]), AfterUse("discount", 1))
+    offer(store, [Arrival(1, 0, -1.0), Arrival(2, 0, -2.0), Arrival(3, 0, -3.0)], 0)
+    store.mark_used()
+    outcome = offer(store, [Arrival(4, 0, -50.0)], 3)
+    assert outcome.displaced.tolist() == [3], "one use puts the lowest below every newcomer"
+    outcome = offer(store, [Arrival(5, 0, -2.5)], 4)
+    assert outcome.displaced.tolist() == [4]
+    outcome = offer(store, [Arrival(6, 0, -2.6)], 5)
+    assert outcome.displaced.tolist() == [2], "a sample of -2 used once counts as the next lower one, -3"
+
+
+def test_expired_samples_make_way() -> None:
+    store = MemoryStore(np.array([2]))
+    offer(store, [Arrival(1, 0, 9.0), Arrival(2, 0, 8.0)], 0)
+    store.expire(before=1)
+    offer(store, [Arrival(3, 0, -1.0)], 2)
+    assert store.stored().batch.ids.tolist() == [2, 3]
+
+
+def test_a_smaller_quota_drops_the_lowest() -> None:
+    store = MemoryStore(np.array([3]))
+    offer(store, [Arrival(1, 0, 3.0), Arrival(2, 0, 1.0), Arrival(3, 0, 2.0)], 0)
+    store.configure(np.array([2]))
+    assert store.stored().batch.ids.tolist() == [1, 3]
+
+
+def test_revaluing_with_minus_infinity_drops() -> None:
+    store = MemoryStore(np.array([3]))
+    offer(store, [Arrival(1, 0, 3.0), Arrival(2, 0, 1.0)], 0)
+    store.revalue(np.array([-np.inf, 4.0]))
+    stored = store.stored()
+    assert stored.batch.ids.tolist() == [2]
+    assert stored.scores.tolist() == [4.0]
+
+
+def test_the_store_keeps_its_own_copy() -> None:
+    store = MemoryStore(np.array([1]))
+    batch = batch_of([Arrival(1, 0, 1.0)])
+    store.offer(batch, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1, dtype=np.int64))
+    batch.x[:] = 99
+    assert store.stored().batch.x.tolist() == [[1.0]]
