@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import fedkeep
+from fedkeep.cli.plan import plan
 from fedkeep.core.errors import FedkeepError
 
 app = typer.Typer(
@@ -32,6 +33,9 @@ def options(
     ] = False,
 ) -> None:
     """Decides what a federated device keeps of its stream."""
+
+
+app.command()(plan)
 
 
 def main() -> None:

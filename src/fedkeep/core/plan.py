@@ -47,9 +47,16 @@ class Plan:
         return Plan(state["devices"], state["quotas"], state["label_weights"], mass)
 
     @property
+    def slots(self) -> IntArray:
+        """||D_y||_1: how many slots each region has over the fleet, (Y,)."""
+        slots: IntArray = self.quotas.sum(axis=0, dtype=np.int64)
+        return slots
+
+    @property
     def holders(self) -> IntArray:
         """How many devices hold each region, (Y,)."""
-        return np.count_nonzero(self.quotas, axis=0)
+        holders: IntArray = np.count_nonzero(self.quotas, axis=0)
+        return holders
 
     def rows_for(self, fleet: Fleet) -> AnyArray:
         """The quotas that the devices of `fleet` have now, zero for those that joined since."""
