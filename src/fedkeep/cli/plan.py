@@ -29,8 +29,9 @@ def plan(
         Literal["greedy", "exact"], typer.Option(help="exact is optimal, for small fleets.")
     ] = "greedy",
     quantities: Annotated[
-        Literal["even", "frequent", "lp"], typer.Option(help="How a device's slots are divided among its labels.")
-    ] = "even",
+        Literal["even", "frequent", "lp"] | None,
+        typer.Option(help="How greedy divides a device's slots among its labels (default: even)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")] = False,
 ) -> None:
     """Says which labels each device should store, how many samples of each, and what they count."""
@@ -39,7 +40,7 @@ def plan(
     most = _first(labels_per_client, profiles.labels_per_client)
     made = _coordinator(coordinator, quantities, fewest, most).plan(profiles.fleet)
     if as_json:
-        print(_as_json(made))
+        print(_as_json(made, profiles))
     else:
         _show(made, profiles)
 
@@ -49,19 +50,21 @@ def _first(*limits: int | None) -> int | None:
     return next((limit for limit in limits if limit is not None), None)
 
 
-def _coordinator(name: str, quantities: str, fewest: int | None, most: int | None) -> Coordinator:
+def _coordinator(name: str, quantities: str | None, fewest: int | None, most: int | None) -> Coordinator:
+    if name == "exact" and quantities is not None:
+        raise ConfigError("the exact coordinator decides on quantities itself: leave out --quantities")
     try:
-        return Exact(fewest, most) if name == "exact" else Greedy(fewest, most, quantities)
+        return Exact(fewest, most) if name == "exact" else Greedy(fewest, most, quantities or "even")
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def _as_json(made: Plan) -> str:
+def _as_json(made: Plan, profiles: Profiles) -> str:
     return json.dumps(
         {
             "quotas": made.quotas.tolist(),
             "label_weights": made.label_weights.tolist(),
-            "shortfalls": [str(shortfall) for shortfall in made.shortfalls],
+            "shortfalls": _sentences(made, profiles),
         }
     )
 
@@ -81,5 +84,9 @@ def _show(made: Plan, profiles: Profiles) -> None:
     table.add_row("holders", *map(str, made.holders))
     table.add_row("weight", *(f"{weight:.4g}" for weight in made.label_weights))
     console.print(table)
-    for shortfall in made.shortfalls:
-        console.print(f"shortfall: {shortfall}", markup=False, highlight=False)
+    for sentence in _sentences(made, profiles):
+        console.print(f"shortfall: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _sentences(made: Plan, profiles: Profiles) -> list[str]:
+    return [shortfall.tell(profiles.label_names, profiles.device_names) for shortfall in made.shortfalls]

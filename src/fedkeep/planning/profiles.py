@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,11 @@ def read_profiles(path: Path) -> Profiles:
 
 def _read_json(text: str) -> Profiles:
     try:
-        found = msgspec.json.decode(text, type=_JsonProfiles)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{error}; allowed keys are {', '.join(_JsonProfiles.__struct_fields__)}") from error
-    except msgspec.DecodeError as error:
+        found = msgspec.convert(json.loads(text), _JsonProfiles)
+    except json.JSONDecodeError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error}; the keys are {', '.join(_JsonProfiles.__struct_fields__)}") from error
     names = tuple(str(device) for device in range(len(found.capacity)))
     labels = tuple(str(label) for label in range(len(found.velocity[0]) if found.velocity else 0))
     fleet = _fleet(found.capacity, found.velocity, names, labels)
