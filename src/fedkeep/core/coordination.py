@@ -126,7 +126,7 @@ class Greedy(LabelLimits):
 
     def _divide(self, fleet: Fleet, holdings: Holdings) -> None:
         wanted = self.of_labels(fleet)
-        order = np.argsort(fleet.owners, kind="stable")
+        order = np.lexsort((-fleet.label_mass, fleet.owners))
         for least in least_holders(wanted, int(holdings.limits.sum())):
             holdings.grant(order, least)
             if self.clients_per_label is not None:

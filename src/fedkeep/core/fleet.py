@@ -42,7 +42,7 @@ class Fleet:
         return Fleet(
             np.array(devices, dtype=np.int64),
             np.array([profiles[device].capacity for device in devices], dtype=np.int64),
-            np.array([profiles[device].velocity for device in devices], dtype=np.float64).reshape(len(devices), -1),
+            np.array([profiles[device].velocity for device in devices]) if devices else np.zeros((0, 0)),
         )
 
     @staticmethod

@@ -60,9 +60,11 @@ class Plan:
 
     def rows_for(self, fleet: Fleet) -> AnyArray:
         """The quotas that the devices of `fleet` have now, zero for those that joined since."""
-        if fleet.labels != self.quotas.shape[1]:
+        if fleet.labels != self.quotas.shape[1] and len(self.devices):
             raise ValueError(f"the plan has {self.quotas.shape[1]} labels, the fleet {fleet.labels}")
         rows = np.zeros((len(fleet), fleet.labels), dtype=self.quotas.dtype)
+        if not len(self.devices):
+            return rows
         _, before, now = np.intersect1d(self.devices, fleet.devices, assume_unique=True, return_indices=True)
         rows[now] = self.quotas[before]
         return rows
