@@ -10,6 +10,7 @@ import typer
 import fedkeep
 from fedkeep.cli.check import check
 from fedkeep.cli.list_ import list_
+from fedkeep.cli.plan import plan
 from fedkeep.cli.run import run
 from fedkeep.core.errors import FedkeepError
 
@@ -37,7 +38,7 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (run, check):
+for verb in (run, plan, check):
     app.command()(verb)
 app.command("list")(list_)
 

@@ -16,6 +16,8 @@ from fedkeep.core.quantities import Held, quantity_rule
 from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import IntArray
 
+__all__ = ["COORDINATORS", "Coordinator", "Fleet", "Greedy", "LabelLimits", "Plan", "Uncoordinated", "coordinator"]
+
 
 class Coordinator(Protocol):
     """Decides what every device stores; dataclass fields become keys of `[coordinator]` in an experiment's TOML."""
@@ -60,7 +62,7 @@ class Uncoordinated:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LabelLimits:
     """The two limits of problem (9), shared by all coordinators that divide labels."""
 
     clients_per_label: int | None = 5
@@ -88,7 +90,7 @@ class Limits:
 
 @coordinator("greedy")
 @dataclass(frozen=True)
-class Greedy(Limits):
+class Greedy(LabelLimits):
     """The paper's greedy: scarce labels first, each to the devices that see most of it.
 
     `clients_per_label` is a minimum, as in (9b): a last pass fills every device up to its limit, or most devices
@@ -124,7 +126,7 @@ class Greedy(Limits):
 
     def _divide(self, fleet: Fleet, holdings: Holdings) -> None:
         wanted = self.of_labels(fleet)
-        order = np.argsort(fleet.owners, kind="stable")
+        order = np.lexsort((-fleet.label_mass, fleet.owners))
         for least in least_holders(wanted, int(holdings.limits.sum())):
             holdings.grant(order, least)
             if self.clients_per_label is not None:
@@ -139,10 +141,11 @@ class Greedy(Limits):
 
 def least_holders(wanted: IntArray, slots: int) -> list[IntArray]:
     """The holders to find for each label in stages: what `slots` can give to all alike, then what is wanted."""
-    level = int(wanted.max(initial=0))
-    while level > 1 and np.minimum(wanted, level).sum() > slots:
-        level -= 1
-    modest = np.minimum(wanted, level)
+    low, high = 1, int(wanted.max(initial=1))
+    while low < high:
+        level = (low + high + 1) // 2
+        low, high = (level, high) if np.minimum(wanted, level).sum() <= slots else (low, level - 1)
+    modest = np.minimum(wanted, low)
     return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
 

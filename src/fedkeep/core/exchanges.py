@@ -38,7 +38,7 @@ def improve(holdings: Holdings, capacities: IntArray, least: IntArray, *, concen
 
 
 def _step(holdings: Holdings, gains: Gains) -> bool:
-    """Makes the best cycles that share neither labels nor devices, so that their gains add up; says if there were any."""
+    """Makes the best cycles that share neither labels nor devices, so that gains add up; says if there were any."""
     pool = len(gains.best) - 1
     busy_labels: set[int] = set()
     busy_devices: set[int] = set()

@@ -29,7 +29,7 @@ class Fleet:
         _check_shapes(self)
         if len(self.devices) and np.any(np.diff(self.devices) <= 0):
             raise ValueError("devices must be unique and in ascending order")
-        _refuse(self.capacities < 1, self.devices, "its capacity must be at least 1 sample")
+        _refuse(self.capacities < 0, self.devices, "its capacity must be at least 0")
         usable = np.isfinite(self.velocities.sum(axis=1, dtype=np.float64)) & (
             self.velocities.min(axis=1, initial=0.0) >= 0
         )
@@ -42,7 +42,7 @@ class Fleet:
         return Fleet(
             np.array(devices, dtype=np.int64),
             np.array([profiles[device].capacity for device in devices], dtype=np.int64),
-            np.array([profiles[device].velocity for device in devices], dtype=np.float64).reshape(len(devices), -1),
+            np.array([profiles[device].velocity for device in devices]) if devices else np.zeros((0, 0)),
         )
 
     @staticmethod

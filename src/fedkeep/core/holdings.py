@@ -14,8 +14,8 @@ _ROWS = 1 << 12
 """Devices handled at once."""
 _COLUMNS = 16
 """Labels whose rates are copied out at once: a cache line of float32, since single columns are slow to read."""
-_CHAINS = 1000
-"""Chains of exchanges tried per repair: far beyond need, yet bounded for fleets that can never be repaired."""
+_CHAINED_CELLS = 10**9
+"""Cells of V that chains of exchanges may look at per repair: bounds the time spent on fleets beyond repair."""
 
 
 class Holdings:
@@ -43,10 +43,11 @@ class Holdings:
         """Finds holders for labels under `least` where room alone did not: others hand labels on, none falls short."""
         for label in np.argsort(self.holders, kind="stable"):
             self._exchange(int(label), least)
-        tried = 0
+        chains = iter(range(max(1, _CHAINED_CELLS // max(1, self.held.size * self.held.shape[1]))))
         for label in np.flatnonzero(self.holders < least):
-            while self.holders[label] < least[label] and tried < _CHAINS and self._chain(int(label), least):
-                tried += 1
+            while self.holders[label] < least[label] and next(chains, None) is not None:
+                if not self._chain(int(label), least):
+                    break
 
     def fill(self) -> None:
         """Gives devices with room their fastest labels, so that none that sees data goes without (step 2, end)."""

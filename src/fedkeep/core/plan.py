@@ -47,15 +47,24 @@ class Plan:
         return Plan(state["devices"], state["quotas"], state["label_weights"], mass)
 
     @property
+    def slots(self) -> IntArray:
+        """||D_y||_1: how many slots each region has over the fleet, (Y,)."""
+        slots: IntArray = self.quotas.sum(axis=0, dtype=np.int64)
+        return slots
+
+    @property
     def holders(self) -> IntArray:
         """How many devices hold each region, (Y,)."""
-        return np.count_nonzero(self.quotas, axis=0)
+        holders: IntArray = np.count_nonzero(self.quotas, axis=0)
+        return holders
 
     def rows_for(self, fleet: Fleet) -> AnyArray:
         """The quotas that the devices of `fleet` have now, zero for those that joined since."""
-        if fleet.labels != self.quotas.shape[1]:
+        if fleet.labels != self.quotas.shape[1] and len(self.devices):
             raise ValueError(f"the plan has {self.quotas.shape[1]} labels, the fleet {fleet.labels}")
         rows = np.zeros((len(fleet), fleet.labels), dtype=self.quotas.dtype)
+        if not len(self.devices):
+            return rows
         _, before, now = np.intersect1d(self.devices, fleet.devices, assume_unique=True, return_indices=True)
         rows[now] = self.quotas[before]
         return rows

@@ -70,7 +70,8 @@ class CentroidRegions:
         if points.shape[1] != self.centroids.shape[1]:
             raise ValueError(f"samples have {points.shape[1]} {self.space}, the centroids {self.centroids.shape[1]}")
         distances = (self.centroids**2).sum(axis=1) - 2 * points @ self.centroids.T
-        return distances.argmin(axis=1)
+        nearest: IntArray = distances.argmin(axis=1)
+        return nearest
 
 
 def positions(batch: Batch, measurements: Measurements | None, space: Space) -> AnyArray:

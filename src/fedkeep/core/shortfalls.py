@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.quantities import Held
-from fedkeep.core.types import AnyArray, IntArray
+from fedkeep.core.types import DeviceId
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,20 @@ class Shortfall:
     wanted: int
     got: int
     reason: str
+    devices: tuple[DeviceId, ...] = ()
+    """The devices that lack slots."""
 
     def __str__(self) -> str:
-        if self.label is None:
-            return f"devices hold {self.got} labels instead of {self.wanted}: {self.reason}"
-        return f"label {self.label} has {self.got} of {self.wanted} holders: {self.reason}"
+        return self.tell()
+
+    def tell(self, labels: Sequence[str] | None = None, devices: Sequence[str] | None = None) -> str:
+        """The shortfall in a sentence, with names for labels and devices where there are any."""
+        if self.label is not None:
+            name = labels[self.label] if labels else self.label
+            return f"label {name} has {self.got} of {self.wanted} holders: {self.reason}"
+        named = [devices[device] if devices else str(device) for device in self.devices[:3]]
+        more = [f"{len(self.devices) - 3} more"] if len(self.devices) > 3 else []
+        return f"{self.got} of {self.wanted} labels fit on device {', '.join(named + more)}: {self.reason}"
 
 
 def find_shortfalls(
@@ -55,11 +65,6 @@ def _crowded(fleet: Fleet, labels_per_client: int | None) -> list[Shortfall]:
     crowded = np.flatnonzero(fleet.capacities < wanted)
     if not len(crowded):
         return []
-    named = ", ".join(str(device) for device in fleet.devices[crowded[:3]])
-    more = f" and {len(crowded) - 3} more" if len(crowded) > 3 else ""
-    reason = f"device {named}{more} has fewer slots than labels, and every label held needs one"
-    return [Shortfall(None, _total(wanted, crowded), _total(fleet.capacities, crowded), reason)]
-
-
-def _total(values: AnyArray, rows: IntArray) -> int:
-    return int(values[rows].sum())
+    fitting = int(fleet.capacities[crowded].sum())
+    reason = "every label held needs a slot"
+    return [Shortfall(None, int(wanted[crowded].sum()), fitting, reason, tuple(fleet.devices[crowded].tolist()))]

@@ -72,7 +72,7 @@ class VelocityMeter:
         """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
         times = np.broadcast_to(np.asarray(time, dtype=np.float64), regions.shape)
         buckets = np.floor(times * (self.window.buckets / self.window.length)).astype(np.int64)
-        for bucket, members in _runs(np.maximum.accumulate(np.maximum(buckets, self._latest))):
+        for bucket, members in _runs(np.maximum.accumulate(np.maximum(buckets, max(self._latest, 0)))):
             self._advance(bucket)
             self._counts[bucket % len(self._counts)] += np.bincount(regions[members], minlength=self._counts.shape[1])
 
@@ -109,6 +109,6 @@ class VelocityMeter:
 
 def _runs(buckets: IntArray) -> list[tuple[int, slice]]:
     """The stretches of equal buckets in an ascending row of them."""
-    starts = np.flatnonzero(np.diff(buckets, prepend=buckets[:1] - 1)) if len(buckets) else buckets
-    ends = [*starts[1:], len(buckets)]
+    starts = np.flatnonzero(np.diff(buckets, prepend=buckets[:1] - 1))
+    ends = [*starts[1:], len(buckets)][: len(starts)]
     return [(int(buckets[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.errors import MissingExtraError
 from fedkeep.core.regions import CentroidRegions, Space
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
+from fedkeep.planning.extras import load
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +49,15 @@ class Clusters:
 
     def _cluster(self, points: FloatArray, weights: FloatArray, count: int) -> Summary:
         count = min(count, len(np.unique(points, axis=0)))
+        sklearn = load("sklearn.cluster", "clustered regions")
         if count == 1:
             members = np.zeros(len(points), dtype=np.int64)
         elif self.method == "k-means":
-            model = _sklearn_cluster().KMeans(count, n_init=4, random_state=self.seed)
+            model = sklearn.KMeans(count, n_init=4, random_state=self.seed)
             members = model.fit_predict(points, sample_weight=weights)
         else:
-            members = _sklearn_cluster().AgglomerativeClustering(count).fit_predict(points)
+            members = sklearn.AgglomerativeClustering(count).fit_predict(points)
         mass = np.bincount(members, weights, minlength=count)
         centroids = np.zeros((count, points.shape[1]))
         np.add.at(centroids, members, points * weights[:, None])
         return Summary(centroids / mass[:, None], np.rint(mass).astype(np.int64))
-
-
-def _sklearn_cluster() -> Any:
-    try:
-        import sklearn.cluster
-    except ImportError as error:
-        raise MissingExtraError("clustered regions", "plan") from error
-    return sklearn.cluster

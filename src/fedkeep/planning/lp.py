@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from fedkeep.core.errors import FedkeepError, MissingExtraError
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.quantities import Held, quantities, quota_table
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
+from fedkeep.planning.extras import load
 
 
 @quantities("lp")
@@ -17,40 +20,46 @@ def lp(fleet: Fleet, held: Held) -> AnyArray:
     Shares are rounded to whole slots and may be missed at a price. What is left is a network flow, whose optimal
     corner is whole, so that nothing need be rounded afterwards.
     """
-    try:
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array
-    except ImportError as error:
-        raise MissingExtraError("lp quantities", "plan") from error
+    quotas = quota_table(fleet)
     rows, labels = np.nonzero(held)
-    pairs, count = len(rows), fleet.labels
+    if not len(rows):
+        return quotas
     rates = fleet.velocities[rows, labels].astype(np.float64)
-    busy, device = np.unique(rows, return_inverse=True)
-    column = np.arange(pairs)
-    over_under = pairs + np.arange(2 * count)
-    entry = np.concatenate([np.ones(2 * pairs), -np.ones(count), np.ones(count)])
-    row = np.concatenate([device, len(busy) + labels, len(busy) + np.tile(np.arange(count), 2)])
-    matrix = csr_array((entry, (row, np.concatenate([column, column, over_under]))))
-    spare = fleet.capacities[busy] - held[busy].sum(axis=1)
-    wanted = slot_targets(fleet.label_mass, int(fleet.capacities[busy].sum())) - held.sum(axis=0)
-    miss = 2.0 * (count + 1) * rates.max(initial=1e-300)
-    found = linprog(
-        np.concatenate([-rates, np.full(2 * count, miss)]) / miss,
-        A_eq=matrix,
-        b_eq=np.concatenate([spare, wanted]),
+    miss = 2.0 * (fleet.labels + 1) * rates.max()
+    found = load("scipy.optimize", "lp quantities").linprog(
+        np.concatenate([-rates, np.full(2 * fleet.labels, miss)]) / miss,
+        A_eq=_flows(held),
+        b_eq=_supplies(fleet, held),
         method="highs-ds",
     )
     if found.status != 0:
         raise FedkeepError(f"no lp quantities: {found.message}")
-    quotas = quota_table(fleet)
-    quotas[rows, labels] = 1 + np.rint(found.x[:pairs])
+    quotas[rows, labels] = 1 + np.rint(found.x[: len(rows)])
     return quotas
 
 
+def _flows(held: Held) -> Any:
+    """Rows: devices that hold something, then labels. Columns: pairs held, then slots over and under per label."""
+    rows, labels = np.nonzero(held)
+    busy, device = np.unique(rows, return_inverse=True)
+    pair, label = np.arange(len(rows)), np.arange(held.shape[1])
+    row = np.concatenate([device, len(busy) + labels, len(busy) + np.tile(label, 2)])
+    column = np.concatenate([pair, pair, len(rows) + np.arange(2 * len(label))])
+    entry = np.concatenate([np.ones(2 * len(pair)), -np.ones(len(label)), np.ones(len(label))])
+    return load("scipy.sparse", "lp quantities").csr_array((entry, (row, column)))
+
+
+def _supplies(fleet: Fleet, held: Held) -> FloatArray:
+    """The slots left to each device and wanted for each label, once every pair held has its first one."""
+    busy = held.any(axis=1)
+    spare = fleet.capacities[busy] - held[busy].sum(axis=1)
+    wanted = slot_targets(fleet.label_mass, int(fleet.capacities[busy].sum())) - held.sum(axis=0)
+    return np.concatenate([spare, wanted]).astype(np.float64)
+
+
 def slot_targets(mass: FloatArray, slots: int) -> IntArray:
-    """Whole slots per label in proportion to its mass, summing to `slots`: largest remainders are rounded up."""
-    exact = mass / max(mass.sum(), 1e-300) * slots
-    target = np.floor(exact).astype(np.int64)
-    left = int(slots - target.sum()) if mass.sum() > 0 else 0
-    target[np.argsort(target - exact, kind="stable")[:left]] += 1
+    """Whole slots per label in proportion to its mass, summing to `slots`: the largest remainders are rounded up."""
+    exact = mass / mass.sum() * slots
+    target: IntArray = np.floor(exact).astype(np.int64)
+    target[np.argsort(target - exact, kind="stable")[: int(slots - target.sum())]] += 1
     return target

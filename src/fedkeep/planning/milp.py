@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.coordination import Limits, coordinator, least_holders
-from fedkeep.core.errors import FedkeepError, MissingExtraError
+from fedkeep.core.coordination import LabelLimits, coordinator, least_holders
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan, make_plan
 from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
+from fedkeep.planning.extras import load
 
 _TOLERANCE = 0.01
 """How far a goal already met may slip while the next is sought, in holders or slots."""
@@ -20,7 +21,7 @@ _TOLERANCE = 0.01
 
 @coordinator("exact")
 @dataclass(frozen=True)
-class Exact(Limits):
+class Exact(LabelLimits):
     """The optimum of problem (9): first the fewest missing holders (9b), then the largest objective (9a).
 
     With `unbiased`, the slots of each label follow its share of the stream (9d) as nearly as whole slots and the
@@ -44,8 +45,9 @@ class Exact(Limits):
 class Problem:
     """The rows and columns of problem (9): per owned pair (c, y) its slots D and whether it is held, then slacks."""
 
-    def __init__(self, fleet: Fleet, limits: Limits) -> None:
-        self._scipy = _import_scipy()
+    def __init__(self, fleet: Fleet, limits: LabelLimits) -> None:
+        self._optimize = load("scipy.optimize", "the exact coordinator")
+        self._sparse = load("scipy.sparse", "the exact coordinator")
         self.fleet = fleet
         self.rows, self.labels = np.nonzero(fleet.velocities)
         self.pairs = len(self.rows)
@@ -83,7 +85,7 @@ class Problem:
         cost[self.slack(index)] = 1.0
         return cost
 
-    def _link(self, limits: Limits) -> None:
+    def _link(self, limits: LabelLimits) -> None:
         """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c)."""
         capacity = self.fleet.capacities[self.rows].astype(np.float64)
         pair = np.arange(self.pairs)
@@ -113,8 +115,8 @@ class Problem:
 
     def _add(self, count: int, parts: list[tuple[AnyArray, AnyArray, AnyArray]], low: Any, high: Any) -> None:
         row, column, value = (np.concatenate([part[axis] for part in parts]) for axis in range(3))
-        matrix = self._scipy.sparse.csr_array((value, (row, column)), shape=(count, self.size))
-        self.constraints.append(self._scipy.optimize.LinearConstraint(matrix, low, high))
+        matrix = self._sparse.csr_array((value, (row, column)), shape=(count, self.size))
+        self.constraints.append(self._optimize.LinearConstraint(matrix, low, high))
 
     def solve(self, *, unbiased: bool = False, relaxed: bool = False, seconds: float = 60.0) -> FloatArray:
         """All columns at the optimum: each goal is met in turn and then held to while the next one is sought."""
@@ -124,14 +126,14 @@ class Problem:
         for goal in [*goals, self.objective()]:
             solution = self._minimise(goal, constraints, relaxed=relaxed, seconds=seconds)
             reached = float(goal @ solution)
-            constraints.append(self._scipy.optimize.LinearConstraint(goal[None, :], -np.inf, reached + _TOLERANCE))
+            constraints.append(self._optimize.LinearConstraint(goal[None, :], -np.inf, reached + _TOLERANCE))
         return solution
 
     def _minimise(self, cost: FloatArray, constraints: list[Any], *, relaxed: bool, seconds: float) -> FloatArray:
-        found = self._scipy.optimize.milp(
+        found = self._optimize.milp(
             cost / max(np.abs(cost).max(initial=0.0), 1e-300),
             constraints=constraints,
-            bounds=self._scipy.optimize.Bounds(0, np.where(self._is_held(), 1, np.inf)),
+            bounds=self._optimize.Bounds(0, np.where(self._is_held(), 1, np.inf)),
             integrality=np.arange(self.size) < (0 if relaxed else 2 * self.pairs),
             options={"time_limit": seconds},
         )
@@ -145,12 +147,3 @@ class Problem:
         table = np.zeros(self.fleet.velocities.shape, dtype=np.int64)
         table[self.rows, self.labels] = np.rint(values).astype(np.int64)
         return table
-
-
-def _import_scipy() -> Any:
-    try:
-        import scipy.optimize
-        import scipy.sparse
-    except ImportError as error:
-        raise MissingExtraError("the exact coordinator", "plan") from error
-    return scipy

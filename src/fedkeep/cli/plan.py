@@ -1,0 +1,92 @@
+"""`fedkeep plan`: which labels each device of an operator's fleet should store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedkeep.core.coordination import Coordinator, Greedy, Plan
+from fedkeep.core.errors import ConfigError
+from fedkeep.planning import Exact, Profiles, read_profiles
+
+_ROWS_SHOWN = 50
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(help="Profiles of the devices: .json or .csv.", show_default=False)],
+    clients_per_label: Annotated[
+        int | None, typer.Option(help="The fewest devices that should store a label (default: 5, or the file's).")
+    ] = None,
+    labels_per_client: Annotated[
+        int | None, typer.Option(help="The most labels a device stores (default: all it sees, or the file's).")
+    ] = None,
+    coordinator: Annotated[
+        Literal["greedy", "exact"], typer.Option(help="exact is optimal, for small fleets.")
+    ] = "greedy",
+    quantities: Annotated[
+        Literal["even", "frequent", "lp"] | None,
+        typer.Option(help="How greedy divides a device's slots among its labels (default: even)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")] = False,
+) -> None:
+    """Says which labels each device should store, how many samples of each, and what they count."""
+    profiles = read_profiles(file)
+    fewest = _first(clients_per_label, profiles.clients_per_label, Greedy.clients_per_label)
+    most = _first(labels_per_client, profiles.labels_per_client)
+    made = _coordinator(coordinator, quantities, fewest, most).plan(profiles.fleet)
+    if as_json:
+        print(_as_json(made, profiles))
+    else:
+        _show(made, profiles)
+
+
+def _first(*limits: int | None) -> int | None:
+    """The first limit that is given."""
+    return next((limit for limit in limits if limit is not None), None)
+
+
+def _coordinator(name: str, quantities: str | None, fewest: int | None, most: int | None) -> Coordinator:
+    if name == "exact" and quantities is not None:
+        raise ConfigError("the exact coordinator decides on quantities itself: leave out --quantities")
+    try:
+        return Exact(fewest, most) if name == "exact" else Greedy(fewest, most, quantities or "even")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _as_json(made: Plan, profiles: Profiles) -> str:
+    return json.dumps(
+        {
+            "quotas": made.quotas.tolist(),
+            "label_weights": made.label_weights.tolist(),
+            "shortfalls": _sentences(made, profiles),
+        }
+    )
+
+
+def _show(made: Plan, profiles: Profiles) -> None:
+    console = Console()
+    table = Table(title=f"{len(made.devices)} devices, {len(profiles.label_names)} labels: slots to keep")
+    table.add_column("device")
+    for name in profiles.label_names:
+        table.add_column(name, justify="right")
+    for name, row in zip(profiles.device_names[:_ROWS_SHOWN], made.quotas, strict=False):
+        table.add_row(name, *(str(slots) if slots else "." for slots in row.tolist()))
+    if len(made.devices) > _ROWS_SHOWN:
+        table.add_row(f"+ {len(made.devices) - _ROWS_SHOWN} more")
+    table.add_section()
+    table.add_row("slots", *map(str, made.slots))
+    table.add_row("holders", *map(str, made.holders))
+    table.add_row("weight", *(f"{weight:.4g}" for weight in made.label_weights))
+    console.print(table)
+    for sentence in _sentences(made, profiles):
+        console.print(f"shortfall: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _sentences(made: Plan, profiles: Profiles) -> list[str]:
+    return [shortfall.tell(profiles.label_names, profiles.device_names) for shortfall in made.shortfalls]

@@ -1,0 +1,77 @@
+"""Regions agreed on by federated clustering, and coordination in them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from fedkeep.core.coordination import Fleet, Greedy
+from fedkeep.core.regions import CentroidRegions
+from fedkeep.core.types import AnyArray, Batch, FloatArray
+from fedkeep.planning.clusters import Clusters, Summary
+
+pytest.importorskip("sklearn")
+
+CENTRES = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+METHODS = ["k-means", "hierarchical"]
+
+
+def devices() -> list[FloatArray]:
+    """Three devices, each of which sees two of three clusters, one ten times as often as the other."""
+    rng = np.random.default_rng(0)
+    return [
+        np.concatenate([CENTRES[c] + rng.normal(0, 0.5, (100, 2)), CENTRES[(c + 1) % 3] + rng.normal(0, 0.5, (10, 2))])
+        for c in range(3)
+    ]
+
+
+def as_batch(points: AnyArray) -> Batch:
+    return Batch(points, np.zeros(len(points), dtype=np.int64), np.arange(len(points)))
+
+
+def agree(method: Literal["k-means", "hierarchical"]) -> CentroidRegions:
+    clusters = Clusters(3, method, local=4)
+    return clusters.agree([clusters.summarise(points) for points in devices()])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_devices_agree_on_clusters_that_none_of_them_sees_whole(method: Literal["k-means", "hierarchical"]) -> None:
+    found = agree(method).centroids
+    nearest = np.linalg.norm(found[:, None] - CENTRES, axis=2)
+    assert sorted(nearest.argmin(axis=1).tolist()) == [0, 1, 2]
+    assert nearest.min(axis=1).max() < 0.3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_coordination_works_in_clusters(method: Literal["k-means", "hierarchical"]) -> None:
+    regions = agree(method)
+    velocities = [np.bincount(regions.assign(as_batch(p), None), minlength=regions.count) for p in devices()]
+    plan = Greedy(1, 1).plan(Fleet.numbered([5, 5, 5], np.array(velocities)))
+    assert plan.holders.tolist() == [1, 1, 1]
+    assert plan.quotas.argmax(axis=1).tolist() == np.argmax(velocities, axis=1).tolist()
+    assert plan.label_weights == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_many_samples_outweigh_few() -> None:
+    """Two summaries of one region: the centroid lies where the samples are."""
+    many, few = Summary(np.array([[0.0]]), np.array([99])), Summary(np.array([[100.0]]), np.array([1]))
+    for method in ("k-means", "hierarchical"):
+        assert Clusters(1, method).agree([many, few]).centroids.tolist() == [[1.0]]
+
+
+def test_fewer_distinct_points_than_regions_give_fewer_regions() -> None:
+    clusters = Clusters(5, local=3)
+    summary = clusters.summarise(np.array([[1.0], [1.0], [2.0]]))
+    assert summary.counts.sum() == 3
+    assert clusters.agree([summary]).count == 2
+
+
+def test_the_same_seed_gives_the_same_regions() -> None:
+    assert np.array_equal(agree("k-means").centroids, agree("k-means").centroids)
+
+
+def test_unsound_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="regions must be at least 1, got 0"):
+        Clusters(0)

@@ -1,0 +1,94 @@
+"""The exact coordinator against brute force, and greedy against it."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkeep.core.coordination import Fleet, Greedy
+from fedkeep.core.quantities import quantity_rule
+from fedkeep.planning.lp import slot_targets
+from fedkeep.planning.milp import Exact
+
+pytest.importorskip("scipy")
+
+
+def random_fleet(seed: int, devices: int, labels: int) -> Fleet:
+    rng = np.random.default_rng(seed)
+    seen = rng.random((devices, labels)) < 0.7
+    return Fleet.numbered(rng.integers(2, 9, devices), rng.integers(1, 50, (devices, labels)) * seen)
+
+
+def best_by_brute_force(fleet: Fleet, fewest: int, most: int) -> tuple[int, float]:
+    """The fewest missing holders, then the largest objective, over all choices of labels."""
+    choices = []
+    for c in range(len(fleet)):
+        seen = np.flatnonzero(fleet.velocities[c])
+        sizes = range(1, min(most, len(seen), int(fleet.capacities[c])) + 1)
+        choices.append([labels for size in sizes for labels in combinations(seen, size)] or [()])
+    best = (10**9, 0.0)
+    for chosen in product(*choices):
+        held = np.zeros(fleet.velocities.shape, dtype=bool)
+        for c, labels in enumerate(chosen):
+            held[c, list(labels)] = True
+        missing = int(np.maximum(0, np.minimum(fleet.owners, fewest) - held.sum(axis=0)).sum())
+        value = float((quantity_rule("frequent")(fleet, held) * fleet.velocities).sum())
+        best = min(best, (missing, -value))
+    return best[0], -best[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
+    fleet = random_fleet(seed, devices=4, labels=3)
+    plan = Exact(1, 2).plan(fleet)
+    missing = int(np.maximum(0, np.minimum(fleet.owners, 1) - plan.holders).sum())
+    value = float((plan.quotas * fleet.velocities).sum())
+    assert (missing, value) == (best_by_brute_force(fleet, 1, 2)[0], pytest.approx(best_by_brute_force(fleet, 1, 2)[1]))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_greedy_never_beats_the_optimum_nor_lacks_more_holders(seed: int) -> None:
+    fleet = random_fleet(seed, devices=6, labels=4)
+    exact, greedy = Exact(2, 2).plan(fleet), Greedy(2, 2, "frequent").plan(fleet)
+    assert np.minimum(greedy.holders, 2).sum() == np.minimum(exact.holders, 2).sum()
+    assert (greedy.quotas * fleet.velocities).sum() <= (exact.quotas * fleet.velocities).sum() + 1e-6
+    assert np.array_equal(exact.quotas.sum(axis=1), np.where(fleet.seen > 0, fleet.capacities, 0))
+    assert ((exact.quotas > 0).sum(axis=1) <= 2).all()
+
+
+def test_unbiased_slots_follow_the_stream() -> None:
+    fleet = Fleet.numbered([10, 10], [[30, 10], [30, 10]])
+    assert Exact(1, 2).plan(fleet).quotas.sum(axis=0).tolist() == [19, 1]
+    unbiased = Exact(1, 2, unbiased=True).plan(fleet)
+    assert unbiased.quotas.sum(axis=0).tolist() == [15, 5]
+    assert unbiased.label_weights == pytest.approx([1.0, 1.0])
+    assert Exact(1, 2).replan(unbiased, fleet).quotas.sum(axis=0).tolist() == [19, 1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000))
+def test_lp_quantities_use_up_every_store_and_come_nearer_the_stream_than_even_ones(seed: int) -> None:
+    fleet = random_fleet(seed, devices=7, labels=4)
+    even, lp = (Greedy(2, 2, rule).plan(fleet) for rule in ("even", "lp"))
+    assert np.array_equal(even.quotas > 0, lp.quotas > 0)
+    assert np.array_equal(even.quotas.sum(axis=1), lp.quotas.sum(axis=1))
+    target = slot_targets(fleet.label_mass, int(even.quotas.sum()))
+    missed = [int(np.abs(plan.quotas.sum(axis=0) - target).sum()) for plan in (even, lp)]
+    assert missed[1] <= missed[0]
+
+
+def test_lp_quantities_on_hand_numbers() -> None:
+    """Two devices, two labels, 3 : 1 in the stream: device 0 sees more of label 0 and takes it."""
+    fleet = Fleet.numbered([10, 10], [[40, 5], [20, 15]])
+    assert Greedy(2, 2, "lp").plan(fleet).quotas.tolist() == [[9, 1], [6, 4]]
+
+
+def test_a_silent_fleet_needs_no_solver() -> None:
+    fleet = Fleet.numbered([3], [[0.0, 0.0]])
+    assert Greedy(1, 1, "lp").plan(fleet).quotas.tolist() == [[0, 0]]
+    assert Exact(1, 1).plan(fleet).quotas.tolist() == [[0, 0]]
