@@ -1,9 +1,9 @@
-"""What it costs to value samples, as ratios to a plain batched forward pass of the same samples in the same run.
+"""What it costs to value samples: ratios to a plain batched forward pass of the same samples in the same run.
 
     python benchmarks/valuation.py --json FILE [--quick]
 
-"head" is the value (Eq. 6) and the estimator (Eq. 7) over the last layer, "full" the same over all layers, and
-"one by one" backpropagates each sample alone. One thread; repetitions are interleaved, medians are reported.
+"head" is the value (Eq. 6) and the estimator (Eq. 7) over the last layer, "full" the same over all layers,
+and "one by one" backpropagates each sample alone. One thread; repetitions are interleaved, medians reported.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def measure(task: Task, n: int, repetitions: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="where to write the ratios")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     options = parser.parse_args()

@@ -11,7 +11,9 @@ import fedkeep
 from fedkeep.cli.check import check
 from fedkeep.cli.list_ import list_
 from fedkeep.cli.plan import plan
+from fedkeep.cli.report import report
 from fedkeep.cli.run import run
+from fedkeep.cli.watch import watch
 from fedkeep.core.errors import FedkeepError
 
 app = typer.Typer(
@@ -38,7 +40,7 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (run, plan, check):
+for verb in (run, report, watch, plan, check):
     app.command()(verb)
 app.command("list")(list_)
 

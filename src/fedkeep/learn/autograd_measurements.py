@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.network import Network, as_tensor
-from fedkeep.learn.torch_measurements import CHUNK, join, per_sample
+from fedkeep.learn.torch_measurements import CHUNK, join, per_sample, pieces
 
 _BLOCK = 1 << 22
 """Numbers of per-sample gradients held at a time, for norms."""
@@ -95,7 +95,11 @@ class AutogradMeasurements:
 
     def _pieces(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of each chunk, while the model is loaded."""
+<<<<<<< HEAD
         for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True) if self._n else ():
+=======
+        for x, y in zip(pieces(self._x, size), pieces(self._y, size), strict=True):
+>>>>>>> learn
             with self._network.lock:
                 self._network.load(self._model, frozen=True)
                 yield x, y

@@ -5,16 +5,19 @@ A leading axis of C runs through all of it: C models over C batches at once, and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
 from fedkeep.core.types import AnyArray, IntArray, Scores, Vector
-from fedkeep.learn.flat import Layout, flatten
+from fedkeep.learn.flat import Layout
 
-Layers: TypeAlias = list[tuple[AnyArray, AnyArray]]
+Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""
+Forward: TypeAlias = Callable[[], tuple[list[AnyArray], AnyArray]]
+"""Gives the input of each layer, (C, n, in), and the logits, (C, n, Y)."""
 
 
 def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
@@ -30,17 +33,20 @@ def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
     return inputs, logits
 
 
-def losses_and_errors(logits: AnyArray, y: IntArray) -> tuple[AnyArray, AnyArray]:
-    """The cross-entropy of each sample, (C, n), and its gradient by the logits, softmax(z) - onehot(y)."""
-    z = (logits - logits.max(axis=-1, keepdims=True)).reshape(-1, logits.shape[-1])
-    rows, labels = np.arange(len(z)), y.ravel()
-    of_label = z[rows, labels]
-    error = np.exp(z, out=z)
-    total = error.sum(axis=-1)
-    losses = np.log(total) - of_label
-    error /= total[:, None]
-    error[rows, labels] -= 1.0
-    return losses.reshape(y.shape), error.reshape(logits.shape)
+def cross_entropy(logits: AnyArray, y: IntArray) -> AnyArray:
+    """The loss of each sample, -log softmax(z)_y."""
+    z = logits - logits.max(axis=-1, keepdims=True)
+    losses: AnyArray = np.log(np.exp(z).sum(axis=-1)) - np.take_along_axis(z, y[..., None], axis=-1)[..., 0]
+    return losses
+
+
+def output_error(logits: AnyArray, y: IntArray) -> AnyArray:
+    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y)."""
+    error: AnyArray = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    np.exp(error, out=error)
+    error /= np.add.reduce(error, axis=-1, keepdims=True)
+    error.reshape(-1)[np.arange(0, error.size, error.shape[-1]) + y.reshape(-1)] -= 1.0
+    return error
 
 
 def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int = 0) -> list[AnyArray]:
@@ -54,66 +60,95 @@ def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int
 
 
 class Trace:
-    """One forward pass of C models over C batches, and the errors of its valued layers when asked for."""
+    """One forward pass of C models over C batches, and one backward pass, each made when first asked for.
 
-    def __init__(self, layers: Layers, x: AnyArray, y: IntArray, first: int) -> None:
-        self._layers, self._first = layers, first
-        self.inputs, logits = forward(layers, x)
-        self.losses, self.head_error = losses_and_errors(logits, y)
+    Without `layers` it stands for the last layer of any network, whose inputs and logits `run` gives: that
+    layer is softmax regression over its inputs, whatever comes before.
+    """
+
+    def __init__(self, run: Forward, y: IntArray, layers: Layers = (), first: int = 0) -> None:
+        self._run, self._y, self._layers, self._first = run, y, layers, first
+
+    @cached_property
+    def passed(self) -> tuple[list[AnyArray], AnyArray]:
+        return self._run()
+
+    @cached_property
+    def losses(self) -> AnyArray:
+        return cross_entropy(self.passed[1], self._y)
+
+    @cached_property
+    def head(self) -> tuple[AnyArray, AnyArray]:
+        """Input and error of the last layer."""
+        inputs, logits = self.passed
+        return inputs[-1], output_error(logits, self._y)
 
     @cached_property
     def valued(self) -> list[tuple[AnyArray, AnyArray]]:
         """Input and error of each valued layer: a sample's gradient is their outer product."""
-        errors = backward(self._layers, self.inputs, self.head_error, self._first)
-        return list(zip(self.inputs[self._first :], errors, strict=True))
+        inputs, _ = self.passed
+        errors = backward(self._layers, inputs, self.head[1], self._first)
+        return list(zip(inputs[self._first :], errors, strict=True))
 
 
 class DenseMeasurements:
     """The `n` samples of device `c` of a trace, by the closed forms of a dense layer."""
 
-    def __init__(self, trace: Trace, c: int, n: int, valued: Layout) -> None:
-        self._trace, self._c, self._n, self._layout = trace, c, n, valued
+    def __init__(self, trace: Trace, layout: Layout, n: int, c: int = 0) -> None:
+        self._trace, self._layout, self._n, self._c = trace, layout, n, c
 
     def losses(self) -> Scores:
-        return self._trace.losses[self._c, : self._n].astype(np.float64)
+        return self._own(self._trace.losses).astype(np.float64)
 
     def projections(self, direction: Vector) -> Scores:
-        views = self._layout.views(np.asarray(direction, dtype=np.float32))
-        total = np.zeros(self._n)
-        for (a, e), weight, bias in zip(self._valued, views[::2], views[1::2], strict=True):
-            response = a @ weight.T
-            response += bias
-            total += np.einsum("no,no->n", e, response)
-        return total
+        views = self._layout.views(direction)
+        parts = [
+            _project(a, e, weight, bias)
+            for (a, e), weight, bias in zip(self._valued, views[::2], views[1::2], strict=True)
+        ]
+        return _float64_sum(parts)
 
     def norms(self) -> Scores:
-        squares: Scores = sum((_square_norms(a, e) for a, e in self._valued), np.zeros(self._n))
-        return np.sqrt(squares)
+        return np.sqrt(_float64_sum([_square_norms(a, e) for a, e in self._valued]))
 
     def head_norms(self) -> Scores:
-        error = self._trace.head_error[self._c, : self._n]
-        return np.sqrt(_square_norms(self._activations, error))
+        a, e = self._trace.head
+        return np.sqrt(_float64_sum([_square_norms(self._own(a), self._own(e))]))
 
     def mean_gradient(self) -> Vector:
-        if self._n == 0:
-            return np.zeros(self._layout.size, dtype=np.float32)
-        gradient = flatten([part for a, e in self._valued for part in (e.T @ a, e.sum(axis=0))])
-        gradient /= self._n
+        gradient = np.empty(self._layout.size, dtype=np.float32)
+        views = self._layout.views(gradient)
+        for (a, e), weight, bias in zip(self._valued, views[::2], views[1::2], strict=True):
+            np.matmul(e.T, a, out=weight)
+            np.add.reduce(e, axis=0, out=bias)
+        gradient /= max(1, self._n)
         return gradient
 
     def activations(self) -> AnyArray:
-        return self._activations.copy()
+        return self._own(self._trace.passed[0][-1]).copy()
 
     @cached_property
     def _valued(self) -> list[tuple[AnyArray, AnyArray]]:
-        return [(a[self._c, : self._n], e[self._c, : self._n]) for a, e in self._trace.valued]
+        return [(self._own(a), self._own(e)) for a, e in self._trace.valued]
 
-    @cached_property
-    def _activations(self) -> AnyArray:
-        return self._trace.inputs[-1][self._c, : self._n]
+    def _own(self, stacked: AnyArray) -> AnyArray:
+        mine: AnyArray = stacked[self._c, : self._n]
+        return mine
 
 
-def _square_norms(a: AnyArray, e: AnyArray) -> Scores:
+def _project(a: AnyArray, e: AnyArray, weight: AnyArray, bias: AnyArray) -> AnyArray:
+    """<e (a, 1)^T, direction> per sample, as e . (weight a + bias)."""
+    response = a @ weight.T
+    response += bias
+    projections: AnyArray = np.vecdot(e, response)
+    return projections
+
+
+def _square_norms(a: AnyArray, e: AnyArray) -> AnyArray:
     """||e (a, 1)^T||^2 per sample: the outer product's norm is the product of the norms."""
-    squares: Scores = (np.einsum("ni,ni->n", a, a) + 1.0) * np.einsum("no,no->n", e, e)
-    return squares.astype(np.float64)
+    squares: AnyArray = (np.vecdot(a, a) + 1.0) * np.vecdot(e, e)
+    return squares
+
+
+def _float64_sum(parts: list[AnyArray]) -> Scores:
+    return sum(parts[1:], parts[0].astype(np.float64))

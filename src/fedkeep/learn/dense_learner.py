@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray, LocalTraining, Vector
-from fedkeep.learn.dense import DenseMeasurements, Layers, Trace, backward, forward, losses_and_errors
+from fedkeep.learn.dense import DenseMeasurements, Layers, Trace, backward, forward, output_error
 from fedkeep.learn.flat import Layout, flatten
 from fedkeep.learn.minibatches import minibatches
 
@@ -70,9 +70,9 @@ class DenseLearner:
         """What each batch's own model sees in it."""
         if not self._stackable(batches):
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
-        x, y = self._stack(batches)
-        trace = Trace(self._layers(np.stack(models)), x, y, self._first)
-        return [DenseMeasurements(trace, c, len(batch), self._valued) for c, batch in enumerate(batches)]
+        layers = self._layers(np.stack(models))
+        trace = Trace(lambda: forward(layers, self._stack(batches)), _labels(batches), layers, self._first)
+        return [DenseMeasurements(trace, self._valued, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
         return self.train_many(model, [batch], [weights], local, [seed])[0]
@@ -89,7 +89,7 @@ class DenseLearner:
         if len(batches) > 1 and (local.batch_size is not None or not self._stackable(batches)):
             jobs = zip(batches, weights, seeds, strict=True)
             return [self.train_many(model, [b], [w], local, [s])[0] for b, w, s in jobs]
-        x, y = self._stack(batches)
+        x, y = self._stack(batches), _labels(batches)
         gamma = np.zeros(y.shape, dtype=np.float32)
         for c, own in enumerate(weights):
             gamma[c, : len(own)] = own
@@ -121,16 +121,22 @@ class DenseLearner:
         small = padded * self.widths[0] <= STACKED_NUMBERS
         return len(batches) == 1 or (small and padded <= 2 * sum(map(len, batches)))
 
-    def _stack(self, batches: Sequence[Batch]) -> tuple[AnyArray, IntArray]:
-        """The samples of C batches as (C, n, d) and (C, n), short ones padded with zeros."""
+    def _stack(self, batches: Sequence[Batch]) -> AnyArray:
+        """The samples of C batches as (C, n, d), short ones padded with zeros."""
         if len(batches) == 1:
-            return self._rows(batches[0].x)[None], batches[0].y[None]
-        n = max(map(len, batches))
-        x = np.zeros((len(batches), n, self.widths[0]), dtype=np.float32)
-        y = np.zeros((len(batches), n), dtype=np.int64)
+            return self._rows(batches[0].x)[None]
+        x = np.zeros((len(batches), max(map(len, batches)), self.widths[0]), dtype=np.float32)
         for c, batch in enumerate(batches):
-            x[c, : len(batch)], y[c, : len(batch)] = self._rows(batch.x), batch.y
-        return x, y
+            x[c, : len(batch)] = self._rows(batch.x)
+        return x
+
+
+def _labels(batches: Sequence[Batch]) -> IntArray:
+    """The labels of C batches as (C, n), short ones padded with zeros."""
+    y = np.zeros((len(batches), max(map(len, batches))), dtype=np.int64)
+    for c, batch in enumerate(batches):
+        y[c, : len(batch)] = batch.y
+    return y
 
 
 def _descend(layers: Layers, x: AnyArray, y: IntArray, gamma: AnyArray, rate: float) -> None:
@@ -138,9 +144,7 @@ def _descend(layers: Layers, x: AnyArray, y: IntArray, gamma: AnyArray, rate: fl
     total = gamma.sum(axis=1, keepdims=True)
     share = np.divide(gamma, total, out=np.zeros_like(gamma), where=total > 0) * np.float32(rate)
     inputs, logits = forward(layers, x)
-    _, error = losses_and_errors(logits, y)
-    error *= share[..., None]
-    errors = backward(layers, inputs, error)
+    errors = backward(layers, inputs, output_error(logits, y) * share[..., None])
     for (weight, bias), a, e in zip(layers, inputs, errors, strict=True):
         np.subtract(weight, e.swapaxes(-1, -2) @ a, out=weight)
         np.subtract(bias, e.sum(axis=1), out=bias)

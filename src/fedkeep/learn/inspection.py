@@ -7,46 +7,58 @@ no list of layer types could foresee is found out rather than measured wrongly.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.autograd_measurements import AutogradMeasurements
+from fedkeep.learn.head_measurements import HeadMeasurements
 from fedkeep.learn.layers import is_bilinear
-from fedkeep.learn.network import Network, as_tensor, losses_and_error
+from fedkeep.learn.network import Network, as_tensor
 from fedkeep.learn.torch_measurements import TorchMeasurements
+
+MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[HeadMeasurements] | type[AutogradMeasurements]
 
 _TOLERANCE = 1e-3
 
 
-def choose_measurements(
-    network: Network, model: Vector, batch: Batch
-) -> type[TorchMeasurements] | type[AutogradMeasurements]:
-    """The fast measurements where they are exact for this module, else those by autograd."""
+def choose_measurements(network: Network, model: Vector, batch: Batch) -> MeasurementsClass:
+    """The fastest measurements that are exact for this module."""
     trial = _trial(batch)
     direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
     with network.lock:
         losses, projections, norms = _one_by_one(network, model, trial, direction)
-        together = AutogradMeasurements(network, model, trial)
-        if not np.allclose(together.losses(), losses, rtol=_TOLERANCE, atol=_TOLERANCE):
+        together = AutogradMeasurements(network, model, trial, len(trial)).losses()
+        if not np.allclose(together, losses, rtol=_TOLERANCE, atol=_TOLERANCE):
             raise FedkeepError(
                 "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
                 "gradient of its own: replace the layer that mixes samples"
             )
-        if not all(is_bilinear(layer) for layer in network.valued_layers):
-            return AutogradMeasurements
         try:
-            logits, [[(_, output)]] = network.observe(as_tensor(trial.x), [network.head])
-            network.head_is_output = output is logits
-            fast = TorchMeasurements(network, model, trial)
-            scale = float(np.linalg.norm(direction)) * norms.max(initial=0.0) + 1e-12
-            right = np.abs(fast.projections(direction) - projections).max() < _TOLERANCE * scale
-            right = right and np.allclose(fast.norms(), norms, rtol=_TOLERANCE)
+            candidate = _candidate(network, as_tensor(trial.x))
+            seen = candidate(network, model, trial, len(trial))
+            scale = float(np.linalg.norm(direction) * norms.max()) + 1e-12
+            right = np.allclose(seen.projections(direction), projections, rtol=0.0, atol=_TOLERANCE * scale)
+            right = right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
         except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
             right = False
-    return TorchMeasurements if right else AutogradMeasurements
+    return candidate if right else AutogradMeasurements
+
+
+def _candidate(network: Network, x: Tensor) -> MeasurementsClass:
+    """The fastest measurements that the types of the valued layers allow."""
+    if not all(is_bilinear(layer) for layer in network.valued_layers):
+        return AutogradMeasurements
+    logits, [[(activations, output)]] = network.observe(x, [network.head])
+    network.head_is_output = output is logits
+    linear = isinstance(network.head, nn.Linear) and network.head.bias is not None and activations.dim() == 2
+    only_head = len(network.valued_layers) == 1
+    return HeadMeasurements if only_head and linear and network.head_is_output else TorchMeasurements
 
 
 def _trial(batch: Batch) -> Batch:
@@ -67,6 +79,6 @@ def _one_by_one(network: Network, model: Vector, batch: Batch, direction: Vector
 def _backprop(network: Network, x: Tensor, y: Tensor) -> tuple[float, AnyArray]:
     with network.differentiable():
         logits = network.module(x)
-        loss, error = losses_and_error(logits.detach(), y)
-        parts = torch.autograd.grad(logits, network.valued_parameters, error, materialize_grads=True)
-    return float(loss), torch.cat([part.reshape(-1) for part in parts]).numpy()
+        loss = cross_entropy(logits, y)
+        parts = torch.autograd.grad(loss, network.valued_parameters, materialize_grads=True)
+    return loss.item(), torch.cat([part.reshape(-1) for part in parts]).numpy()

@@ -26,7 +26,7 @@ def is_bilinear(module: nn.Module) -> bool:
     return convolves and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-def project(layer: BilinearLayer, a: Tensor, e: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def project(layer: BilinearLayer, a: Tensor, e: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """<grad_i, direction> per sample: the response to the direction as weights, weighed by the error."""
     if isinstance(layer, nn.Linear):
         response = F.linear(a, weight, bias)
@@ -34,13 +34,15 @@ def project(layer: BilinearLayer, a: Tensor, e: Tensor, weight: Tensor, bias: Te
         response = torch.convolution(
             a, weight, bias, layer.stride, _padding(layer), layer.dilation, False, _none(layer), layer.groups
         )
-    return response.mul_(e).flatten(1).sum(1)
+    response *= e
+    return response.sum(tuple(range(1, response.dim())))
 
 
 def summed_gradient(layer: BilinearLayer, a: Tensor, e: Tensor) -> list[Tensor]:
     """The gradients of the weight and, where there is one, the bias, summed over the samples."""
     if isinstance(layer, nn.Linear):
-        a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
+        if a.dim() > 2:
+            a, e = a.flatten(0, -2), e.flatten(0, -2)
         parts = [e.T @ a, e.sum(0)]
     else:
         _, weight, bias = torch.ops.aten.convolution_backward(

@@ -14,22 +14,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.flat import Layout
+
+_MINUS_ONE = torch.tensor([[-1.0]])
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
     """One pass over some samples: their losses, and the input and error of each noted layer."""
 
-    losses: Tensor
+    logits: Tensor
+    y: Tensor
     layers: list[tuple[nn.Module, Tensor, Tensor]]
+
+    def losses(self) -> Tensor:
+        return cross_entropy(self.logits, self.y, reduction="none")
 
     @property
     def head_only(self) -> Record:
-        return Record(self.losses, self.layers[-1:])
+        return Record(self.logits, self.y, self.layers[-1:])
 
     @property
     def nbytes(self) -> int:
@@ -53,11 +60,19 @@ class Network:
         for parameter, where in zip(self.parameters, self.layout.slices, strict=True):
             parameter.data = self.flat[where].view(parameter.shape)
         self.valued_layers = _last_layers(self.module, last_layers)
+<<<<<<< HEAD
         first = next(i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0])
+=======
+        self.valued_counts = [len(_own_parameters(layer)) for layer in self.valued_layers]
+        first = next(
+            i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0]
+        )
+>>>>>>> learn
         self.valued = self.layout.since(first)
         self.valued_parameters = self.parameters[first:]
         self._loaded: object = None
         self._notes: dict[int, list[tuple[Tensor, Tensor]]] | None = None
+        self._graph = False
         self.head_is_output = False
         for layer in self.valued_layers:
             layer.register_forward_hook(self._note)
@@ -98,21 +113,32 @@ class Network:
 
         Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
         """
-        with torch.set_grad_enabled(not (self.head_is_output and len(noted) == 1)):
-            logits, calls = self.observe(x, noted)
+        graph, calls = self.observe(x, noted, graph=len(noted) > 1 or not self.head_is_output)
         if any(len(of_layer) != 1 for of_layer in calls):
             raise RuntimeError("a valued layer was not called exactly once")
-        losses, error = losses_and_error(logits.detach(), y)
+        logits = graph.detach()
+        error = output_error(logits, y)
         inputs, outputs = zip(*(of_layer[0] for of_layer in calls), strict=True)
-        errors = [error] if outputs[-1] is logits else []
+        errors = [error] if outputs[-1] is graph else []
         below = outputs[: len(outputs) - len(errors)]
         if below:
-            errors = [*torch.autograd.grad(logits, below, error), *errors]
-        return Record(losses, list(zip(noted, inputs, errors, strict=True)))
+            errors = [*torch.autograd.grad(graph, below, error), *errors]
+        return Record(logits, y, list(zip(noted, inputs, errors, strict=True)))
 
+<<<<<<< HEAD
     def observe(self, x: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
         """The logits, and the input and output of every call of each layer `noted`."""
         self._notes = {id(layer): [] for layer in noted}
+=======
+    def observe(
+        self, x: Tensor, noted: Sequence[nn.Module], *, graph: bool = False
+    ) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
+        """The logits, and the input and output of every call of each layer `noted`.
+
+        With `graph`, autograd knows how the logits follow from the first of those outputs.
+        """
+        self._notes, self._graph = {id(layer): [] for layer in noted}, graph
+>>>>>>> learn
         try:
             return self.module(x), list(self._notes.values())
         finally:
@@ -121,18 +147,18 @@ class Network:
     def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         calls = None if self._notes is None else self._notes.get(id(layer))
         if calls is not None:
-            if torch.is_grad_enabled() and not output.requires_grad:
-                output.requires_grad_()
-            calls.append((args[0].detach(), output))
+            if self._graph:
+                if not output.requires_grad:
+                    output.requires_grad_()
+                calls.append((args[0].detach(), output))
+            else:
+                calls.append((args[0], output))
 
 
-def losses_and_error(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of each sample and its gradient by the logits, softmax(z) - onehot(y)."""
-    log_likelihood = torch.log_softmax(logits, dim=1)
-    labels = y[:, None]
-    losses = log_likelihood.gather(1, labels).squeeze(1).neg_()
-    error = log_likelihood.exp_()
-    return losses, error.scatter_add_(1, labels, error.new_full(labels.shape, -1.0))
+def output_error(logits: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each sample's cross-entropy by its logits, softmax(z) - onehot(y)."""
+    error = torch.softmax(logits, dim=1)
+    return error.scatter_add_(1, y[:, None], _MINUS_ONE.expand(len(y), 1))
 
 
 def as_tensor(array: AnyArray) -> Tensor:

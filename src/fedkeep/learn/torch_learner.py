@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Vector
-from fedkeep.learn.autograd_measurements import AutogradMeasurements
 from fedkeep.learn.flat import Layout
-from fedkeep.learn.inspection import choose_measurements
+from fedkeep.learn.inspection import MeasurementsClass, choose_measurements
 from fedkeep.learn.minibatches import minibatches
-from fedkeep.learn.network import Network, as_tensor, losses_and_error
+from fedkeep.learn.network import Network, as_tensor, output_error
 from fedkeep.learn.torch_measurements import CHUNK, TorchMeasurements
 
 _INFERENCE_CHUNK = 1024
@@ -41,7 +40,7 @@ class TorchLearner:
         self._factory = factory
         self._chunk = chunk
         self._network = Network(factory(), last_layers)
-        self._measurements: type[TorchMeasurements] | type[AutogradMeasurements] | None = None
+        self._measurements: MeasurementsClass | None = None
 
     @property
     def layout(self) -> Layout:
@@ -117,8 +116,7 @@ class TorchLearner:
             return
         network = self._network
         logits = network.module(x)
-        _, error = losses_and_error(logits.detach(), y)
-        error *= (gamma / total)[:, None]
+        error = output_error(logits.detach(), y).mul_((gamma / total)[:, None])
         gradients = torch.autograd.grad(logits, network.parameters, error, materialize_grads=True)
         if local.proximal:
             network.flat.lerp_(anchor, local.learning_rate * local.proximal)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -24,8 +26,9 @@ class Chunks:
 
     def __init__(self, network: Network, model: Vector, batch: Batch, size: int) -> None:
         self._network, self._model = network, model
-        x, y = as_tensor(batch.x), as_tensor(batch.y)
-        self.pieces = list(zip(torch.split(x, size), torch.split(y, size), strict=True)) if len(batch) else []
+        self.pieces = list(
+            zip(pieces(as_tensor(batch.x), size), pieces(as_tensor(batch.y), size), strict=True)
+        )
         self._kept: dict[int, Record] = {}
         self._room = KEPT_BYTES
 
@@ -55,10 +58,11 @@ class TorchMeasurements:
         self._chunks = Chunks(network, model, batch, chunk)
 
     def losses(self) -> Scores:
-        return per_sample(record.losses for record in self._inferred())
+        return per_sample(record.losses() for record in self._inferred())
 
     def projections(self, direction: Vector) -> Scores:
-        return per_sample(_projections(record, self._views(direction)) for record in self._recorded())
+        views = self._views(direction)
+        return per_sample(_projections(record, views) for record in self._recorded())
 
     def norms(self) -> Scores:
         return np.sqrt(per_sample(_square_norms(record) for record in self._recorded()))
@@ -67,10 +71,10 @@ class TorchMeasurements:
         return np.sqrt(per_sample(_square_norms(record.head_only) for record in self._inferred()))
 
     def mean_gradient(self) -> Vector:
-        total = torch.zeros(self._network.valued.size)
-        for record in self._recorded():
-            total += _summed_gradient(record)
-        gradient: Vector = total.div_(max(1, self._n)).numpy()
+        if self._n == 0:
+            return np.zeros(self._network.valued.size, dtype=np.float32)
+        total = _sum(_summed_gradient(record) for record in self._recorded())
+        gradient: Vector = total.div_(self._n).numpy()
         return gradient
 
     def activations(self) -> AnyArray:
@@ -83,24 +87,22 @@ class TorchMeasurements:
         return self._chunks.records(self._network.valued_layers)
 
     def _views(self, direction: Vector) -> list[list[Tensor]]:
-        """The direction as weight and bias of each valued layer."""
-        pieces = iter(self._network.valued.views(np.array(direction, dtype=np.float32)))
-        sizes = [len(list(layer.parameters(recurse=False))) for layer in self._network.valued_layers]
-        return [[torch.from_numpy(next(pieces)) for _ in range(size)] for size in sizes]
+        """The direction as weight and, where there is one, bias of each valued layer."""
+        views = map(as_tensor, self._network.valued.views(direction))
+        return [list(islice(views, count)) for count in self._network.valued_counts]
 
 
 def _projections(record: Record, views: list[list[Tensor]]) -> Tensor:
-    total = torch.zeros(len(record.losses), dtype=torch.float64)
-    for (layer, a, e), direction in zip(_valued(record), views, strict=True):
-        total += project(layer, a, e, direction[0], direction[1] if len(direction) > 1 else None)
-    return total
+    layers = zip(_valued(record), views, strict=True)
+    return _sum(project(layer, a, e, *direction) for (layer, a, e), direction in layers)
 
 
 def _square_norms(record: Record) -> Tensor:
-    total = torch.zeros(len(record.losses), dtype=torch.float64)
-    for layer, a, e in _valued(record):
-        total += square_norms(layer, a, e)
-    return total
+    return _sum(square_norms(layer, a, e) for layer, a, e in _valued(record))
+
+
+def _sum(terms: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.Tensor.add_, terms)
 
 
 def _summed_gradient(record: Record) -> Tensor:
@@ -112,12 +114,17 @@ def _valued(record: Record) -> list[tuple[BilinearLayer, Tensor, Tensor]]:
     return cast("list[tuple[BilinearLayer, Tensor, Tensor]]", record.layers)
 
 
+def pieces(rows: Tensor, size: int) -> Sequence[Tensor]:
+    """The rows, `size` at a time."""
+    return torch.split(rows, size) if len(rows) > size else [rows]
+
+
 def per_sample(parts: Iterable[Tensor]) -> Scores:
     """One float64 number per sample, from those of the chunks."""
-    return join(list(parts)).astype(np.float64, copy=False)
+    return join(list(parts)).astype(np.float64)
 
 
 def join(parts: list[Tensor]) -> AnyArray:
     """The rows of all parts, as an array."""
-    array: AnyArray = torch.cat(parts).numpy() if parts else np.zeros(0)
+    array: AnyArray = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
     return array
