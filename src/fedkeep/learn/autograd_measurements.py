@@ -95,11 +95,7 @@ class AutogradMeasurements:
 
     def _pieces(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of each chunk, while the model is loaded."""
-<<<<<<< HEAD
-        for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True) if self._n else ():
-=======
         for x, y in zip(pieces(self._x, size), pieces(self._y, size), strict=True):
->>>>>>> learn
             with self._network.lock:
                 self._network.load(self._model, frozen=True)
                 yield x, y

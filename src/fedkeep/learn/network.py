@@ -60,14 +60,10 @@ class Network:
         for parameter, where in zip(self.parameters, self.layout.slices, strict=True):
             parameter.data = self.flat[where].view(parameter.shape)
         self.valued_layers = _last_layers(self.module, last_layers)
-<<<<<<< HEAD
-        first = next(i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0])
-=======
         self.valued_counts = [len(_own_parameters(layer)) for layer in self.valued_layers]
         first = next(
             i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0]
         )
->>>>>>> learn
         self.valued = self.layout.since(first)
         self.valued_parameters = self.parameters[first:]
         self._loaded: object = None
@@ -125,11 +121,6 @@ class Network:
             errors = [*torch.autograd.grad(graph, below, error), *errors]
         return Record(logits, y, list(zip(noted, inputs, errors, strict=True)))
 
-<<<<<<< HEAD
-    def observe(self, x: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
-        """The logits, and the input and output of every call of each layer `noted`."""
-        self._notes = {id(layer): [] for layer in noted}
-=======
     def observe(
         self, x: Tensor, noted: Sequence[nn.Module], *, graph: bool = False
     ) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
@@ -138,7 +129,6 @@ class Network:
         With `graph`, autograd knows how the logits follow from the first of those outputs.
         """
         self._notes, self._graph = {id(layer): [] for layer in noted}, graph
->>>>>>> learn
         try:
             return self.module(x), list(self._notes.values())
         finally:
@@ -171,7 +161,10 @@ def as_tensor(array: AnyArray) -> Tensor:
 def refuse_coupling(module: nn.Module) -> None:
     """Raises for layers in which one sample's loss depends on the others of its batch."""
     for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "running_mean", None) is not None:
+        if (
+            isinstance(part, nn.modules.batchnorm._BatchNorm)
+            or getattr(part, "running_mean", None) is not None
+        ):
             raise FedkeepError(
                 f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
                 "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"
