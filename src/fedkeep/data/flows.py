@@ -31,9 +31,9 @@ _SIZES = np.array([420.0, 1180.0, 70.0, 180.0])
 _GAPS = np.array([1.6, 0.4, 0.6, 1.2])
 """Decimal logarithm of the milliseconds before a packet."""
 _CHAIN_VARIATION = 0.9
-_SIZE_VARIATION = 0.22
-_GAP_VARIATION = 0.3
-_SHARED_TRAFFIC = 0.045
+_SIZE_VARIATION = 0.53
+_GAP_VARIATION = 0.57
+_SHARED_TRAFFIC = 0.023
 _LARGEST, _SMALLEST, _LONGEST_GAP = 1500.0, 40.0, 3.0
 
 
@@ -96,7 +96,7 @@ def draw_usage(count: int, terminals: int, per_terminal: int, samples: int, seed
     popularity = 1.0 / np.arange(1, count + 1)
     shares = np.zeros((terminals, count))
     for terminal, activity in enumerate(np.exp(0.6 * rng.normal(size=terminals))):
-        installed = (terminal * per_terminal + np.arange(per_terminal)) % count
+        installed = rng.permutation(count)[:per_terminal]
         used = popularity[installed] * np.exp(0.6 * rng.normal(size=per_terminal))
         shares[terminal, installed] = activity * used / used.sum()
     cells = np.flatnonzero(shares)

@@ -1,4 +1,4 @@
-"""GeoTec's recordings of phones and watches: Matey-Sanz, Casteleyn, Granell, Data in Brief 2023; CC BY 4.0."""
+"""GeoTec's recordings of phones and watches, CC BY 4.0 (Matey-Sanz et al., Data in Brief 2023)."""
 
 from __future__ import annotations
 

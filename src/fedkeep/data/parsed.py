@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -29,5 +30,6 @@ def remembered(name: str, make: Callable[[], State]) -> State:
         np.savez(part, **made)  # type: ignore[arg-type]
         part.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return made

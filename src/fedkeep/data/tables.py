@@ -156,7 +156,7 @@ def _numbers(origin: str, name: str, cells: AnyArray, row_name: Callable[[int], 
         return np.asarray(cells).astype(np.float32)
     except (ValueError, TypeError):
         row = next(n for n, cell in enumerate(cells) if not _is_number(cell))
-    raise DataError(f"{origin}, {row_name(row)}: {name} is {cells[row]!r}, which is no number")
+    raise DataError(f"{origin}, {row_name(row)}: {name} is {str(cells[row])!r}, which is no number")
 
 
 def _is_number(cell: object) -> bool:

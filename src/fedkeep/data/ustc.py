@@ -67,7 +67,7 @@ def mask_sessions(sessions: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _mask_session(session: NDArray[np.uint8]) -> None:
     session[:_PCAP_HEADER] = 0
     start = _PCAP_HEADER
-    while start + _RECORD_HEADER + _ETHERNET <= len(session):
+    while start < len(session):
         length = _number(session, start + 8, 4)
         session[start : start + 8] = 0
         if length == 0:

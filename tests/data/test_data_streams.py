@@ -1,0 +1,154 @@
+"""Laws of streams: endless, exact in rate, each sample once a pass, and blind to how they are cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkeep.core.types import Batch
+from fedkeep.data import Federation, Membership, ModelSpec, Stream, StreamOptions
+
+OPTIONS = st.builds(
+    StreamOptions,
+    rounds_per_pass=st.integers(1, 40),
+    shuffle=st.booleans(),
+    drift=st.sampled_from([0.0, 0.5, 1.0]),
+    drift_passes=st.integers(1, 3),
+    label_noise=st.sampled_from([0.0, 0.4]),
+    outliers=st.sampled_from([0.0, 0.3]),
+)
+
+
+def federation(sizes: tuple[int, ...] = (1, 7, 60), labels: int = 4) -> Federation:
+    n = sum(sizes)
+    rng = np.random.default_rng(0)
+    members = Membership.from_assignment(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+    nothing = Membership.from_assignment(np.full(n, -1), len(sizes))
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    names = tuple("abcdefghij"[:labels])
+    return Federation("toy", x, np.arange(n) % labels, members, nothing, names, ModelSpec("softmax"))
+
+
+FLEET = federation()
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    for a, b in ((one.ids, other.ids), (one.y, other.y), (one.x, other.x)):
+        np.testing.assert_array_equal(a, b)
+
+
+@settings(deadline=None)
+@given(options=OPTIONS, device=st.integers(0, 2), cuts=st.lists(st.integers(0, 90), min_size=1, max_size=5))
+def test_cutting_the_rounds_anywhere_changes_nothing(
+    options: StreamOptions, device: int, cuts: list[int]
+) -> None:
+    bounds = [0, *sorted(cuts), 90]
+    whole = Stream(FLEET, options, seed=5).arrivals(device, 0, 90)
+    pieces = [Stream(FLEET, options, seed=5).arrivals(device, a, b) for a, b in pairwise(bounds)]
+    assert_same(whole, Batch.concatenate(pieces))
+
+
+@settings(deadline=None)
+@given(options=OPTIONS, device=st.integers(0, 2), passes=st.integers(0, 5))
+def test_each_cycle_brings_every_sample_equally_often(
+    options: StreamOptions, device: int, passes: int
+) -> None:
+    cycle = options.drift_passes if options.drift else 1
+    size = int(FLEET.train.sizes[device])
+    batch = Stream(FLEET, options, seed=1).between(device, passes * cycle * size, (passes + 1) * cycle * size)
+    assert np.unique(batch.ids, return_counts=True)[1].tolist() == [cycle] * size
+    assert set(batch.ids) == set(FLEET.train.of(device))
+
+
+@settings(deadline=None)
+@given(rounds_per_pass=st.integers(1, 600), t=st.integers(0, 2000))
+def test_the_rate_is_the_devices_size_over_a_pass(rounds_per_pass: int, t: int) -> None:
+    stream = Stream(FLEET, StreamOptions(rounds_per_pass=rounds_per_pass), seed=0)
+    assert stream.position(2, t) == 60 * t // rounds_per_pass
+    assert stream.position(2, rounds_per_pass) == 60
+    assert stream.rate(2) == 60 / rounds_per_pass
+
+
+def test_the_tasks_own_pass_length_is_the_default() -> None:
+    assert Stream(FLEET, StreamOptions(), seed=0).position(2, 500) == 60
+
+
+def test_every_pass_is_reshuffled_and_depends_on_seed_and_device() -> None:
+    fleet = federation((60, 60))
+
+    def one_pass(seed: int, device: int, number: int) -> list[int]:
+        batch = Stream(fleet, StreamOptions(), seed).between(device, 60 * number, 60 * (number + 1))
+        return [int(i) - 60 * device for i in batch.ids]
+
+    orders = [one_pass(0, 0, 0), one_pass(0, 0, 1), one_pass(1, 0, 0), one_pass(0, 1, 0)]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_without_shuffling_the_order_of_the_data_repeats() -> None:
+    batch = Stream(FLEET, StreamOptions(shuffle=False), seed=0).between(1, 0, 21)
+    assert batch.ids.tolist() == [1, 2, 3, 4, 5, 6, 7] * 3
+
+
+def test_full_drift_brings_one_label_after_the_other_on_all_devices() -> None:
+    fleet = federation((80, 40))
+    stream = Stream(fleet, StreamOptions(drift=1.0), seed=3)
+    seasons = [stream.between(device, 0, size).y.reshape(4, -1) for device, size in ((0, 80), (1, 40))]
+    assert all(len(set(row)) == 1 for season in seasons for row in season)
+    assert seasons[0][:, 0].tolist() == seasons[1][:, 0].tolist()
+
+
+def test_half_drift_shifts_the_labels_without_separating_them() -> None:
+    fleet = federation((4000,))
+    y = Stream(fleet, StreamOptions(drift=0.5), seed=3).between(0, 0, 4000).y
+    first, last = (np.bincount(part, minlength=4) / len(part) for part in (y[:1000], y[-1000:]))
+    assert np.abs(first - last).sum() > 1
+    assert first.max() < 0.95
+
+
+def test_drift_over_two_passes_is_half_as_fast() -> None:
+    fleet = federation((400,))
+    stream = Stream(fleet, StreamOptions(drift=1.0, drift_passes=2), seed=3)
+    assert len(set(stream.between(0, 0, 200).y)) == 1
+    assert len(set(stream.between(0, 0, 400).y)) == 2
+
+
+def test_label_noise_strikes_its_share_and_sticks_to_the_sample() -> None:
+    fleet = federation((5000,), labels=4)
+    stream = Stream(fleet, StreamOptions(label_noise=0.3), seed=0)
+    seen = stream.between(0, 0, 10_000)
+    wrong = seen.y != fleet.y[seen.ids]
+    assert 0.27 < wrong.mean() < 0.33
+    assert set(seen.y) == {0, 1, 2, 3}
+    for sample in (seen.ids[wrong][0], seen.ids[~wrong][0]):
+        assert len(set(seen.y[seen.ids == sample])) == 1
+    np.testing.assert_array_equal(fleet.y, federation((5000,), labels=4).y)
+
+
+def test_outliers_are_far_away_and_leave_the_data_untouched() -> None:
+    fleet = federation((5000,))
+    before = fleet.x.copy()
+    seen = Stream(fleet, StreamOptions(outliers=0.1, outlier_scale=100.0), seed=0).training_set(0)
+    struck = (seen.x != fleet.x[seen.ids]).any(axis=1)
+    assert 0.08 < struck.mean() < 0.12
+    assert np.abs(seen.x[struck]).mean() > 30
+    np.testing.assert_array_equal(fleet.x, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drift": 1.5}, "drift must be from 0 to 1, got 1.5"),
+        ({"label_noise": -0.1}, "label_noise must be from 0 to 1"),
+        ({"rounds_per_pass": 0}, "rounds_per_pass must be at least 1, got 0"),
+        ({"drift_passes": 0}, "drift_passes must be at least 1, got 0"),
+        ({"outlier_scale": -1}, "outlier_scale must not be negative"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StreamOptions(**options)

@@ -1,0 +1,276 @@
+"""The tasks on their real files (FEDKEEP_DATA), and on small files of the same form that the tests make."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.core.types import AnyArray
+from fedkeep.data import TASKS, Federation, fashion_mnist, geotec, harbox, ustc
+from fedkeep.data.cache import RemoteFile, find
+from fedkeep.data.har import harbox_federation
+from fedkeep.data.idx import read_idx
+from fedkeep.data.traffic import Traffic
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def need(*files: RemoteFile) -> None:
+    for file in files:
+        if find(file) is None:
+            where = os.environ.get("FEDKEEP_DATA", "unset")
+            pytest.skip(f"{file.dataset}/{file.name} is not here (FEDKEEP_DATA is {where})")
+
+
+def assert_whole(fleet: Federation) -> None:
+    """What every federation must keep: each sample with one owner and one purpose, all labels known."""
+    used = np.concatenate([fleet.train.indices, fleet.test.indices])
+    assert len(np.unique(used)) == len(used)
+    assert fleet.x.dtype == np.float32
+    assert np.isfinite(fleet.x).all()
+    assert fleet.y.min() >= 0
+    assert fleet.y.max() == fleet.labels - 1
+    assert len(fleet.pooled_test) == fleet.test.offsets[-1]
+
+
+def test_fashion_mnist_in_full() -> None:
+    need(*fashion_mnist.FILES.values())
+    fleet = TASKS["fashion-mnist"]().load(seed=0)
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels, fleet.sample_shape) == (50, 10, (1, 28, 28))
+    assert (len(fleet.train.indices), len(fleet.test.indices)) == (60_000, 10_000)
+    assert fleet.train.indices.max() < 60_000 <= fleet.test.indices.min()
+    for device in range(50):
+        trained, tested = fleet.train_batch(device).y, fleet.test_batch(device).y
+        assert set(trained) == set(tested)
+        assert len(set(trained)) == 5
+    assert 0 <= fleet.x.min() < fleet.x.max() == 1
+
+
+def test_geotec_in_full() -> None:
+    need(geotec.PACKED)
+    fleet = TASKS["har"]().load(seed=0)
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels, fleet.sample_shape) == (46, 5, (900,))
+    assert (len(fleet.train.indices), len(fleet.test.indices)) == (24_382, 6_182)
+    assert fleet.device_name(0) == "s01_sp"
+    gravity = np.linalg.norm(fleet.x.reshape(-1, 150, 6)[:, :, :3], axis=2).mean()
+    assert 0.9 < gravity < 1.2
+    again = TASKS["har"]().load(seed=1)
+    np.testing.assert_array_equal(fleet.x, again.x)
+
+
+def test_geotec_is_read_from_the_official_zip_as_from_the_packed_file(tmp_path: Path) -> None:
+    text = "x_acc,y_acc,z_acc,x_gyro,y_gyro,z_gyro,timestamp,label\n" + "9.80665,0,0,1,2,3,5,TURNING\n" * 165
+    with zipfile.ZipFile(tmp_path / "geo.zip", "w") as archive:
+        for execution in (2, 1):
+            archive.writestr(f"top/DATA/s01/s01_0{execution}_sw.csv", text)
+        archive.writestr("top/DATA/subjects_info.csv", "a,b\n")
+    rows = geotec._rows(tmp_path / "geo.zip")
+    assert rows["recordings"].tolist() == ["s01_sw/01", "s01_sw/02"]
+    assert rows["offsets"].tolist() == [0, 165, 330]
+    np.testing.assert_allclose(rows["signals"][0], [1, 0, 0, 1, 2, 3])
+    windows, labels = geotec._windows(rows["signals"][:165], rows["labels"][:165])
+    assert windows.shape == (2, 900)
+    assert labels.tolist() == [3, 3]
+
+
+def harbox_zip(path: Path, rows: int = 250, columns: int = 10) -> Path:
+    rng = np.random.default_rng(0)
+    with zipfile.ZipFile(path, "w") as archive:
+        for user, activity in [
+            (1, "Call"),
+            (1, "Walk"),
+            (2, "typing"),
+            (10, "Hop"),
+            (10, "Wave"),
+            (121, "Walk"),
+        ]:
+            table = np.column_stack([np.arange(rows) + 1.5e12, rng.normal(user, 1, (rows, columns - 1))])
+            text = "\n".join(" ".join(map(repr, row)) for row in table.tolist())
+            archive.writestr(f"large_scale_HARBox/{user}/{activity}_train.txt", text)
+        archive.writestr("large_scale_HARBox/readme.txt", "hello")
+    return path
+
+
+def test_harbox_from_a_file_of_its_form(tmp_path: Path) -> None:
+    windows = harbox.read(harbox_zip(tmp_path / "h.zip"))
+    assert windows["x"].shape == (10, 900)
+    assert windows["names"].tolist() == ["1", "2", "10"]
+    assert windows["y"].tolist() == [0, 0, 3, 3, 2, 2, 1, 1, 4, 4]
+    assert windows["device"].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]
+    fleet = harbox_federation(windows, 0.1, seed=0)
+    assert fleet.devices == 3
+    assert fleet.test.sizes.tolist() == [1, 1, 1]
+    known = fleet.x[fleet.train.indices].reshape(-1, 100, 9)
+    np.testing.assert_allclose(known.mean(axis=(0, 1)), 0, atol=1e-5)
+    np.testing.assert_allclose(known.std(axis=(0, 1)), 1, atol=1e-5)
+
+
+def test_harbox_windows_are_consecutive_rows_without_the_clock(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "h.zip", "w") as archive:
+        rows = [" ".join(map(str, [1500000000000 + n, *range(n, n + 9)])) for n in range(199)]
+        archive.writestr("7/Hop_train.txt", "\n".join(rows) + "\n\n")
+    x = harbox.read(tmp_path / "h.zip")["x"]
+    assert x.shape == (1, 900)
+    np.testing.assert_array_equal(x.reshape(100, 9), np.arange(100)[:, None] + np.arange(9))
+
+
+@pytest.mark.parametrize(("columns", "message"), [(9, "has 9 columns, expected 10")])
+def test_a_damaged_harbox_is_refused(columns: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        harbox.read(harbox_zip(tmp_path / "h.zip", columns=columns))
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(DataError, match="is not HARBOX"):
+        harbox.read(tmp_path / "other.zip")
+
+
+def test_harbox_must_be_fetched_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find(harbox.FILE) is not None:
+        pytest.skip("HARBOX is here")
+    with pytest.raises(DataError, match="xmouyang/FL-Datasets-for-HAR"):
+        TASKS["har"](dataset="harbox").load(seed=0)  # type: ignore[call-arg]
+    monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
+    harbox_zip(tmp_path / harbox.FILE.name)
+    with pytest.raises(DataError, match=f"expected {harbox.FILE.checksum}"):
+        TASKS["har"](dataset="harbox").load(seed=0)  # type: ignore[call-arg]
+
+
+def quantised(x: AnyArray) -> str:
+    """A digest that survives the last bits of another processor's exp: a hundredth of the range."""
+    return sha256(
+        np.floor(np.asarray(x, dtype=np.float64) * 50 + 0.123456).astype(np.int8).tobytes()
+    ).hexdigest()
+
+
+def test_the_generated_traffic_is_frozen() -> None:
+    fleet = TASKS["traffic"]().load(seed=0)
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels, fleet.sample_shape) == (30, 20, (3, 64))
+    assert len(fleet.y) == 37_853
+    assert sha256(fleet.y.astype(np.uint8).tobytes()).hexdigest() == "LABELHASH"
+    assert quantised(fleet.x) == "FLOWHASH"
+
+
+def test_the_generated_traffic_is_what_it_claims() -> None:
+    fleet = Traffic().load(seed=0)
+    counts = np.bincount(fleet.y)
+    assert counts.max() > 8 * counts.min()
+    assert (fleet.label_counts > 0).sum(axis=1).tolist() == [15] * 30
+    size, direction, gap = fleet.x[:, 0], fleet.x[:, 1], fleet.x[:, 2]
+    assert set(np.unique(direction)) == {-1.0, 1.0}
+    assert size.min() >= -1
+    assert size.max() <= 1
+    assert gap.min() >= -1
+    assert gap.max() <= 1
+    assert 0.15 < (direction == 1).mean() < 0.85
+    bytes_down, bytes_up = ((size + 1) * (direction == d) for d in (-1, 1))
+    assert bytes_down.sum() > 1.5 * bytes_up.sum()
+    assert fleet.label_names[:5] == ("video-1", "game-1", "download-1", "messaging-1", "video-2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"applications_per_device": 21}, "applications_per_device must be 1..20, got 21"),
+        ({"samples": 10}, "samples must be at least 900"),
+        ({"test_fraction": 0.0}, "test_fraction"),
+        ({"partition": {"name": "natural"}}, "no devices of its own"),
+    ],
+)
+def test_wrong_options_of_traffic_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Traffic(**options)
+
+
+def test_ustc_in_full() -> None:
+    need(ustc.IMAGES, ustc.LABEL_FILE)
+    fleet = Traffic(dataset="ustc").load(seed=0)
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels, fleet.sample_shape) == (30, 10, (1, 28, 28))
+    assert len(fleet.y) == 7_100
+    assert fleet.model.name == "lenet"
+    raw = read_idx(find(ustc.IMAGES) or Path()).reshape(-1, 784)
+    masked = (fleet.x.reshape(-1, 784) * 255).round().astype(np.uint8)
+    assert (masked[:, :32] == 0).all()
+    assert ((masked == raw) | (masked == 0)).all()
+    assert (masked[:, 40:52] == 0).all()
+    kept = (masked == raw).mean()
+    assert 0.8 < kept < 0.97
+
+
+def ipv4(protocol: int, segment: list[int]) -> list[int]:
+    header = [
+        0x45,
+        9,
+        *divmod(20 + len(segment), 256),
+        1,
+        2,
+        0x40,
+        0,
+        64,
+        protocol,
+        3,
+        4,
+        10,
+        0,
+        0,
+        1,
+        10,
+        0,
+        0,
+        2,
+    ]
+    return [9] * 12 + [8, 0] + header + segment
+
+
+def session(*frames: list[int]) -> AnyArray:
+    """Frames as the first 784 bytes of a big-endian pcap file."""
+    content = [0xA1, 0xB2, 0xC3, 0xD4] + [5] * 20
+    for frame in frames:
+        content += [7] * 8 + [0, 0, *divmod(len(frame), 256)] * 2 + frame
+    return np.array(content + [0] * (784 - len(content)), dtype=np.uint8)[:784]
+
+
+def test_masking_of_tcp_and_udp_byte_by_byte() -> None:
+    options = [1, 1, 8, 10, *[6] * 8]
+    tcp = ipv4(6, [*range(1, 13), 0x80, 0x18, 50, 51, 60, 61, 0, 0, *options, 77, 78])
+    udp = ipv4(17, [1, 2, 3, 4, 0, 10, 5, 6, 88, 89])
+    masked = ustc.mask_sessions(session(tcp, udp)[None])[0].tolist()
+    assert masked[:24] == [0] * 24
+    assert masked[24:32] == [0] * 8
+    frame = masked[40 : 40 + len(tcp)]
+    assert frame[:14] == [0] * 12 + [8, 0]
+    assert frame[14:34] == [0x45, 9, 0, tcp[17], 0, 0, 0x40, 0, 64, 6, *[0] * 10]
+    assert frame[34:54] == [*[0] * 12, 0x80, 0x18, 50, 51, 0, 0, 0, 0]
+    assert frame[54:] == [1, 1, 8, 10, *[0] * 8, 77, 78]
+    second = masked[40 + len(tcp) + 16 :][: len(udp)]
+    assert second[34:] == [0, 0, 0, 0, 0, 10, 0, 0, 88, 89]
+
+
+@pytest.mark.parametrize("length", [24, 29, 33, 41, 52, 54, 60, 76, 90, 93, 95, 100])
+def test_masking_survives_sessions_that_end_anywhere(length: int) -> None:
+    options = [8, 10, *[6] * 8, 0, 0]
+    full = session(ipv4(6, [*[1] * 12, 0x80, 0x18, *[1] * 6, *options, *[1] * 700]))
+    whole, cut = (ustc.mask_sessions(part[None])[0] for part in (full, full[:length]))
+    known = slice(0, min(length, 74))
+    np.testing.assert_array_equal(cut[known], whole[known])
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x0d\x01" + b"\0" * 8, b"\0\0\x08\x01\0\0\0\x09abc"])
+def test_a_file_that_is_no_idx_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError):
+        read_idx(tmp_path / "a.gz")
