@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 import fedkeep
+from fedkeep.cli.report import report
+from fedkeep.cli.watch import watch
 from fedkeep.core.errors import FedkeepError
 
 app = typer.Typer(
@@ -32,6 +34,10 @@ def options(
     ] = False,
 ) -> None:
     """Decides what a federated device keeps of its stream."""
+
+
+app.command()(report)
+app.command()(watch)
 
 
 def main() -> None:
