@@ -8,11 +8,7 @@ from typing import Annotated
 import typer
 
 import fedkeep
-from fedkeep.cli.check import check
-from fedkeep.cli.list_ import list_
-from fedkeep.cli.plan import plan
 from fedkeep.cli.report import report
-from fedkeep.cli.run import run
 from fedkeep.cli.watch import watch
 from fedkeep.core.errors import FedkeepError
 
@@ -40,9 +36,8 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (run, report, watch, plan, check):
-    app.command()(verb)
-app.command("list")(list_)
+app.command()(report)
+app.command()(watch)
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, sorted by task, setting and then the base methods first, and what was left out."""
+    """All rows, by task and setting, the base methods first and ODE beside them, and what was left out."""
 
     bases: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -100,7 +100,8 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ("fifo", "reservoir")) -
 
     def order(key: tuple[str, str, str]) -> tuple[str, str, int, str]:
         task, setting, method = key
-        return task, setting, bases.index(method) if method in bases else len(bases), method
+        rank = bases.index(method) if method in bases else len(bases) + (not method.startswith("ode"))
+        return task, setting, rank, method
 
     rows = []
     for key in sorted(groups, key=order):
@@ -112,7 +113,8 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ("fifo", "reservoir")) -
 
 def _grouped(runs: Iterable[Run]) -> tuple[dict[tuple[str, str, str], _Seeds], list[str]]:
     groups: dict[tuple[str, str, str], _Seeds] = {}
-    notes = []
+    notes: list[str] = []
+    unfinished: list[str] = []
     for run in runs:
         header = run.header
         if not run.evaluations:
@@ -124,5 +126,7 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[tuple[str, str, str], _Seeds], l
             continue
         seeds[header.seed] = run
         if run.end is None:
-            notes.append(f"{header.run}: not finished, counted as far as round {run.evaluations[-1].round}")
+            unfinished.append(f"{header.run} (round {run.evaluations[-1].round})")
+    if unfinished:
+        notes.append(f"not finished, counted as far as they got: {', '.join(unfinished)}")
     return groups, notes

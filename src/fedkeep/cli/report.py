@@ -1,0 +1,60 @@
+"""`fedkeep report`: what a directory of runs says, in the terminal, as Markdown and as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedkeep.core.errors import DataError
+from fedkeep.records import compare, read_runs
+from fedkeep.records import tables as words
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where `fedkeep run --out` wrote to.")],
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the charts as one self-contained page.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")
+    ] = None,
+    base: Annotated[
+        list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
+    ] = ["fifo", "reservoir"],  # noqa: B006
+) -> None:
+    """Compare the methods of all runs in DIR: final accuracy, and how much sooner each gets to the base's."""
+    runs = read_runs(directory)
+    comparison = compare(runs, base)
+    console = Console()
+    for table in words.tables(comparison):
+        console.print(_rich(table))
+    for note in (*comparison.notes, words.EXPLANATION):
+        console.print(Text(note, style="dim"))
+    if markdown is not None:
+        _write(markdown, words.markdown(comparison))
+    if html is not None:
+        from fedkeep.web.report import html as page
+
+        _write(html, page(runs, comparison, directory.resolve().name))
+
+
+def _rich(table: words.Table) -> Table:
+    drawn = Table(title=Text(table.title), title_justify="left")
+    for place, name in enumerate(table.columns):
+        drawn.add_column(Text(name), justify="right" if place else "left")
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    typer.echo(f"wrote {path}", err=True)

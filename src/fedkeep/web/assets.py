@@ -1,0 +1,33 @@
+"""The page's files: plain scripts that share one scope, so that a report can join them into one file."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+SCRIPTS = (
+    "format.js",
+    "elements.js",
+    "series.js",
+    "axes.js",
+    "chart.js",
+    "matrix.js",
+    "device.js",
+    "gallery.js",
+    "overview.js",
+    "panels.js",
+    "source.js",
+    "main.js",
+)
+"""In the order in which they are loaded."""
+
+
+def asset(name: str) -> str:
+    """The text of one of the page's files."""
+    return (resources.files("fedkeep.web") / "page" / name).read_text(encoding="utf-8")
+
+
+def index() -> str:
+    """The live page: the skeleton with references to its style and scripts."""
+    tags = "\n".join(f'<script defer src="{name}"></script>' for name in SCRIPTS)
+    head = f'<link rel="icon" href="icon.svg">\n<link rel="stylesheet" href="style.css">\n{tags}'
+    return asset("skeleton.html").replace("<!-- head -->", head)

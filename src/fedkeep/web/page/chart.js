@@ -1,0 +1,202 @@
+"use strict";
+// A line or stacked-area chart: resizes with its card, explains a point under the pointer or the arrow keys.
+
+const CHART_HEIGHT = 240;
+
+class Chart {
+  /** `options`: title, note, yFormat, tickFormat, stacked, fromZero, labelled (method names at the lines' ends), height. */
+  constructor(options) {
+    this.options = options;
+    this.data = { series: [], xName: "round", xFormat: formatNumber };
+    this.svg = draw("svg", { "aria-hidden": "true", focusable: "false" });
+    this.tip = make("div", { class: "tip", hidden: true });
+    this.plot = make("div", {
+      class: "plot", tabindex: 0, role: "group", "aria-roledescription": "chart",
+      onpointermove: (event) => this.point(event), onpointerleave: () => this.hide(),
+      onkeydown: (event) => this.key(event), onblur: () => this.hide(),
+    }, this.svg, this.tip);
+    this.key_ = make("div", { class: "key" });
+    this.node = make("figure", { class: "card chart" },
+      make("figcaption", {}, make("strong", {}, options.title), options.note && make("span", {}, options.note), this.key_),
+      this.plot);
+    this.drawnWidth = 0;
+    new ResizeObserver(() => this.resized()).observe(this.plot);
+  }
+
+  /** `series`: name, colour, dash, points of x, y and perhaps low and high. */
+  update(data) {
+    this.data = { ...this.data, ...data };
+    this.render();
+  }
+
+  resized() {
+    if (Math.abs(this.plot.clientWidth - this.drawnWidth) > 1) this.render();
+  }
+
+  tick(value) {
+    return (this.options.tickFormat || this.options.yFormat)(value);
+  }
+
+  frame(ys) {
+    const width = this.plot.clientWidth;
+    const roomForNames = this.options.labelled && width > 460 ? 92 : 10;
+    const full = this.options.height || CHART_HEIGHT;
+    const height = full - 46;
+    const numbers = niceTicks(...ys, height / 48).map((tick) => this.tick(tick).length);
+    const left = 14 + 6.6 * Math.max(2, ...numbers);
+    return { left, top: 10, width: Math.max(40, width - left - roomForNames), height, full };
+  }
+
+  /** The series as drawn: stacked ones lie on those before them. */
+  layers() {
+    if (!this.options.stacked) return this.data.series;
+    let floor = null;
+    return this.data.series.map((series) => {
+      const below = floor;
+      const points = series.points.map((point, place) => {
+        const low = below ? below[place] : 0;
+        return { x: point.x, y: low + point.y, low, high: low + point.y, own: point.y };
+      });
+      floor = points.map((point) => point.y);
+      return { ...series, points };
+    });
+  }
+
+  render() {
+    const width = this.plot.clientWidth;
+    if (!width) return;
+    this.drawnWidth = width;
+    this.shown = this.layers().filter((series) => series.points.length);
+    const all = this.shown.flatMap((series) => series.points);
+    const [first, final] = span(all.map((point) => point.x));
+    const domain = first === final ? [first - 1, final + 1] : [first, final];
+    const ys = roomFor(all.flatMap((point) => [point.y, point.low, point.high]), this.options);
+    const frame = this.frame(ys);
+    this.frame_ = frame;
+    this.x = scale(domain, [frame.left, frame.left + frame.width]);
+    this.y = scale(ys, [frame.top + frame.height, frame.top]);
+    this.xs = [...new Set(all.map((point) => point.x))].sort((a, b) => a - b);
+    this.svg.setAttribute("width", width);
+    this.svg.setAttribute("height", frame.full);
+    const formats = { ...this.data, yFormat: (value) => this.tick(value) };
+    this.cursor = draw("g", { class: "cursor" });
+    this.svg.replaceChildren(
+      drawAxes(frame, this.x, this.y, domain, ys, formats),
+      ...this.shown.map((series) => this.area(series)),
+      ...this.shown.map((series) => this.line(series)),
+      all.length ? this.names() : draw("text", { class: "nothing", x: width / 2, y: frame.full / 2, "text-anchor": "middle" }, "nothing yet"),
+      this.cursor,
+    );
+    this.describe();
+    this.drawKey();
+    if (this.at != null && !this.tip.hidden) this.show(Math.min(this.at, this.xs.length - 1));
+  }
+
+  area(series) {
+    if (series.points[0].low == null) return draw("g");
+    const { points } = series;
+    const top = points.map((point) => `${this.x(point.x).toFixed(1)},${this.y(point.high).toFixed(1)}`);
+    const bottom = points.map((point) => `${this.x(point.x).toFixed(1)},${this.y(point.low).toFixed(1)}`).reverse();
+    const kind = this.options.stacked ? "layer" : "band";
+    return draw("path", { class: `${kind} c${series.colour}`, d: `M${top.join("L")}L${bottom.join("L")}Z` });
+  }
+
+  line(series) {
+    const path = series.points.map((point) => `${this.x(point.x).toFixed(1)},${this.y(point.y).toFixed(1)}`);
+    const only = series.points.length === 1;
+    if (only) return this.dot(series, series.points[0]);
+    return draw("path", { class: `line c${series.colour}`, d: `M${path.join("L")}`, "stroke-dasharray": series.dash });
+  }
+
+  dot(series, point) {
+    return draw("circle", { class: `dot c${series.colour}`, cx: this.x(point.x), cy: this.y(point.y), r: 4 });
+  }
+
+  /** The series' names at the ends of their lines, pushed apart. */
+  names() {
+    const group = draw("g", { class: "names" });
+    if (!this.options.labelled || this.frame_.width + 60 > this.plot.clientWidth) return group;
+    const ends = this.shown.map((series) => ({ series, at: this.y(last(series.points).y) }));
+    ends.sort((a, b) => a.at - b.at);
+    for (let place = 1; place < ends.length; place += 1) ends[place].at = Math.max(ends[place].at, ends[place - 1].at + 14);
+    const over = ends.length ? Math.max(0, last(ends).at - (this.frame_.top + this.frame_.height)) : 0;
+    for (const { series, at } of ends) {
+      const name = series.name.length > 13 ? `${series.name.slice(0, 12)}…` : series.name;
+      group.append(draw("text", { class: `c${series.colour}`, x: this.frame_.left + this.frame_.width + 8, y: at - over, dy: "0.32em" }, name));
+    }
+    return group;
+  }
+
+  drawKey() {
+    if (this.options.labelled || this.shown.length < 2) return;
+    this.key_.replaceChildren(...this.shown.map((series) =>
+      make("span", {}, make("i", { class: `swatch c${series.colour}` }), series.name)));
+  }
+
+  describe() {
+    const ends = this.shown.map((series) => {
+      const end = last(series.points);
+      return `${series.name} ${this.options.yFormat(end.own ?? end.y)}`;
+    });
+    const x = this.xs.length ? `at ${this.data.xName} ${this.data.xFormat(last(this.xs))}: ` : "";
+    this.plot.setAttribute("aria-label", `${this.options.title}: ${x}${ends.join(", ") || "nothing yet"}`);
+  }
+
+  point(event) {
+    if (!this.xs || !this.xs.length) return;
+    const at = event.clientX - this.plot.getBoundingClientRect().left;
+    const distance = this.xs.map((x) => Math.abs(this.x(x) - at));
+    this.show(distance.indexOf(Math.min(...distance)));
+  }
+
+  key(event) {
+    if (!this.xs || !this.xs.length) return;
+    const end = this.xs.length - 1;
+    const now = this.at ?? end + 1;
+    const moves = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: end };
+    if (event.key === "Escape") this.hide();
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    this.show(Math.max(0, Math.min(end, moves[event.key])));
+    announce(this.tip.textContent);
+  }
+
+  /** Explains the place'th x. */
+  show(place) {
+    this.at = place;
+    const x = this.xs[place];
+    const { top, height } = this.frame_;
+    const found = this.shown.map((series) => ({ series, point: nearest(series.points, x) }));
+    const near = found.filter(({ point }) => Math.abs(this.x(point.x) - this.x(x)) < 12);
+    if (!this.options.stacked) near.sort((a, b) => b.point.y - a.point.y);
+    this.cursor.replaceChildren(
+      draw("line", { x1: this.x(x), x2: this.x(x), y1: top, y2: top + height }),
+      ...near.map(({ series, point }) => this.dot(series, point)),
+    );
+    this.tip.replaceChildren(
+      make("div", { class: "tip-head" }, `${this.data.xName} ${this.data.xFormat(x)} `),
+      ...near.map(({ series, point }) => this.tipRow(series, point)),
+    );
+    this.tip.hidden = false;
+    const toLeft = this.x(x) > this.plot.clientWidth / 2;
+    this.tip.style.left = toLeft ? "" : `${this.x(x) + 14}px`;
+    this.tip.style.right = toLeft ? `${this.plot.clientWidth - this.x(x) + 14}px` : "";
+  }
+
+  tipRow(series, point) {
+    const seeds = point.seeds > 1 ? ` (${point.seeds} seeds) ` : " ";
+    return make("div", { class: "tip-row" }, make("i", { class: `swatch c${series.colour}` }),
+      make("span", {}, `${series.name} `), make("b", {}, this.options.yFormat(point.own ?? point.y)),
+      make("small", {}, seeds));
+  }
+
+  hide() {
+    this.at = null;
+    this.tip.hidden = true;
+    if (this.cursor) this.cursor.replaceChildren();
+  }
+}
+
+function nearest(points, x) {
+  return points.reduce((best, point) => (Math.abs(point.x - x) < Math.abs(best.x - x) ? point : best));
+}

@@ -1,0 +1,44 @@
+"use strict";
+// Numbers as people read them; "–" where there is none.
+
+const NONE = "–";
+const groupedDigits = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+function formatPercent(value, digits = 1) {
+  return value == null ? NONE : `${(100 * value).toFixed(digits)} %`;
+}
+
+function formatNumber(value) {
+  if (value == null) return NONE;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1000) return groupedDigits.format(value);
+  if (size < 0.001) return value.toExponential(1);
+  return String(Number(value.toPrecision(3)));
+}
+
+function formatCount(value) {
+  return value == null ? NONE : groupedDigits.format(value);
+}
+
+function formatBytes(value) {
+  if (value == null) return NONE;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let place = 0;
+  while (value >= 1000 && place < units.length - 1) {
+    value /= 1000;
+    place += 1;
+  }
+  return `${Number(value.toPrecision(3))} ${units[place]}`;
+}
+
+function formatDuration(seconds) {
+  if (seconds == null) return NONE;
+  if (seconds < 90) return `${seconds.toFixed(0)} s`;
+  if (seconds < 5400) return `${(seconds / 60).toFixed(0)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+function plural(count, one, many) {
+  return `${formatCount(count)} ${count === 1 ? one : many}`;
+}

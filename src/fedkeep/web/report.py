@@ -1,0 +1,67 @@
+"""The charts of the live page as one file that needs no server and no network."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+
+import msgspec
+
+from fedkeep.records import Comparison, Device, Run
+from fedkeep.web.assets import SCRIPTS, asset
+from fedkeep.web.digest import Digest
+from fedkeep.web.view import Update
+
+DEVICES = 12
+"""Devices of a run whose stores a report shows."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the page would ask a server for."""
+
+    update: Update
+    devices: dict[str, tuple[Device, ...]]
+
+
+def html(runs: Sequence[Run], comparison: Comparison, title: str) -> str:
+    """A page with the runs inside; its policy lets nothing run but its own script."""
+    script = "\n".join(asset(name) for name in SCRIPTS)
+    style = asset("style.css")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
+    )
+    data = msgspec.json.encode(_snapshot(runs, comparison, title)).decode().replace("<", "\\u003c")
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<style>{style}</style>\n"
+        f'<script type="application/json" id="snapshot">{data}</script>'
+    )
+    skeleton = asset("skeleton.html")
+    start, end = skeleton.split("</body>")
+    return start.replace("<!-- head -->", head) + f"<script>{script}</script>\n</body>" + end
+
+
+def _digest(text: str) -> str:
+    """What a content security policy calls an inline script or style by."""
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str) -> Snapshot:
+    digests = {_key(run, place): _digested(run) for place, run in enumerate(runs)}
+    views = (digest.view(key, modified=0.0) for key, digest in digests.items())
+    update = Update(title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=comparison)
+    return Snapshot(update=update, devices={key: tuple(d.devices.values()) for key, d in digests.items()})
+
+
+def _key(run: Run, place: int) -> str:
+    return f"{place}-{run.header.run}"
+
+
+def _digested(run: Run) -> Digest:
+    digest = Digest(run.header)
+    for line in (*run.lines, *run.timings):
+        digest.add(line)
+    chosen = sorted(digest.devices)[:DEVICES]
+    digest.devices = {device: digest.devices[device] for device in chosen}
+    return digest

@@ -1,0 +1,104 @@
+"""Serves the live page, in the foreground or from a thread."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedkeep.core.errors import ConfigError, MissingExtraError
+from fedkeep.web.feed import DirectoryFeed
+from fedkeep.web.remote import RemoteFeed
+from fedkeep.web.view import Feed
+
+if TYPE_CHECKING:
+    import uvicorn
+
+PORT = 8377
+
+
+class LiveServer:
+    """The page for one directory or URL; bound when made, so that `url` holds before `run` is called."""
+
+    def __init__(
+        self, source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
+    ) -> None:
+        try:
+            from fedkeep.web.guard import check_exposure
+        except ImportError as error:
+            raise MissingExtraError("The live page", "web") from error
+        check_exposure(host, token)
+        feed = _feed(source)
+        self._socket = _bound(host, port)
+        self._server = _server(feed, token)
+        self.url = _address(host, self._socket.getsockname()[1]) + (f"/?token={token}" if token else "")
+
+    def run(self) -> None:
+        """Serves until `stop` is called from elsewhere or, in the main thread, until Ctrl-C."""
+        with suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+
+def serve(source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None) -> None:
+    """Serves the live page until it is stopped."""
+    LiveServer(source, host, port, token).run()
+
+
+def _feed(source: Path | str) -> Feed:
+    if str(source).startswith(("http://", "https://")):
+        return RemoteFeed(str(source))
+    return DirectoryFeed(Path(source))
+
+
+def _server(feed: Feed, token: str | None) -> uvicorn.Server:
+    import uvicorn
+
+    from fedkeep.web.application import build
+
+    def closing() -> bool:
+        return server.should_exit
+
+    config = uvicorn.Config(
+        build(feed, token, closing),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    return server
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except socket.gaierror as error:
+        raise ConfigError(f"{host} is no address of this machine; give one with --host") from error
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise ConfigError(_why_not(error, host, port)) from error
+    return bound
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    address = _address(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
+        )
+    return f"cannot listen on {address}: {error.strerror}"
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,146 @@
+"""What the page knows of a run: thinned out without losing a count, and following a file that changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkeep.core.errors import DataError
+from fedkeep.records import Recorder, Round, Run, read_run
+from fedkeep.web.digest import BINS, ROWS, Digest
+from fedkeep.web.feed import DirectoryFeed
+from fedkeep.web.thinning import Thinned, evenly
+from fedkeep.web.view import Update, View
+
+
+@given(st.integers(0, 500))
+def test_thinning_loses_nothing_and_stays_small(n: int) -> None:
+    thinned: Thinned[int] = Thinned(16, lambda early, late: early + late)
+    for _ in range(n):
+        thinned.add(1)
+    assert sum(thinned.items()) == n
+    assert len(thinned.items()) <= 16
+    assert n < 16 or len(thinned.items()) >= 8
+
+
+@given(st.integers(0, 1000), st.integers(1, 50))
+def test_even_choice_is_small_ordered_and_ends_with_the_last(n: int, limit: int) -> None:
+    chosen = evenly(range(n), limit)
+    assert len(chosen) <= limit
+    assert list(chosen) == sorted(chosen)
+    assert not n or chosen[-1] == n - 1
+
+
+def digested(run: Run) -> Digest:
+    digest = Digest(run.header)
+    for line in run.lines:
+        digest.add(line)
+    return digest
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory, fleet: dict[str, Any]) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "ode-0.jsonl"
+    fake = fleet["FakeRun"](path, "ode", 0, devices=8, images=False)
+    fake.advance(700)
+    fake.finish()
+    return read_run(path)
+
+
+def test_a_view_counts_everything_that_happened(long_run: Run) -> None:
+    view = digested(long_run).view("ode-0", 0.0)
+    for name in ("arrivals", "kept", "replaced", "refused", "dropouts"):
+        assert view.totals[name] == sum(getattr(line, name) for line in long_run.rounds)
+    assert view.totals["participants"] == 700 * 5
+    reasons = [reason for line in long_run.rounds for reason in line.refused_reports]
+    assert view.refused_reports == {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+    assert view.round == 700
+    assert view.finished
+
+
+def test_merged_rounds_keep_their_mean_per_round(long_run: Run) -> None:
+    activity = digested(long_run).view("ode-0", 0.0).activity
+    assert BINS // 2 <= len(activity["round"]) <= BINS
+    rounds = [0, *(r for r in activity["round"] if r is not None)]
+    spans = [late - early for early, late in zip(rounds, rounds[1:], strict=False)]
+    counted = sum(s * (a or 0) for s, a in zip(spans, activity["arrivals"], strict=True))
+    assert counted == pytest.approx(sum(line.arrivals for line in long_run.rounds))
+
+
+def test_a_huge_plan_is_shortened_for_the_page(tmp_path: Path, fleet: dict[str, Any]) -> None:
+    fleet["FakeRun"](tmp_path / "big.jsonl", devices=ROWS + 50, images=False).advance(1)
+    view = digested(read_run(tmp_path / "big.jsonl")).view("big", 0.0)
+    assert view.plan is not None
+    assert view.holdings is not None
+    assert len(view.plan.quotas) == len(view.plan.devices) == len(view.holdings.filled) == ROWS
+    assert view.devices == ROWS + 50
+
+
+def update_of(feed: DirectoryFeed, version: int = 0) -> Update | None:
+    feed._looked = float("-inf")
+    return feed.since(version)
+
+
+def only(update: Update | None) -> View:
+    assert update is not None
+    (view,) = update.views
+    return view
+
+
+def test_a_feed_tells_only_what_changed(tmp_path: Path, fleet: dict[str, Any]) -> None:
+    feed = DirectoryFeed(tmp_path)
+    empty = update_of(feed)
+    assert empty is not None
+    assert empty.views == ()
+    one = fleet["FakeRun"](tmp_path / "sub" / "ode-0.jsonl", "ode")
+    fleet["FakeRun"](tmp_path / "fifo-0.jsonl", "fifo").advance(20)
+    first = update_of(feed, empty.version)
+    assert first is not None
+    assert first.keys == ("fifo-0", "sub/ode-0")
+    assert update_of(feed, first.version) is None
+    one.advance(20)
+    assert only(update_of(feed, first.version)).key == "sub/ode-0"
+    assert {row.method for row in feed._comparison.rows} == {"fifo", "ode"}
+
+
+def test_a_feed_follows_cuts_restarts_and_removals(tmp_path: Path, fleet: dict[str, Any]) -> None:
+    path = tmp_path / "ode-0.jsonl"
+    fleet["FakeRun"](path, "ode", 0).advance(40)
+    feed = DirectoryFeed(tmp_path)
+    assert only(update_of(feed)).round == 40
+    with Recorder(path) as recorder:
+        recorder.truncate_after(20)
+    cut = only(update_of(feed))
+    assert cut.round == 20
+    assert cut.totals["participants"] == 20 * 5
+    fleet["FakeRun"](path, "fifo", 3).advance(10)
+    assert (only(update_of(feed)).method, only(update_of(feed)).round) == ("fifo", 10)
+    path.unlink()
+    gone = update_of(feed)
+    assert gone is not None
+    assert gone.keys == ()
+
+
+def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, fleet: dict[str, Any]) -> None:
+    path = tmp_path / "ode-0.jsonl"
+    fleet["FakeRun"](path).advance(1)
+    with path.open("a") as file:
+        file.write('{"kind": "round", "round": "three"}\n{"kind": "new-fangled"}\n')
+    with Recorder(path) as recorder:
+        recorder.write(Round(round=2, participants=()))
+    view = only(update_of(DirectoryFeed(tmp_path)))
+    assert (view.round, view.damaged) == (2, 1)
+
+
+def test_the_clock_beside_the_run_is_shown(tmp_path: Path, fleet: dict[str, Any]) -> None:
+    fleet["FakeRun"](tmp_path / "ode-0.jsonl").advance(20)
+    assert only(update_of(DirectoryFeed(tmp_path))).seconds == pytest.approx(20 * 0.11)
+
+
+def test_watching_what_is_no_directory_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a directory"):
+        DirectoryFeed(tmp_path / "nowhere")
