@@ -8,7 +8,11 @@ from typing import Annotated
 import typer
 
 import fedkeep
+from fedkeep.cli.check import check
+from fedkeep.cli.list_ import list_
+from fedkeep.cli.plan import plan
 from fedkeep.cli.report import report
+from fedkeep.cli.run import run
 from fedkeep.cli.watch import watch
 from fedkeep.core.errors import FedkeepError
 
@@ -36,8 +40,9 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-app.command()(report)
-app.command()(watch)
+for verb in (run, report, watch, plan, check):
+    app.command()(verb)
+app.command("list")(list_)
 
 
 def main() -> None:
