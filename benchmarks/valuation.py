@@ -22,7 +22,7 @@ from torch import nn
 
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.types import Batch, Vector
-from fedkeep.learn import models
+from fedkeep.learn import torch_models
 from fedkeep.learn.torch_learner import TorchLearner
 
 Job = Callable[[], object]
@@ -31,21 +31,21 @@ BATCH_SIZES = (1, 32, 256)
 
 @dataclass(frozen=True)
 class Task:
-    model: str
+    factory: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int
 
 
 TASKS = {
-    "lenet": Task("lenet", (1, 28, 28), 10),
-    "har": Task("har-dnn", (900,), 5),
-    "traffic": Task("traffic-cnn", (3, 64), 20),
+    "lenet": Task(torch_models.lenet, (1, 28, 28), 10),
+    "har": Task(torch_models.har_dnn, (900,), 5),
+    "traffic": Task(torch_models.traffic_cnn, (3, 64), 20),
 }
 
 
 def forward_pass(task: Task, model: Vector, batch: Batch) -> Job:
     """The plain forward pass that everything is compared with."""
-    module = models.factory(task.model)().eval()
+    module = task.factory().eval()
     nn.utils.vector_to_parameters(torch.from_numpy(model), module.parameters())
     x = torch.from_numpy(batch.x)
 
@@ -70,7 +70,7 @@ def valuation(learner: FleetLearner, model: Vector, batch: Batch) -> Job:
 
 def one_by_one(task: Task, model: Vector, batch: Batch) -> Job:
     """The same values and mean gradient, one sample after the other by backprop."""
-    module = models.factory(task.model)().eval()
+    module = task.factory().eval()
     nn.utils.vector_to_parameters(torch.from_numpy(model), module.parameters())
     parameters = list(module.parameters())
     direction = torch.from_numpy(np.random.default_rng(1).normal(size=model.size).astype(np.float32))
@@ -107,8 +107,8 @@ def measure(task: Task, n: int, repetitions: int) -> dict[str, float]:
     x = rng.normal(size=(n, *task.shape)).astype(np.float32)
     batch = Batch(x, rng.integers(0, task.classes, n), np.arange(n))
     learners = {
-        "head": TorchLearner(models.factory(task.model), last_layers=1),
-        "full": TorchLearner(models.factory(task.model)),
+        "head": TorchLearner(task.factory, last_layers=1),
+        "full": TorchLearner(task.factory),
     }
     model = learners["full"].initial(0)
     jobs = {"forward": forward_pass(task, model, batch)}
@@ -120,9 +120,7 @@ def measure(task: Task, n: int, repetitions: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the ratios")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     options = parser.parse_args()

@@ -81,7 +81,7 @@ def _inputs_unwritten(policy: SelectionPolicy) -> None:
     device = _device(policy)
     try:
         device.observe(batch, 0.0)
-        device.participate(_order(0, device))
+        device.participate(_order(0))
     except ValueError as error:
         raise ConformanceError(f"the samples belong to the caller and must not be written: {error}") from error
 
@@ -137,7 +137,7 @@ def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restar
                 state = device.snapshot()
                 device = _device(policy)
                 device.restore(state)
-        device.participate(_order(round_, device))
+        device.participate(_order(round_))
     return device
 
 
@@ -163,7 +163,7 @@ def _device(policy: SelectionPolicy) -> Device:
     return device
 
 
-def _order(round_: int, device: Device) -> TrainOrder:
+def _order(round_: int) -> TrainOrder:
     direction = np.random.default_rng(round_).standard_normal(_learner().gradient_size).astype(np.float32)
     return TrainOrder(round_, _learner().initial(round_ + 2), direction if round_ else None, _LOCAL)
 
@@ -177,7 +177,8 @@ def _samples(n: int) -> Batch:
 
 
 def _stored(device: Device) -> list[int]:
-    return device.store.stored().batch.ids.tolist()
+    ids: list[int] = device.store.stored().batch.ids.tolist()
+    return ids
 
 
 def _finite_differences(

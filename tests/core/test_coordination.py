@@ -47,9 +47,7 @@ def check_laws(plan: Plan, fleet: Fleet, most: int | None) -> None:
 
 
 @given(fleets(), limits, limits, rules, st.sampled_from([0, 1000]))
-def test_every_plan_keeps_the_laws(
-    fleet: Fleet, fewest: int | None, most: int | None, rule: str, improve: int
-) -> None:
+def test_every_plan_keeps_the_laws(fleet: Fleet, fewest: int | None, most: int | None, rule: str, improve: int) -> None:
     plan = Greedy(fewest, most, rule, improve).plan(fleet)
     check_laws(plan, fleet, most)
     told = {s.label for s in plan.shortfalls}

@@ -92,7 +92,7 @@ def test_the_local_estimator_survives_a_restart() -> None:
 
 def test_the_global_estimate_is_the_running_sum_of_equation_8_over_the_covered_weight() -> None:
     zeta = {1: 0.5, 2: 0.3, 3: 0.2}
-    last = {device: np.zeros(2) for device in zeta}
+    last = {device: vector(0, 0) for device in zeta}
     running, covered = np.zeros(2), set()
     estimator = IncrementalEstimator()
     rng = np.random.default_rng(0)

@@ -77,7 +77,9 @@ def test_keeps_what_a_naive_store_keeps_however_the_stream_is_cut(
         offer(store, stream[start : start + cut], start)
         start += cut
     stored = store.stored()
-    kept = dict(zip(stored.batch.ids.tolist(), zip(stored.scores, stored.arrivals, stored.regions, strict=True)))
+    kept = dict(
+        zip(stored.batch.ids.tolist(), zip(stored.scores, stored.arrivals, stored.regions, strict=True), strict=True)
+    )
     assert kept == naive.held
     assert (np.bincount(stored.regions, minlength=REGIONS) <= quotas).all()
 

@@ -60,9 +60,7 @@ def requests(tmp_path: Path) -> list[str]:
     return (tmp_path / "served" / "requests.log").read_text().splitlines()
 
 
-def test_a_missing_file_is_fetched_once_with_progress(
-    serve: Callable[[str], str], cache: Path, tmp_path: Path
-) -> None:
+def test_a_missing_file_is_fetched_once_with_progress(serve: Callable[[str], str], cache: Path, tmp_path: Path) -> None:
     file = remote(serve("ranges"))
     seen: list[tuple[str, int, int | None]] = []
     path = obtain(file, lambda *step: seen.append(step))
@@ -74,9 +72,7 @@ def test_a_missing_file_is_fetched_once_with_progress(
     assert [p.name for p in path.parent.iterdir()] == ["numbers.bin"]
 
 
-def test_a_broken_download_goes_on_where_it_stopped(
-    serve: Callable[[str], str], cache: Path, tmp_path: Path
-) -> None:
+def test_a_broken_download_goes_on_where_it_stopped(serve: Callable[[str], str], cache: Path, tmp_path: Path) -> None:
     part = cache / "toys" / "numbers.bin.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT[:1234])
@@ -197,9 +193,7 @@ def test_parsed_data_is_made_once_and_made_anew_when_damaged(cache: Path) -> Non
     assert [p.name for p in (cache / "parsed").iterdir()] == ["toy-1.npz"]
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert remembered("toy-1", lambda: {"a": np.arange(2)})["a"].tolist() == [0, 1]

@@ -56,9 +56,7 @@ def as_parquet() -> Own:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
 
-    columns = dict(
-        zip(("device", "label", "height", "weight"), map(list, zip(*ROWS, strict=True)), strict=True)
-    )
+    columns = dict(zip(("device", "label", "height", "weight"), map(list, zip(*ROWS, strict=True)), strict=True))
     parquet.write_table(arrow.table(columns), "mine.parquet")
     return Own(path="mine.parquet", standardise=False)
 

@@ -48,9 +48,7 @@ def test_every_sample_is_used_at_most_once_and_no_device_is_empty(table: dict[st
 @pytest.mark.parametrize("table", TABLES, ids=lambda t: t["name"])
 def test_the_same_seed_gives_the_same_division_and_another_gives_another(table: dict[str, Any]) -> None:
     y = labels_of(0)
-    divided = [
-        partition_from(table).divide(y, np.arange(len(y)) % 7, seed).indices.tolist() for seed in (1, 1, 2)
-    ]
+    divided = [partition_from(table).divide(y, np.arange(len(y)) % 7, seed).indices.tolist() for seed in (1, 1, 2)]
     assert divided[0] == divided[1]
     assert (divided[0] != divided[2]) == (table["name"] != "natural")
 

@@ -44,9 +44,7 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 @settings(deadline=None)
 @given(options=OPTIONS, device=st.integers(0, 2), cuts=st.lists(st.integers(0, 90), min_size=1, max_size=5))
-def test_cutting_the_rounds_anywhere_changes_nothing(
-    options: StreamOptions, device: int, cuts: list[int]
-) -> None:
+def test_cutting_the_rounds_anywhere_changes_nothing(options: StreamOptions, device: int, cuts: list[int]) -> None:
     bounds = [0, *sorted(cuts), 90]
     whole = Stream(FLEET, options, seed=5).arrivals(device, 0, 90)
     pieces = [Stream(FLEET, options, seed=5).arrivals(device, a, b) for a, b in pairwise(bounds)]
@@ -55,9 +53,7 @@ def test_cutting_the_rounds_anywhere_changes_nothing(
 
 @settings(deadline=None)
 @given(options=OPTIONS, device=st.integers(0, 2), passes=st.integers(0, 5))
-def test_each_cycle_brings_every_sample_equally_often(
-    options: StreamOptions, device: int, passes: int
-) -> None:
+def test_each_cycle_brings_every_sample_equally_often(options: StreamOptions, device: int, passes: int) -> None:
     cycle = options.drift_passes if options.drift else 1
     size = int(FLEET.train.sizes[device])
     batch = Stream(FLEET, options, seed=1).between(device, passes * cycle * size, (passes + 1) * cycle * size)

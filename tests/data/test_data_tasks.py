@@ -150,9 +150,7 @@ def test_harbox_must_be_fetched_by_the_user(tmp_path: Path, monkeypatch: pytest.
 
 def quantised(x: AnyArray) -> str:
     """A digest that survives the last bits of another processor's exp: a hundredth of the range."""
-    return sha256(
-        np.floor(np.asarray(x, dtype=np.float64) * 50 + 0.123456).astype(np.int8).tobytes()
-    ).hexdigest()
+    return sha256(np.floor(np.asarray(x, dtype=np.float64) * 50 + 0.123456).astype(np.int8).tobytes()).hexdigest()
 
 
 def test_the_generated_traffic_is_frozen() -> None:

@@ -168,9 +168,7 @@ class FakeRun:
         owned = np.flatnonzero(self._quotas[device])
         slots = tuple(self._slot(int(label)) for label in owned[:8])
         changes = tuple(self._change(int(self.rng.choice(owned))) for _ in range(8)) if len(owned) else ()
-        self._recorder.write(
-            Device(round=self.round, device=device, capacity=8, slots=slots, changes=changes)
-        )
+        self._recorder.write(Device(round=self.round, device=device, capacity=8, slots=slots, changes=changes))
 
     def _slot(self, label: int) -> Slot:
         shown = base64.b64encode(self._picture(label).tobytes()).decode() if self._images else None

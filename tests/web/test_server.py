@@ -103,9 +103,7 @@ def test_every_answer_carries_a_strict_policy(server: LiveServer) -> None:
         assert "unsafe" not in policy
 
 
-def test_the_stream_begins_with_everything_and_goes_on_with_changes(
-    tmp_path: Path, fleet: dict[str, Any]
-) -> None:
+def test_the_stream_begins_with_everything_and_goes_on_with_changes(tmp_path: Path, fleet: dict[str, Any]) -> None:
     run = fleet["FakeRun"](tmp_path / "ode-0.jsonl")
     run.advance(10)
     with serving(tmp_path) as server, asked(server, "/api/stream") as answer:

@@ -9,6 +9,7 @@ import typer
 
 import fedkeep
 from fedkeep.cli.check import check
+from fedkeep.cli.demo import demo
 from fedkeep.cli.list_ import list_
 from fedkeep.cli.plan import plan
 from fedkeep.cli.report import report
@@ -40,7 +41,7 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (run, report, watch, plan, check):
+for verb in (demo, run, report, watch, plan, check):
     app.command()(verb)
 app.command("list")(list_)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import compare, read_runs
+from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
+from fedkeep.web.report import html as page
 
 
 def report(
@@ -20,9 +22,7 @@ def report(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the charts as one self-contained page.")
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")
-    ] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
     base: Annotated[
         list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
     ] = ["fifo", "reservoir"],  # noqa: B006
@@ -30,17 +30,25 @@ def report(
     """Compare the methods of all runs in DIR: final accuracy, and how much sooner each gets to the base's."""
     runs = read_runs(directory)
     comparison = compare(runs, base)
+    print_tables(comparison)
+    if markdown is not None:
+        _write(markdown, words.markdown(comparison))
+    if html is not None:
+        write_page(html, runs, directory.resolve().name)
+
+
+def write_page(path: Path, runs: Sequence[Run], title: str) -> None:
+    """The charts as one self-contained page."""
+    _write(path, page(runs, compare(runs), title))
+
+
+def print_tables(comparison: Comparison) -> None:
+    """The tables in the terminal, and how to read them."""
     console = Console()
     for table in words.tables(comparison):
         console.print(_rich(table))
     for note in (*comparison.notes, words.EXPLANATION):
         console.print(Text(note, style="dim"))
-    if markdown is not None:
-        _write(markdown, words.markdown(comparison))
-    if html is not None:
-        from fedkeep.web.report import html as page
-
-        _write(html, page(runs, comparison, directory.resolve().name))
 
 
 def _rich(table: words.Table) -> Table:

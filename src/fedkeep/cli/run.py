@@ -16,6 +16,7 @@ from fedkeep.cli.progress import plainly, sweep_progress
 from fedkeep.cli.report import print_tables
 from fedkeep.config import override
 from fedkeep.core.errors import FedkeepError
+from fedkeep.records import compare, read_runs
 from fedkeep.sim.experiment import Cell, expand, read_experiment
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import estimate_seconds, run_sweep
@@ -34,7 +35,7 @@ def run(
     cells = expand(override(read_experiment(file), settings or []))
     directory = out if out is not None else Path("runs") / file.stem
     play_all(cells, directory, jobs=jobs, resume=resume)
-    print_tables(directory)
+    print_tables(compare(read_runs(directory)))
 
 
 def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -81,6 +81,7 @@ Policy = TypeVar("Policy", bound=type[SelectionPolicy])
 POLICIES: dict[str, type[SelectionPolicy]] = {}
 
 
+@dataclass_transform(frozen_default=True)
 def policy(name: str) -> Callable[[Policy], Policy]:
     """Registers a policy under its name in TOML files and tables, and makes it a frozen dataclass."""
 

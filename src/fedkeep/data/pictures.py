@@ -80,9 +80,7 @@ def _size_panel(sizes: IntArray) -> str:
 def _share_panel(counts: IntArray) -> str:
     top = _TOP + _SIZES + _BETWEEN
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    edges = top + _SHARES * (
-        1 - np.concatenate([np.zeros((len(counts), 1)), np.cumsum(shares, axis=1)], axis=1)
-    )
+    edges = top + _SHARES * (1 - np.concatenate([np.zeros((len(counts), 1)), np.cumsum(shares, axis=1)], axis=1))
     drawn = [_grid_line(top + _SHARES * (1 - share / 100), f"{share} %") for share in (0, 50, 100)]
     for label in range(counts.shape[1]):
         here = np.flatnonzero(counts[:, label])
@@ -96,9 +94,7 @@ def _bars(bottoms: FloatArray, tops: FloatArray, which: IntArray | None = None) 
     step = _PLOT / len(tops)
     width = step * (0.86 if step > 4 else 1.0)
     columns = np.arange(len(tops)) if which is None else which
-    return "".join(
-        f"M{_LEFT + n * step:.1f} {bottoms[n]:.1f}h{width:.1f}V{tops[n]:.1f}h{-width:.1f}z" for n in columns
-    )
+    return "".join(f"M{_LEFT + n * step:.1f} {bottoms[n]:.1f}h{width:.1f}V{tops[n]:.1f}h{-width:.1f}z" for n in columns)
 
 
 def _legend(names: tuple[str, ...]) -> str:

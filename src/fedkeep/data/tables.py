@@ -125,7 +125,7 @@ def _read_csv(path: Path, columns: Columns) -> Table:
 
 def _read_parquet(path: Path, columns: Columns) -> Table:
     try:
-        import pyarrow as arrow  # type: ignore[import-untyped]
+        import pyarrow as arrow
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise MissingExtraError("reading Parquet files", "parquet") from None

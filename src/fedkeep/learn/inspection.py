@@ -67,15 +67,10 @@ def _trial(batch: Batch) -> Batch:
     return Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
 
 
-def _one_by_one(
-    network: Network, model: Vector, batch: Batch, direction: Vector
-) -> tuple[Scores, Scores, Scores]:
+def _one_by_one(network: Network, model: Vector, batch: Batch, direction: Vector) -> tuple[Scores, Scores, Scores]:
     """Loss, projection and norm of each sample's gradient, by backprop of that sample alone."""
     network.load(model)
-    rows = [
-        _backprop(network, as_tensor(batch.x[i : i + 1]), as_tensor(batch.y[i : i + 1]))
-        for i in range(len(batch))
-    ]
+    rows = [_backprop(network, as_tensor(batch.x[i : i + 1]), as_tensor(batch.y[i : i + 1])) for i in range(len(batch))]
     losses = np.array([loss for loss, _ in rows])
     gradients = np.stack([gradient for _, gradient in rows]).astype(np.float64)
     return losses, gradients @ direction, np.linalg.norm(gradients, axis=1)

@@ -61,9 +61,7 @@ class Network:
             parameter.data = self.flat[where].view(parameter.shape)
         self.valued_layers = _last_layers(self.module, last_layers)
         self.valued_counts = [len(_own_parameters(layer)) for layer in self.valued_layers]
-        first = next(
-            i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0]
-        )
+        first = next(i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0])
         self.valued = self.layout.since(first)
         self.valued_parameters = self.parameters[first:]
         self._loaded: object = None
@@ -161,10 +159,7 @@ def as_tensor(array: AnyArray) -> Tensor:
 def refuse_coupling(module: nn.Module) -> None:
     """Raises for layers in which one sample's loss depends on the others of its batch."""
     for name, part in module.named_modules():
-        if (
-            isinstance(part, nn.modules.batchnorm._BatchNorm)
-            or getattr(part, "running_mean", None) is not None
-        ):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "running_mean", None) is not None:
             raise FedkeepError(
                 f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
                 "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"

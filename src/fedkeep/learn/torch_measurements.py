@@ -26,9 +26,7 @@ class Chunks:
 
     def __init__(self, network: Network, model: Vector, batch: Batch, size: int) -> None:
         self._network, self._model = network, model
-        self.pieces = list(
-            zip(pieces(as_tensor(batch.x), size), pieces(as_tensor(batch.y), size), strict=True)
-        )
+        self.pieces = list(zip(pieces(as_tensor(batch.x), size), pieces(as_tensor(batch.y), size), strict=True))
         self._kept: dict[int, Record] = {}
         self._room = KEPT_BYTES
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedkeep.core.coordination import Limits
+from fedkeep.core.coordination import Greedy
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.types import AnyArray, Batch, DeviceId
 from fedkeep.records import Change, Device, Evaluation, Holdings, Line, Plan, Round, Slot
@@ -56,7 +56,7 @@ class Observer:
     def opening(self) -> Iterator[Line]:
         """The lines before the first round: the plan, and how good the untrained model is."""
         plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
-        if plan is not None and isinstance(coordinator, Limits):
+        if plan is not None and isinstance(coordinator, Greedy):
             wanted = [coordinator.clients_per_label or 0] * len(plan.holders)
             yield Plan(
                 round=0,

@@ -92,9 +92,7 @@ class Digest:
             case Plan():
                 self.plan = _shortened(line)
             case Holdings():
-                self.holdings = Holdings(
-                    round=line.round, devices=line.devices[:ROWS], filled=line.filled[:ROWS]
-                )
+                self.holdings = Holdings(round=line.round, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
             case Device():
                 self.devices[line.device] = line
             case Privacy():

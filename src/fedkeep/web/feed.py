@@ -73,9 +73,7 @@ class DirectoryFeed:
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
-            raise DataError(
-                f"{directory} is not a directory; give the one that `fedkeep run --out` writes to"
-            )
+            raise DataError(f"{directory} is not a directory; give the one that `fedkeep run --out` writes to")
         self._directory = directory
         self._runs: dict[str, _Followed] = {}
         self._version = 1
@@ -123,9 +121,7 @@ class DirectoryFeed:
             run.version = self._version
             modified = run.path.stat().st_mtime
             run.view = run.digest.view(key, modified) if run.digest is not None else None
-        self._comparison = compare(
-            run.digest.as_run(run.path) for run in self._runs.values() if run.digest is not None
-        )
+        self._comparison = compare(run.digest.as_run(run.path) for run in self._runs.values() if run.digest is not None)
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self._directory).with_suffix("").as_posix()

@@ -80,9 +80,7 @@ class Guard:
         cookie = request.cookies.get(COOKIE, "")
         if _same(bearer, self._token) or _same(cookie, _derived(self._token)):
             return None
-        return PlainTextResponse(
-            "open this address with ?token=... once", 401, {"WWW-Authenticate": "Bearer"}
-        )
+        return PlainTextResponse("open this address with ?token=... once", 401, {"WWW-Authenticate": "Bearer"})
 
     def _welcome(self, request: Request) -> Response:
         assert self._token is not None

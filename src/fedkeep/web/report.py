@@ -28,9 +28,7 @@ def html(runs: Sequence[Run], comparison: Comparison, title: str) -> str:
     """A page with the runs inside; its policy lets nothing run but its own script."""
     script = "\n".join(asset(name) for name in SCRIPTS)
     style = asset("style.css")
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
-    )
+    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
     data = msgspec.json.encode(_snapshot(runs, comparison, title)).decode().replace("<", "\\u003c")
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -22,9 +22,7 @@ PORT = 8377
 class LiveServer:
     """The page for one directory or URL; bound when made, so that `url` holds before `run` is called."""
 
-    def __init__(
-        self, source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
-    ) -> None:
+    def __init__(self, source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None) -> None:
         try:
             from fedkeep.web.guard import check_exposure
         except ImportError as error:
@@ -94,9 +92,7 @@ def _bound(host: str, port: int) -> socket.socket:
 def _why_not(error: OSError, host: str, port: int) -> str:
     address = _address(host, port)
     if error.errno == errno.EADDRINUSE:
-        return (
-            f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
-        )
+        return f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
     return f"cannot listen on {address}: {error.strerror}"
 
 

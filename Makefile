@@ -1,0 +1,43 @@
+# `make demo` and `make test` do all the set-up; everything lives in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test check format clean
+
+help:            ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 24
+
+$(VENV)/.base: pyproject.toml
+	@echo "Setting up $(VENV) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable .
+	@touch $@
+
+# torch is pinned: this exact version has a build for the CPU alone.
+$(VENV)/.dev: pyproject.toml $(VENV)/.base
+	@echo "Setting up $(VENV) for development: this takes a few minutes the first time ..."
+	@$(PIP) torch==2.13.0
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.base   ## compare ODE with FIFO, random, high-loss and unlimited storage (a minute)
+	@$(BIN)/fedkeep demo --out runs/demo
+
+test: $(VENV)/.dev    ## run the tests
+	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet
+
+check: $(VENV)/.dev   ## formatting, lint, types, imports
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:                ## remove what the other targets made
+	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,59 @@
+"""`fedkeep demo`: the main job in under a minute, with nothing but the base install."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.report import print_tables, write_page
+from fedkeep.cli.run import play_all
+from fedkeep.records import compare, read_runs
+from fedkeep.sim.experiment import expand
+from fedkeep.web.server import LiveServer
+
+METHODS = {
+    "fifo": {"policy": {"name": "fifo"}},
+    "reservoir": {"policy": {"name": "reservoir"}},
+    "high-loss": {"policy": {"name": "high-loss"}},
+    "ode": {"policy": {"name": "ode"}},
+    "full-data": {"policy": {"name": "full-data"}},
+}
+EXPERIMENT = {
+    "task": {"name": "embedded"},
+    "storage": {"capacity": 10},
+    "train": {"rounds": 300, "participation": 0.1, "epochs": 5, "learning_rate": 0.02},
+    "record": {"every": 10, "checkpoint_every": 1000},
+    "methods": METHODS,
+    "sweep": {"seed": [0, 1, 2]},
+}
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Where the records and the page go. [default: a new folder]")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the curves in a browser while they grow.")] = False,
+    port: Annotated[int, typer.Option(help="The page's port, with --watch; 0: any free one.")] = 0,
+) -> None:
+    """Compare ODE with FIFO, random, high-loss and unlimited storage on an embedded task."""
+    directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    if watch:
+        _serve_beside(directory, port)
+    play_all(expand(EXPERIMENT), directory, jobs=os.cpu_count() or 1, resume=True)
+    runs = read_runs(directory)
+    print_tables(compare(runs))
+    write_page(directory / "report.html", runs, "fedkeep demo")
+    if watch:
+        typer.echo("The page stays up until you press Ctrl-C.", err=True)
+        threading.Event().wait()
+
+
+def _serve_beside(directory: Path, port: int) -> None:
+    """The live page, in a thread that ends with the command."""
+    server = LiveServer(directory, port=port)
+    typer.echo(f"Watch it at {server.url}", err=True)
+    threading.Thread(target=server.run, daemon=True).start()
