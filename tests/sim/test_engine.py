@@ -1,0 +1,168 @@
+"""The simulator: exact although lazy, the same bytes for the same seed, whole after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep.config import Table
+from fedkeep.sim.engine import Simulator
+from fedkeep.sim.experiment import Cell, expand, resolve
+from fedkeep.sim.runner import play, record_path
+from fedkeep.sim.sweep import run_sweep
+
+
+def experiment(**tables: object) -> Table:
+    base: Table = {
+        "task": {"name": "embedded", "devices": 12},
+        "storage": {"capacity": 8},
+        "train": {"rounds": 30, "participation": 0.25, "learning_rate": 0.05},
+        "record": {"every": 5, "checkpoint_every": 10},
+    }
+    return base | tables
+
+
+def final_model(table: Table, *, eager: bool = False) -> np.ndarray:
+    simulator = Simulator(resolve(table), eager=eager)
+    for _ in simulator.run():
+        pass
+    return simulator.server.model
+
+
+@pytest.mark.parametrize("policy", ["ode", "fifo", "reservoir", "high-loss", "sld", "fedbalancer"])
+def test_catching_up_late_equals_seeing_every_sample_as_it_comes(policy: str) -> None:
+    table = experiment(policy={"name": policy})
+    np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["ode", "fifo", "full-data", "central"])
+def test_learns(policy: str) -> None:
+    table = experiment(policy={"name": policy}, train={"rounds": 60, "participation": 0.25, "learning_rate": 0.05})
+    simulator = Simulator(resolve(table))
+    before = simulator.evaluate().accuracy
+    for _ in simulator.run():
+        pass
+    after = simulator.evaluate()
+    assert after.accuracy > before + 0.2
+    assert after.device_accuracy.shape == (simulator.parts.data.devices,)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"estimator": {"name": "participants"}},
+        {"estimator": {"name": "exact", "exact_samples": 100}},
+        {"estimator": {"name": "stored"}},
+        {"estimator": {"cold_start": "exact"}},
+        {"storage": {"capacity": 8, "after_use": "renew"}},
+        {"storage": {"capacity": 8, "after_use": "discount", "discount": 2}},
+        {"storage": {"capacity": 8, "revalue": False, "max_age": 50}},
+        {"weights": {"client_label": 0.5}},
+        {"aggregation": {"name": "fednova"}},
+        {"preset": "paper"},
+        {"preset": "authors"},
+        {"policy": {"name": "fifo"}, "coordinator": {"name": "greedy", "applies_to": "all"}},
+        {"profile": {"velocity_error": 0.5}},
+        {"stream": {"label_noise": 0.2, "drift": 0.5}},
+        {"train": {"rounds": 30, "dropout": 0.5, "batch_size": 3, "proximal": 0.1}},
+    ],
+    ids=str,
+)
+def test_every_option_runs_and_repeats(tables: Table) -> None:
+    table = experiment(**tables)
+    np.testing.assert_array_equal(final_model(table), final_model(table))
+
+
+def test_simplified_values_come_from_the_last_layer_alone() -> None:
+    table = experiment(model={"name": "mlp", "hidden": [7], "last_layers": 1})
+    simulator = Simulator(resolve(table))
+    assert simulator.parts.learner.gradient_size == (7 + 1) * simulator.parts.data.labels
+    for record in simulator.run(10):
+        assert not record.summary.refusals
+
+
+def test_dropouts_are_counted_and_stall_nothing() -> None:
+    simulator = Simulator(resolve(experiment(train={"rounds": 30, "participation": 0.5, "dropout": 0.5})))
+    missing = [len(record.summary.missing) for record in simulator.run()]
+    assert len(missing) == 30
+    assert 30 < sum(missing) < 150
+
+
+def cells() -> list[Cell]:
+    table = experiment(methods={"ode": {"policy": {"name": "ode"}}, "fifo": {"policy": {"name": "fifo"}}})
+    return expand(table | {"sweep": {"seed": [0, 1]}})
+
+
+def digests(directory: Path) -> dict[str, str]:
+    files = [p for p in sorted(directory.glob("*.jsonl")) if not p.name.endswith(".timing.jsonl")]
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_workers(tmp_path: Path) -> None:
+    for jobs in (1, 2):
+        run_sweep(cells(), tmp_path / str(jobs), jobs=jobs, resume=False, listen=lambda _: None)
+    assert len(digests(tmp_path / "1")) == 4
+    assert digests(tmp_path / "1") == digests(tmp_path / "2")
+
+
+def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    cell = cells()[0]
+    play(cell, tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop_at(limit: int) -> None:
+        def progress(round_: int, accuracy: float | None) -> None:
+            if round_ == limit:
+                raise Stop
+
+        with pytest.raises(Stop):
+            play(cell, tmp_path / "parts", resume=True, progress=progress)
+
+    for limit in (3, 11, 17, 29):
+        stop_at(limit)
+    play(cell, tmp_path / "parts", resume=True)
+    assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
+
+
+def test_a_run_killed_outright_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "kill.toml"
+    file.write_text(
+        'task = { name = "embedded", devices = 12 }\nrecord = { every = 5, checkpoint_every = 5 }\n'
+        'policy = { name = "ode" }\ntrain = { rounds = 200, participation = 0.5, learning_rate = 0.05 }\n'
+    )
+    command = [sys.executable, "-m", "fedkeep", "run", str(file), "--jobs", "1", "--resume", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment, capture_output=True)
+    for kill in range(3):
+        process = subprocess.Popen(
+            [*command, str(tmp_path / "killed")], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        checkpoint = tmp_path / "killed" / "ode-seed0.checkpoint"
+        seen = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == seen):
+            time.sleep(0.01)
+        time.sleep(0.02 * kill)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([*command, str(tmp_path / "killed")], check=True, env=environment, capture_output=True)
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+    assert not list((tmp_path / "killed").glob("*.checkpoint"))
+
+
+def test_a_changed_experiment_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    old, new = cells()[0], expand(experiment(policy={"name": "ode", "value": "cosine"}))[0]
+    play(old, tmp_path)
+    before = digests(tmp_path)
+    assert record_path(old, tmp_path) == record_path(new, tmp_path)
+    play(new, tmp_path, resume=True)
+    assert digests(tmp_path) != before

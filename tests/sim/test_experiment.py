@@ -1,0 +1,91 @@
+"""Experiment files: every mistake is named, and a sweep is what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedkeep.config import Table, override
+from fedkeep.core.coordination import Greedy, Uncoordinated
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.policies.ode import Ode
+from fedkeep.core.policies.sld import Sld
+from fedkeep.sim.experiment import expand, resolve
+
+TASK: Table = {"task": {"name": "embedded"}}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "'task.name' is missing"),
+        (TASK | {"polcy": {"name": "ode"}}, "unknown key 'polcy': did you mean 'policy'?"),
+        (TASK | {"policy": {"name": "odd"}}, "unknown policy 'odd': did you mean 'ode'?"),
+        (TASK | {"policy": {"name": "ode", "valu": "x"}}, "unknown key 'policy.valu': did you mean 'value'?"),
+        (
+            TASK | {"policy": {"name": "ode", "value": "cosin"}},
+            "'policy.value' cannot be 'cosin': did you mean 'cosine'?",
+        ),
+        (TASK | {"train": {"rounds": "many"}}, "'train.rounds' cannot be 'many': expected 'int', got 'str'"),
+        (TASK | {"train": {"rounds": 0}}, "in [train]: rounds must be 1 or more, got 0"),
+        (TASK | {"storage": {"capacity": -1}}, "in [storage]: capacity must be 1 or more, got -1"),
+        (TASK | {"storage": 5}, "'storage' must be a table, got 5"),
+        (TASK | {"seed": -1}, "'seed' must be a whole number of at least 0, got -1"),
+        (TASK | {"preset": "papr"}, "unknown preset 'papr': did you mean 'paper'?"),
+        ({"task": {"name": "embeded"}}, "unknown task 'embeded': did you mean 'embedded'?"),
+        (TASK | {"coordinator": {"name": "greedy", "applies_to": "some"}}, "'coordinator.applies_to' cannot be 'some'"),
+        (TASK | {"sweep": {"seed": 3}}, "'sweep.seed' must be a list of values, got 3"),
+        (TASK | {"methods": {"a": 3}}, "'methods.a' must be a table of what differs, got 3"),
+        (TASK | {"policy": {"name": "nowhere:Policy"}}, "cannot import 'nowhere'"),
+        (TASK | {"policy": {"name": "fedkeep.core.types:Batch"}}, "is not a SelectionPolicy"),
+    ],
+)
+def test_a_mistake_is_named_with_what_is_allowed(table: Table, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        expand(table)
+    assert message in str(error.value)
+
+
+def test_a_baseline_runs_uncoordinated_unless_told_otherwise() -> None:
+    tables = TASK | {"coordinator": {"name": "greedy", "labels_per_client": 2}}
+    assert isinstance(resolve(tables | {"policy": {"name": "ode"}}).coordinator, Greedy)
+    fifo = resolve(tables | {"policy": {"name": "fifo"}})
+    assert isinstance(fifo.coordinator, Uncoordinated)
+    assert fifo.weights.client_label == 1.0
+    everyone = TASK | {"coordinator": {"name": "greedy", "applies_to": "all"}, "policy": {"name": "fifo"}}
+    assert isinstance(resolve(everyone).coordinator, Greedy)
+
+
+def test_presets_are_defaults_that_a_file_may_override() -> None:
+    authors = resolve(TASK | {"preset": "authors", "policy": {"name": "sld"}})
+    assert authors.policy == Sld(variant="authors")
+    assert authors.estimator.name == "participants"
+    assert not authors.stream.shuffle
+    mixed = resolve(TASK | {"preset": "authors", "stream": {"shuffle": True}})
+    assert mixed.stream.shuffle
+    assert mixed.estimator.cold_start == "exact"
+
+
+def test_a_sweep_is_the_product_of_methods_and_lists() -> None:
+    table = TASK | {
+        "methods": {"ode": {"policy": {"name": "ode"}}, "cosine": {"policy": {"name": "ode", "value": "cosine"}}},
+        "sweep": {"storage": {"capacity": [5, 10]}, "seed": [0, 1, 2]},
+    }
+    cells = expand(table)
+    assert len(cells) == 12
+    assert len({cell.name for cell in cells}) == 12
+    assert {cell.setting for cell in cells} == {"storage.capacity=5", "storage.capacity=10"}
+    assert cells[-1].experiment.policy == Ode(value="cosine")
+    assert cells[-1].experiment.label == "cosine"
+
+
+def test_set_overrides_any_key() -> None:
+    table = override(TASK, ["train.rounds=7", "policy.name=fifo", "storage.capacity=3", "task.devices=5"])
+    experiment = resolve(table)
+    assert (experiment.train.rounds, experiment.label, experiment.storage.capacity) == (7, "fifo", 3)
+    with pytest.raises(ConfigError, match="--set takes key=value"):
+        override(TASK, ["rounds"])
+
+
+def test_the_digest_follows_every_option() -> None:
+    one, two = resolve(TASK), resolve(TASK | {"storage": {"capacity": 11}})
+    assert one.digest() == resolve(TASK).digest() != two.digest()
