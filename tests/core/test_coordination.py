@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated
+from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated, least_holders
 from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.quantities import Held
 from fedkeep.core.types import Profile
 
 
@@ -139,6 +142,39 @@ def test_a_departure_moves_only_what_a_label_below_its_minimum_needs(
         assert np.array_equal(after.quotas, before)
     unchanged = ((after.quotas > 0) == (before > 0)).all(axis=1)
     assert np.array_equal(after.quotas[unchanged], before[unchanged]), "same labels, same slots"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_replanning_drops_no_more_assignments_than_brute_force_would(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, labels = rng.integers(3, 6), rng.integers(2, 5)
+    velocities = rng.integers(1, 9, (count, labels)) * (rng.random((count, labels)) < 0.6)
+    before = Fleet.numbered(rng.integers(1, 5, count), velocities)
+    after = Fleet(before.devices[:-1], before.capacities[:-1], before.velocities[:-1])
+    coordinator = Greedy(int(rng.integers(1, 3)), int(rng.integers(1, 3)))
+    plan = coordinator.plan(before)
+    held = plan.quotas[:-1] > 0
+    again = coordinator.replan(plan, after).quotas > 0
+    assert _lacks(coordinator, after, again, held) == min(
+        _lacks(coordinator, after, other, held) for other in _all_holdings(coordinator, after)
+    )
+
+
+def _lacks(coordinator: Greedy, fleet: Fleet, held: Held, old: Held) -> tuple[int, ...]:
+    """The holders missing, stage by stage, then the assignments dropped."""
+    stages = least_holders(coordinator.of_labels(fleet), int(coordinator.of_devices(fleet).sum()))
+    missing = [int(np.maximum(0, least - held.sum(axis=0)).sum()) for least in stages]
+    return (*missing, int((old & ~held).sum()))
+
+
+def _all_holdings(coordinator: Greedy, fleet: Fleet) -> Iterator[Held]:
+    limits = coordinator.of_devices(fleet)
+    choices = [list(combinations(np.flatnonzero(fleet.velocities[c]), limits[c])) for c in range(len(fleet))]
+    for chosen in product(*choices):
+        held = np.zeros(fleet.velocities.shape, dtype=bool)
+        for device, labels in enumerate(chosen):
+            held[device, list(labels)] = True
+        yield held
 
 
 def test_a_label_that_lost_its_holders_is_taken_by_one_that_can_spare_another() -> None:

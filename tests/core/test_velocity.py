@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,7 +57,7 @@ def test_neither_chunks_nor_restarts_matter(samples: list[tuple[int, float]], cu
     whole, parts = (VelocityMeter(3, Window(length=7, buckets=3)) for _ in range(2))
     whole.observe(regions, times)
     edges = sorted({0, len(samples), *(cut for cut in cuts if cut <= len(samples))})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         parts.observe(regions[start:end], times[start:end])
         state, parts = parts.snapshot(), VelocityMeter(3, Window(length=7, buckets=3))
         parts.restore(state)

@@ -88,5 +88,5 @@ def test_gamma_times_the_stored_share_sums_to_one(pairs: list[tuple[int, int]]) 
 
 
 def test_a_share_beyond_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="client_label must be between 0 and 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"client_label must be between 0 and 1, got 1\.5"):
         Weighting(1.5)
