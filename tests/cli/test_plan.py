@@ -93,7 +93,10 @@ BAD = {
     "part of a sample": ('{"capacity": [1.5], "velocity": [[1, 2]]}', "capacity"),
     "wrong key": ('{"capcity": [1], "velocity": [[1, 2]]}', "capcity"),
     "key missing": ('{"velocity": [[1, 2]]}', "capacity"),
-    "bad limit": ('{"capacity": [1], "velocity": [[1]], "clients_per_label": 0}', "clients_per_label must be at least 1"),
+    "bad limit": (
+        '{"capacity": [1], "velocity": [[1]], "clients_per_label": 0}',
+        "clients_per_label must be at least 1",
+    ),
     "no device": ('{"capacity": [], "velocity": []}', "there is no device in it"),
     "no label": ('{"capacity": [1], "velocity": [[]]}', "there is no label in it"),
     "not JSON": ("{capacity", "is not valid JSON"),

@@ -282,7 +282,7 @@ def test_a_plan_survives_its_snapshot() -> None:
         plan.assignment(9)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 1e308])
 def test_an_unsound_velocity_is_refused_by_the_devices_name(bad: float) -> None:
     with pytest.raises(RefusedError, match="device 1: its velocities must be finite"):
         Fleet.numbered([1, 1], [[1.0, 1.0], [1.0, bad]])
