@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated, least_holders
@@ -49,6 +49,7 @@ def check_laws(plan: Plan, fleet: Fleet, most: int | None) -> None:
     assert np.array_equal(plan.label_weights > 0, held.any(axis=0))
 
 
+@settings(deadline=None)
 @given(fleets(), limits, limits, rules, st.sampled_from([0, 1000]))
 def test_every_plan_keeps_the_laws(fleet: Fleet, fewest: int | None, most: int | None, rule: str, improve: int) -> None:
     plan = Greedy(fewest, most, rule, improve).plan(fleet)
@@ -60,6 +61,7 @@ def test_every_plan_keeps_the_laws(fleet: Fleet, fewest: int | None, most: int |
     assert (None in told) == crowded.any()
 
 
+@settings(deadline=None)
 @given(fleets(), st.integers(1, 3), st.integers(1, 3))
 def test_as_many_holders_are_found_as_there_can_be(fleet: Fleet, fewest: int, most: int) -> None:
     plan = Greedy(fewest, most).plan(fleet)
@@ -92,6 +94,7 @@ def _most_useful_holders(fleet: Fleet, fewest: int, most: int) -> int:
     return sum(find_holder((y, k), set()) for y in range(fleet.labels) for k in range(fewest))
 
 
+@settings(deadline=None)
 @given(fleets(), limits, limits)
 def test_local_search_only_ever_raises_the_objective(fleet: Fleet, fewest: int | None, most: int | None) -> None:
     for rule in ("even", "frequent"):
@@ -103,6 +106,7 @@ def test_local_search_only_ever_raises_the_objective(fleet: Fleet, fewest: int |
             assert (np.minimum(improved.holders, fewest) >= np.minimum(plain.holders, fewest)).all()
 
 
+@settings(deadline=None)
 @given(fleets(labels=3), limits, limits, rules)
 def test_replanning_an_unchanged_fleet_changes_nothing(
     fleet: Fleet, fewest: int | None, most: int | None, rule: str
@@ -115,6 +119,7 @@ def test_replanning_an_unchanged_fleet_changes_nothing(
     assert again.shortfalls == plan.shortfalls
 
 
+@settings(deadline=None)
 @given(fleets(labels=3), fleets(labels=3), limits, limits)
 def test_replanning_keeps_the_laws_whatever_happened(
     before: Fleet, after: Fleet, fewest: int | None, most: int | None
@@ -123,6 +128,7 @@ def test_replanning_keeps_the_laws_whatever_happened(
     check_laws(coordinator.replan(coordinator.plan(before), after), after, most)
 
 
+@settings(deadline=None)
 @given(fleets(labels=4), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_a_departure_moves_only_what_a_label_below_its_minimum_needs(
     fleet: Fleet, fewest: int, most: int, data: st.DataObject

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.velocity import VelocityMeter, Window
@@ -49,6 +49,7 @@ def test_a_clock_that_jumps_back_loses_nothing() -> None:
 arrivals = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 50)), max_size=30)
 
 
+@settings(deadline=None)
 @given(arrivals, st.lists(st.integers(0, 30), max_size=5))
 def test_neither_chunks_nor_restarts_matter(samples: list[tuple[int, float]], cuts: list[int]) -> None:
     samples = sorted(samples, key=lambda sample: sample[1])
