@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated
+from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated, least_holders
 from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.quantities import Held
 from fedkeep.core.types import Profile
 
 
@@ -46,6 +49,7 @@ def check_laws(plan: Plan, fleet: Fleet, most: int | None) -> None:
     assert np.array_equal(plan.label_weights > 0, held.any(axis=0))
 
 
+@settings(deadline=None)
 @given(fleets(), limits, limits, rules, st.sampled_from([0, 1000]))
 def test_every_plan_keeps_the_laws(fleet: Fleet, fewest: int | None, most: int | None, rule: str, improve: int) -> None:
     plan = Greedy(fewest, most, rule, improve).plan(fleet)
@@ -57,6 +61,7 @@ def test_every_plan_keeps_the_laws(fleet: Fleet, fewest: int | None, most: int |
     assert (None in told) == crowded.any()
 
 
+@settings(deadline=None)
 @given(fleets(), st.integers(1, 3), st.integers(1, 3))
 def test_as_many_holders_are_found_as_there_can_be(fleet: Fleet, fewest: int, most: int) -> None:
     plan = Greedy(fewest, most).plan(fleet)
@@ -89,6 +94,7 @@ def _most_useful_holders(fleet: Fleet, fewest: int, most: int) -> int:
     return sum(find_holder((y, k), set()) for y in range(fleet.labels) for k in range(fewest))
 
 
+@settings(deadline=None)
 @given(fleets(), limits, limits)
 def test_local_search_only_ever_raises_the_objective(fleet: Fleet, fewest: int | None, most: int | None) -> None:
     for rule in ("even", "frequent"):
@@ -100,6 +106,7 @@ def test_local_search_only_ever_raises_the_objective(fleet: Fleet, fewest: int |
             assert (np.minimum(improved.holders, fewest) >= np.minimum(plain.holders, fewest)).all()
 
 
+@settings(deadline=None)
 @given(fleets(labels=3), limits, limits, rules)
 def test_replanning_an_unchanged_fleet_changes_nothing(
     fleet: Fleet, fewest: int | None, most: int | None, rule: str
@@ -112,6 +119,7 @@ def test_replanning_an_unchanged_fleet_changes_nothing(
     assert again.shortfalls == plan.shortfalls
 
 
+@settings(deadline=None)
 @given(fleets(labels=3), fleets(labels=3), limits, limits)
 def test_replanning_keeps_the_laws_whatever_happened(
     before: Fleet, after: Fleet, fewest: int | None, most: int | None
@@ -120,6 +128,7 @@ def test_replanning_keeps_the_laws_whatever_happened(
     check_laws(coordinator.replan(coordinator.plan(before), after), after, most)
 
 
+@settings(deadline=None)
 @given(fleets(labels=4), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_a_departure_moves_only_what_a_label_below_its_minimum_needs(
     fleet: Fleet, fewest: int, most: int, data: st.DataObject
@@ -139,6 +148,39 @@ def test_a_departure_moves_only_what_a_label_below_its_minimum_needs(
         assert np.array_equal(after.quotas, before)
     unchanged = ((after.quotas > 0) == (before > 0)).all(axis=1)
     assert np.array_equal(after.quotas[unchanged], before[unchanged]), "same labels, same slots"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_replanning_drops_no_more_assignments_than_brute_force_would(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, labels = rng.integers(3, 6), rng.integers(2, 5)
+    velocities = rng.integers(1, 9, (count, labels)) * (rng.random((count, labels)) < 0.6)
+    before = Fleet.numbered(rng.integers(1, 5, count), velocities)
+    after = Fleet(before.devices[:-1], before.capacities[:-1], before.velocities[:-1])
+    coordinator = Greedy(int(rng.integers(1, 3)), int(rng.integers(1, 3)))
+    plan = coordinator.plan(before)
+    held = plan.quotas[:-1] > 0
+    again = coordinator.replan(plan, after).quotas > 0
+    assert _lacks(coordinator, after, again, held) == min(
+        _lacks(coordinator, after, other, held) for other in _all_holdings(coordinator, after)
+    )
+
+
+def _lacks(coordinator: Greedy, fleet: Fleet, held: Held, old: Held) -> tuple[int, ...]:
+    """The holders missing, stage by stage, then the assignments dropped."""
+    stages = least_holders(coordinator.of_labels(fleet), int(coordinator.of_devices(fleet).sum()))
+    missing = [int(np.maximum(0, least - held.sum(axis=0)).sum()) for least in stages]
+    return (*missing, int((old & ~held).sum()))
+
+
+def _all_holdings(coordinator: Greedy, fleet: Fleet) -> Iterator[Held]:
+    limits = coordinator.of_devices(fleet)
+    choices = [list(combinations(np.flatnonzero(fleet.velocities[c]), limits[c])) for c in range(len(fleet))]
+    for chosen in product(*choices):
+        held = np.zeros(fleet.velocities.shape, dtype=bool)
+        for device, labels in enumerate(chosen):
+            held[device, list(labels)] = True
+        yield held
 
 
 def test_a_label_that_lost_its_holders_is_taken_by_one_that_can_spare_another() -> None:
@@ -246,7 +288,7 @@ def test_a_plan_survives_its_snapshot() -> None:
         plan.assignment(9)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 1e308])
 def test_an_unsound_velocity_is_refused_by_the_devices_name(bad: float) -> None:
     with pytest.raises(RefusedError, match="device 1: its velocities must be finite"):
         Fleet.numbered([1, 1], [[1.0, 1.0], [1.0, bad]])

@@ -29,7 +29,7 @@ CENTROIDS = np.array([[0.0, 0.0], [5.0, 5.0], [-5.0, -5.0]])
 def assigned(regions: Regions) -> list[int]:
     found = regions.assign(BATCH, cast(Measurements, Activations(BATCH)))
     assert ((found >= 0) & (found < regions.count)).all()
-    return found.tolist()
+    return [int(region) for region in found]
 
 
 def test_labels_are_regions_by_default() -> None:

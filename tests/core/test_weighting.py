@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.coordination import Fleet, Greedy
@@ -78,6 +78,7 @@ def test_without_any_known_rate_gamma_is_all_there_is() -> None:
     assert Weighting(1.0).weigh(np.array([0, 0]), assignment, np.zeros(1)).values.tolist() == [1.0, 1.0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6))
 def test_gamma_times_the_stored_share_sums_to_one(pairs: list[tuple[int, int]]) -> None:
     mass, stored = np.array(pairs, dtype=float).T
@@ -88,5 +89,5 @@ def test_gamma_times_the_stored_share_sums_to_one(pairs: list[tuple[int, int]]) 
 
 
 def test_a_share_beyond_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="client_label must be between 0 and 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"client_label must be between 0 and 1, got 1\.5"):
         Weighting(1.5)

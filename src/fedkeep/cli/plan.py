@@ -34,7 +34,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")] = False,
 ) -> None:
-    """Says which labels each device should store, how many samples of each, and what they count."""
+    """Say which labels each device should store, how many samples of each, and what they count."""
     profiles = read_profiles(file)
     fewest = _first(clients_per_label, profiles.clients_per_label, Greedy.clients_per_label)
     most = _first(labels_per_client, profiles.labels_per_client)

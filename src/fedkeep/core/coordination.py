@@ -16,7 +16,17 @@ from fedkeep.core.quantities import Held, quantity_rule
 from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import IntArray
 
-__all__ = ["COORDINATORS", "Coordinator", "Fleet", "Greedy", "LabelLimits", "Plan", "Uncoordinated", "coordinator"]
+__all__ = [
+    "COORDINATORS",
+    "Coordinator",
+    "Fleet",
+    "Greedy",
+    "LabelLimits",
+    "Plan",
+    "Uncoordinated",
+    "coordinator",
+    "least_holders",
+]
 
 
 class Coordinator(Protocol):

@@ -10,13 +10,17 @@ import numpy as np
 from fedkeep.core.coordination import LabelLimits, coordinator, least_holders
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.fleet import Fleet
+from fedkeep.core.holdings import largest_per_row
 from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.quantities import quantity_rule
 from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.planning.extras import load
 
 _TOLERANCE = 0.01
 """How far a goal already met may slip while the next is sought, in holders or slots."""
+_ROUNDING = 1.0
+"""Slots by which a label may miss its share (9d) for nothing."""
 
 
 @coordinator("exact")
@@ -24,8 +28,8 @@ _TOLERANCE = 0.01
 class Exact(LabelLimits):
     """The optimum of problem (9): first the fewest missing holders (9b), then the largest objective (9a).
 
-    With `unbiased`, the slots of each label follow its share of the stream (9d) as nearly as whole slots and the
-    other constraints allow, which comes between the two. Otherwise the label weights supply it.
+    With `unbiased`, the slots of each label follow its share of the stream (9d), to the slot or as nearly as can
+    be, which comes between the two. Otherwise the label weights supply it.
     """
 
     unbiased: bool = False
@@ -104,12 +108,12 @@ class Problem:
         self._add(self.fleet.labels, [held, missing], least, np.inf)
 
     def _balance(self) -> None:
-        """(9d) with slack on either side: whole slots can seldom meet it exactly."""
+        """(9d) to the slot, and beyond that with slack on either side: whole slots can seldom meet it exactly."""
         mass = self.fleet.label_mass
         target = mass / max(mass.sum(), 1e-300) * self.fleet.capacities.sum()
         label = np.arange(self.fleet.labels)
         slots = (self.labels, self.slots(), np.ones(self.pairs))
-        for sign, low, high in ((1.0, target, np.inf), (-1.0, -np.inf, target)):
+        for sign, low, high in ((1.0, target - _ROUNDING, np.inf), (-1.0, -np.inf, target + _ROUNDING)):
             slack = (label, self.slack(len(self.stages)), np.full(self.fleet.labels, sign))
             self._add(self.fleet.labels, [slots, slack], low, high)
 
@@ -147,3 +151,23 @@ class Problem:
         table = np.zeros(self.fleet.velocities.shape, dtype=np.int64)
         table[self.rows, self.labels] = np.rint(values).astype(np.int64)
         return table
+
+
+@dataclass(frozen=True)
+class Relaxed(LabelLimits):
+    """The l1 relaxation: problem (9) with fractions of labels, after which each device holds its largest ones.
+
+    For comparison only: rounding forgets the minimum of holders that the fractions met.
+    """
+
+    def plan(self, fleet: Fleet) -> Plan:
+        problem = Problem(fleet, self)
+        fractions = np.zeros(fleet.velocities.shape)
+        fractions[problem.rows, problem.labels] = problem.solve(relaxed=True)[problem.held()]
+        held = largest_per_row(fractions, self.of_devices(fleet))
+        quotas = quantity_rule("frequent")(fleet, held)
+        shortfalls = find_shortfalls(fleet, held, self.clients_per_label, self.labels_per_client)
+        return make_plan(fleet, quotas, shortfalls=shortfalls)
+
+    def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - knows no history
+        return self.plan(fleet)

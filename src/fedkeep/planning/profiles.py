@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from fedkeep.core.errors import DataError, RefusedError
-from fedkeep.core.fleet import Fleet
+from fedkeep.core.fleet import FASTEST, Fleet
+
+_LARGEST = 2**31
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +100,8 @@ def _fleet(capacities: list[Any], velocities: list[Any], names: tuple[str, ...],
     for name, capacity, row in zip(names, capacities, velocities, strict=True):
         if len(row) != len(labels):
             raise ValueError(f"device {name} has {len(row)} velocities, but there are {len(labels)} labels")
-        if not (capacity >= 1 and capacity == int(capacity)):
+        if not (1 <= capacity < _LARGEST and capacity % 1 == 0):
             raise ValueError(f"device {name}: capacity must be a whole number of at least 1, got {capacity:g}")
-        if not all(0 <= rate < np.inf for rate in row):
+        if not all(0 <= rate <= FASTEST for rate in row):
             raise ValueError(f"device {name}: velocities must be finite numbers of at least 0")
     return Fleet.numbered(capacities, velocities)
