@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fedkeep.core.policies
+import fedkeep.planning
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import find, load_object
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 
-assert fedkeep.core.policies  # importing them is what registers them
+assert fedkeep.core.policies  # importing these is what registers their components
+assert fedkeep.planning
 
 
 def find_policy(name: str) -> type[SelectionPolicy]:

@@ -71,6 +71,10 @@ def test_learns(policy: str) -> None:
         {"preset": "authors"},
         {"policy": {"name": "fifo"}, "coordinator": {"name": "greedy", "applies_to": "all"}},
         {"profile": {"velocity_error": 0.5}},
+        {"regions": {"name": "k-means", "count": 4}},
+        {"regions": {"name": "hierarchical", "count": 3, "space": "activations"}},
+        {"coordinator": {"name": "exact", "clients_per_label": 2}},
+        {"coordinator": {"quantities": "lp"}},
         {"stream": {"label_noise": 0.2, "drift": 0.5}},
         {"train": {"rounds": 30, "dropout": 0.5, "batch_size": 3, "proximal": 0.1}},
     ],
@@ -117,15 +121,15 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(tmp_path: Path) -> Non
     cell = cells()[0]
     play(cell, tmp_path / "whole")
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop_at(limit: int) -> None:
         def progress(round_: int, accuracy: float | None) -> None:
             if round_ == limit:
-                raise Stop
+                raise StopError
 
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             play(cell, tmp_path / "parts", resume=True, progress=progress)
 
     for limit in (3, 11, 17, 29):

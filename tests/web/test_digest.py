@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_merged_rounds_keep_their_mean_per_round(long_run: Run) -> None:
     activity = digested(long_run).view("ode-0", 0.0).activity
     assert BINS // 2 <= len(activity["round"]) <= BINS
     rounds = [0, *(r for r in activity["round"] if r is not None)]
-    spans = [late - early for early, late in zip(rounds, rounds[1:], strict=False)]
+    spans = [late - early for early, late in itertools.pairwise(rounds)]
     counted = sum(s * (a or 0) for s, a in zip(spans, activity["arrivals"], strict=True))
     assert counted == pytest.approx(sum(line.arrivals for line in long_run.rounds))
 

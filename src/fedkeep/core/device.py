@@ -135,6 +135,8 @@ class Device:
 
     def take_in(self, batch: Batch, time: float, measurements: Measurements | None) -> Outcome:
         """Takes in sound samples that have been measured: all count for g_hat_c, the best are stored."""
+        if not len(batch):
+            return Outcome.of_none()
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
         if measurements is not None and self._estimates:
@@ -247,7 +249,7 @@ class Device:
         arrivals = self._arrivals + np.arange(len(batch))
         self._arrivals += len(batch)
         keys = uniform_keys(self.seed, arrivals)
-        scores = self._score(batch, measurements, arrivals, keys) if len(batch) else keys
+        scores = self._score(batch, measurements, arrivals, keys)
         return self.store.offer(batch, regions, scores, arrivals)
 
     def _score(

@@ -106,6 +106,10 @@ class Outcome:
     floors: Scores
 
     @staticmethod
+    def of_none() -> Outcome:
+        return Outcome(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))
+
+    @staticmethod
     def concatenate(parts: Sequence[Outcome]) -> Outcome:
         return Outcome(
             np.concatenate([p.fates for p in parts]),

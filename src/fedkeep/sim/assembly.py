@@ -11,14 +11,15 @@ import numpy as np
 from fedkeep.core.device import Device
 from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, IncrementalEstimator, ParticipantsEstimator
 from fedkeep.core.ports import FleetLearner
-from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.regions import Regions
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.store import MemoryStore
-from fedkeep.core.types import DeviceId, FloatArray, Profile, Vector
+from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, Stream
 from fedkeep.learn.models import learner_for
+from fedkeep.sim.division import divide, region_counts
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.oracle import Oracle
@@ -47,8 +48,9 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     stream = Stream(data, experiment.stream, experiment.seed)
     learner = build_learner(experiment, data)
     model = learner.initial(child_seed(experiment.seed, "model"))
-    regions: Regions = SingleRegion() if experiment.names["coordinator"] == "none" else LabelRegions(data.labels)
-    velocities = declared_velocities(experiment, data, stream, regions.count)
+    probe = learner.probe(model)
+    regions = divide(experiment, data, probe)
+    velocities = declared_velocities(experiment, region_counts(data, regions, probe), stream)
     server = _server(experiment, learner, model, regions.count)
     server.coordinate({d: Profile(experiment.storage.capacity, velocities[d]) for d in range(data.devices)})
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
@@ -74,10 +76,9 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
 
 
-def declared_velocities(experiment: Experiment, data: Federation, stream: Stream, regions: int) -> FloatArray:
-    """V as the devices declare it, (C, regions): arrivals a round, with the error that was asked for."""
-    counts = data.label_counts if regions > 1 else data.label_counts.sum(axis=1, keepdims=True)
-    rates = np.array([stream.rate(d) for d in range(data.devices)])
+def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:
+    """V as the devices declare it, (C, Y): arrivals a round, with the error that was asked for."""
+    rates = np.array([stream.rate(d) for d in range(len(counts))])
     velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * rates[:, None]
     if experiment.profile.velocity_error:
         noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)

@@ -21,7 +21,14 @@ from fedkeep.core.screening import Limits
 from fedkeep.core.weighting import Weighting
 from fedkeep.data import TASKS, StreamOptions, Task
 from fedkeep.registry import find_policy
-from fedkeep.sim.options import EstimatorOptions, ProfileOptions, RecordOptions, StorageOptions, TrainOptions
+from fedkeep.sim.options import (
+    EstimatorOptions,
+    ProfileOptions,
+    RecordOptions,
+    RegionOptions,
+    StorageOptions,
+    TrainOptions,
+)
 from fedkeep.sim.presets import PRESETS
 
 _PLAIN: dict[str, type[Any]] = {
@@ -32,6 +39,7 @@ _PLAIN: dict[str, type[Any]] = {
     "stream": StreamOptions,
     "aggregation": Aggregation,
     "profile": ProfileOptions,
+    "regions": RegionOptions,
     "limits": Limits,
     "record": RecordOptions,
 }
@@ -54,6 +62,7 @@ class Experiment:
     stream: StreamOptions
     aggregation: Aggregation
     profile: ProfileOptions
+    regions: RegionOptions
     limits: Limits
     record: RecordOptions
     seed: int

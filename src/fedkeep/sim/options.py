@@ -104,6 +104,24 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
+class RegionOptions:
+    """`regions`: how the distribution is divided among the devices of a coordinated fleet.
+
+    `label` is the paper; the others cluster samples, agreed through centroids that devices make of their own.
+    """
+
+    name: Literal["label", "k-means", "hierarchical"] = "label"
+    count: int = 10
+    space: Literal["features", "activations"] = "features"
+    local: int = 10
+    """The centroids that a device sends."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.local < 1:
+            raise ValueError(f"count and local must be 1 or more, got {self.count} and {self.local}")
+
+
+@dataclass(frozen=True)
 class RecordOptions:
     """`record`: what is measured along the way, and how often the run's state is saved."""
 
