@@ -30,10 +30,12 @@ _DIRECTIONS = np.array([1.0, -1.0, 1.0, -1.0])
 _SIZES = np.array([420.0, 1180.0, 70.0, 180.0])
 _GAPS = np.array([1.6, 0.4, 0.6, 1.2])
 """Decimal logarithm of the milliseconds before a packet."""
+_TENDENCIES = np.array([[0.0, 1.2, 0.3, 0.0], [0.5, -0.5, 0.3, 0.8], [-0.3, 1.6, 0.6, 0.0], [0.3, 0.0, 0.0, 0.6]])
+"""How much more or less often each category sends each kind: video and downloads are mostly data."""
 _CHAIN_VARIATION = 1.2
 _SIZE_VARIATION = 0.8
 _GAP_VARIATION = 0.8
-_SHARED_TRAFFIC = 0.07
+_SHARED_TRAFFIC = 0.08
 _SMALLEST, _LARGEST, _LONGEST_GAP = 40.0, 1500.0, 3.0
 _USUAL_SIZE, _USUAL_GAP, _GAP_UNIT = 400.0, 1.4, 0.85
 """Fixed units in which sizes and gaps have a mean near 0 and a standard deviation near 1."""
@@ -55,7 +57,7 @@ def draw_applications(count: int, seed: int) -> Applications:
     kinds, themes = len(_SIZES), len(CATEGORIES)
     theme = np.concatenate([np.arange(count) % themes, np.arange(themes)])
     shape = (len(theme), _ACTIVITIES, kinds)
-    theme_logits = rng.normal(0.0, 1.0, (themes, 1, kinds, kinds))
+    theme_logits = _TENDENCIES[:, None, None] + 0.8 * rng.normal(size=(themes, 1, kinds, kinds))
     logits = theme_logits[theme] + _CHAIN_VARIATION * rng.normal(size=(*shape, kinds))
     chains = np.exp(logits)
     chains = np.cumsum(chains / chains.sum(axis=-1, keepdims=True), axis=-1)
@@ -66,7 +68,10 @@ def draw_applications(count: int, seed: int) -> Applications:
 
 
 def draw_flows(apps: Applications, labels: IntArray, terminals: IntArray, seed: int) -> AnyArray:
-    """One flow per label, (n, 3, 64) float32: packet size, direction and gap, in fixed units."""
+    """One flow per label, (n, 3, 64) float32: packet size, direction and gap, in fixed units.
+
+    Sizes are whole bytes and gaps have two decimals, so that processors that differ in a last bit agree on the data.
+    """
     rng = generator(seed, "flows")
     n = len(labels)
     themes = len(CATEGORIES)
@@ -82,7 +87,7 @@ def draw_flows(apps: Applications, labels: IntArray, terminals: IntArray, seed: 
         gap = apps.gaps[process, activity, kind] + delay + 0.35 * rng.normal(size=n)
         flows[:, 0, step] = np.clip(np.round(size), _SMALLEST, _LARGEST) / _USUAL_SIZE - 1
         flows[:, 1, step] = _DIRECTIONS[kind]
-        flows[:, 2, step] = (np.clip(gap, 0.0, _LONGEST_GAP) - _USUAL_GAP) / _GAP_UNIT
+        flows[:, 2, step] = (np.clip(np.round(gap, 2), 0.0, _LONGEST_GAP) - _USUAL_GAP) / _GAP_UNIT
         kind = (rng.random(n)[:, None] > apps.chains[process, activity, kind, :-1]).sum(axis=1)
     return flows
 
