@@ -35,7 +35,7 @@ _TENDENCIES = np.array([[0.0, 1.2, 0.3, 0.0], [0.5, -0.5, 0.3, 0.8], [-0.3, 1.6,
 _CHAIN_VARIATION = 1.2
 _SIZE_VARIATION = 0.8
 _GAP_VARIATION = 0.8
-_SHARED_TRAFFIC = 0.08
+_SHARED_TRAFFIC = 0.09
 _SMALLEST, _LARGEST, _LONGEST_GAP = 40.0, 1500.0, 3.0
 _USUAL_SIZE, _USUAL_GAP, _GAP_UNIT = 400.0, 1.4, 0.85
 """Fixed units in which sizes and gaps have a mean near 0 and a standard deviation near 1."""
