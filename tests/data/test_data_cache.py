@@ -117,7 +117,21 @@ def test_a_wrong_download_is_refused_with_both_checksums_and_thrown_away(
     with pytest.raises(DataError, match="expected " + "0" * 64) as refused:
         obtain(remote(serve("ranges"), checksum="0" * 64))
     assert sha256(CONTENT).hexdigest() in str(refused.value)
-    assert list((cache / "toys").iterdir()) == []
+    assert [p.name for p in (cache / "toys").iterdir() if p.suffix != ".lock"] == []
+
+
+def test_two_processes_that_want_the_same_file_fetch_it_once(serve: Callable[[str], str], tmp_path: Path) -> None:
+    file = remote(serve("ranges"))
+    code = (
+        "import sys; from fedkeep.data.cache import RemoteFile, obtain; "
+        "print(obtain(RemoteFile('toys', 'numbers.bin', sys.argv[1], sys.argv[2])))"
+    )
+    command = [sys.executable, "-c", code, str(file.url), file.checksum]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {process.communicate()[0] for process in processes}
+    assert len(answers) == 1
+    assert Path(answers.pop().strip()).read_bytes() == CONTENT
+    assert len(requests(tmp_path)) == 1
 
 
 def test_a_404_is_one_sentence(serve: Callable[[str], str]) -> None:

@@ -186,7 +186,8 @@ def test_a_wrong_csv_is_refused_with_its_line(header: str, rows: list[str], mess
             "def read(): return [(1, [1, 2], 0), (1, [1], 0)]",
             r"sample 1 has shape \(1,\), but sample 0 has \(2,\)",
         ),
-        ("reed = 1", "has no function 'read'"),
+        ("reed = 1", "'my_samples' has no 'read': did you mean 'reed'"),
+        ("read = 1", "is no function"),
     ],
 )
 def test_a_wrong_iterator_is_refused(code: str, message: str) -> None:
@@ -197,7 +198,7 @@ def test_a_wrong_iterator_is_refused(code: str, message: str) -> None:
 
 
 def test_a_source_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="run fedkeep from the folder of no_such_module"):
+    with pytest.raises(ConfigError, match="cannot import 'no_such_module'"):
         Own(source="no_such_module:read").load(seed=0)
     with pytest.raises(ConfigError, match="must look like 'module:function'"):
         Own(source="no_such_module").load(seed=0)

@@ -82,7 +82,7 @@ def test_dirichlet_gets_more_even_with_alpha() -> None:
     ("table", "message"),
     [
         ({"name": "dirichlett"}, "did you mean 'dirichlet'"),
-        ({}, "partition.name must be one of"),
+        ({}, "unknown partition '': known are: dirichlet, iid"),
         ({"name": "dirichlet", "alfa": 1}, "did you mean 'alpha'"),
         ({"name": "dirichlet", "alpha": 0}, "alpha must be above 0, got 0"),
         ({"name": "dirichlet", "alpha": "much"}, "partition 'dirichlet'"),

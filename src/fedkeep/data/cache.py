@@ -7,6 +7,7 @@ progress is a callback.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import http.client
@@ -16,6 +17,7 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
@@ -135,20 +137,36 @@ _READERS: dict[Covered, Callable[[Path], Iterator[bytes]]] = {
 
 
 def _download(file: RemoteFile, url: str, target: Path, progress: Progress | None) -> Path:
-    """Fetches into `target`.part, goes on where an earlier try stopped, moves it into place once checked."""
+    """Fetches into `target`.part, goes on where an earlier try stopped, and moves it into place once it is checked."""
     part = target.with_name(target.name + ".part")
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(url, part, progress, target.name)
-        try:
-            check(part, file)
-        except DataError:
-            part.unlink()
-            raise
-        part.replace(target)
+        with _alone(target):
+            if not target.exists():
+                _fetch(url, part, progress, target.name)
+                _keep_if_right(part, file)
+                part.replace(target)
     except OSError as error:
         raise DataError(f"cannot write {part}: {error}; set FEDKEEP_DATA or XDG_CACHE_HOME to another folder") from None
     return target
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Holds other processes back: parallel runs of a sweep all want the same file first."""
+    lock = target.with_name(target.name + ".lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+        lock.unlink(missing_ok=True)
+
+
+def _keep_if_right(part: Path, file: RemoteFile) -> None:
+    try:
+        check(part, file)
+    except DataError:
+        part.unlink()
+        raise
 
 
 def _fetch(url: str, part: Path, progress: Progress | None, name: str) -> None:

@@ -23,18 +23,22 @@ from fedkeep.data.split import apportion
 
 PACKETS = 64
 CATEGORIES = ("video", "game", "download", "messaging")
-_ACTIVITIES = 4
-_ACTIVITY_SHARES = np.array([0.55, 0.25, 0.13, 0.07])
+_ACTIVITIES = 3
+_ACTIVITY_SHARES = np.array([0.6, 0.3, 0.1])
 _DIRECTIONS = np.array([1.0, -1.0, 1.0, -1.0])
 """Kinds of packet: request (up), data (down), acknowledgement (up), control (down)."""
 _SIZES = np.array([420.0, 1180.0, 70.0, 180.0])
 _GAPS = np.array([1.6, 0.4, 0.6, 1.2])
 """Decimal logarithm of the milliseconds before a packet."""
-_CHAIN_VARIATION = 0.9
-_SIZE_VARIATION = 0.53
-_GAP_VARIATION = 0.57
-_SHARED_TRAFFIC = 0.023
-_LARGEST, _SMALLEST, _LONGEST_GAP = 1500.0, 40.0, 3.0
+_TENDENCIES = np.array([[0.0, 1.2, 0.3, 0.0], [0.5, -0.5, 0.3, 0.8], [-0.3, 1.6, 0.6, 0.0], [0.3, 0.0, 0.0, 0.6]])
+"""How much more or less often each category sends each kind: video and downloads are mostly data."""
+_CHAIN_VARIATION = 1.2
+_SIZE_VARIATION = 0.8
+_GAP_VARIATION = 0.8
+_SHARED_TRAFFIC = 0.09
+_SMALLEST, _LARGEST, _LONGEST_GAP = 40.0, 1500.0, 3.0
+_USUAL_SIZE, _USUAL_GAP, _GAP_UNIT = 400.0, 1.4, 0.85
+"""Fixed units in which sizes and gaps have a mean near 0 and a standard deviation near 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,7 @@ def draw_applications(count: int, seed: int) -> Applications:
     kinds, themes = len(_SIZES), len(CATEGORIES)
     theme = np.concatenate([np.arange(count) % themes, np.arange(themes)])
     shape = (len(theme), _ACTIVITIES, kinds)
-    theme_logits = rng.normal(0.0, 1.0, (themes, 1, kinds, kinds))
+    theme_logits = _TENDENCIES[:, None, None] + 0.8 * rng.normal(size=(themes, 1, kinds, kinds))
     logits = theme_logits[theme] + _CHAIN_VARIATION * rng.normal(size=(*shape, kinds))
     chains = np.exp(logits)
     chains = np.cumsum(chains / chains.sum(axis=-1, keepdims=True), axis=-1)
@@ -64,7 +68,10 @@ def draw_applications(count: int, seed: int) -> Applications:
 
 
 def draw_flows(apps: Applications, labels: IntArray, terminals: IntArray, seed: int) -> AnyArray:
-    """One flow per label, (n, 3, 64) float32: packet size, direction and gap, each from -1 to 1."""
+    """One flow per label, (n, 3, 64) float32: packet size, direction and gap, in fixed units.
+
+    Sizes are whole bytes and gaps have two decimals, so that processors that differ in a last bit agree on the data.
+    """
     rng = generator(seed, "flows")
     n = len(labels)
     themes = len(CATEGORIES)
@@ -78,9 +85,9 @@ def draw_flows(apps: Applications, labels: IntArray, terminals: IntArray, seed: 
     for step in range(PACKETS):
         size = apps.sizes[process, activity, kind] * padding * np.exp(0.1 * rng.normal(size=n))
         gap = apps.gaps[process, activity, kind] + delay + 0.35 * rng.normal(size=n)
-        flows[:, 0, step] = 2 * np.clip(np.round(size), _SMALLEST, _LARGEST) / _LARGEST - 1
+        flows[:, 0, step] = np.clip(np.round(size), _SMALLEST, _LARGEST) / _USUAL_SIZE - 1
         flows[:, 1, step] = _DIRECTIONS[kind]
-        flows[:, 2, step] = 2 * np.clip(gap, 0.0, _LONGEST_GAP) / _LONGEST_GAP - 1
+        flows[:, 2, step] = (np.clip(np.round(gap, 2), 0.0, _LONGEST_GAP) - _USUAL_GAP) / _GAP_UNIT
         kind = (rng.random(n)[:, None] > apps.chains[process, activity, kind, :-1]).sum(axis=1)
     return flows
 

@@ -105,15 +105,15 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _table(name: str, text: str) -> tuple[AnyArray, IntArray]:
-    lines = text.split()
-    cells = [line.split(",") for line in lines[1:]]
+    for number, label in enumerate(LABELS):
+        text = text.replace(label, str(number))
     try:
-        signals = np.array([row[:AXES] for row in cells], dtype=np.float32)
-        labels = np.array([LABELS.index(row[-1]) for row in cells], dtype=np.int64)
+        cells = np.loadtxt(text.splitlines()[1:], delimiter=",", ndmin=2)
     except ValueError as error:
         raise DataError(f"recording {name} of GeoTec cannot be read: {error}") from None
+    signals = cells[:, :AXES].astype(np.float32)
     signals[:, :3] /= _GRAVITY
-    return signals, labels
+    return signals, cells[:, -1].astype(np.int64)
 
 
 def _windows(signals: AnyArray, labels: IntArray) -> tuple[AnyArray, IntArray]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.names import did_you_mean, find
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, IntArray
 from fedkeep.data.federation import Membership
@@ -46,26 +46,17 @@ def partition(name: str) -> Callable[[Kind], Kind]:
 
 def partition_from(table: Mapping[str, Any]) -> Partition:
     """The partition that a TOML table names, with its options."""
-    name = table.get("name")
-    if not isinstance(name, str) or name not in PARTITIONS:
-        raise ConfigError(
-            f"partition.name must be one of {', '.join(PARTITIONS)}, got {name!r}{_hint(name, PARTITIONS)}"
-        )
-    cls = PARTITIONS[name]
-    options = {key: value for key, value in table.items() if key != "name"}
+    options = dict(table)
+    name = str(options.pop("name", ""))
+    cls = find(name, PARTITIONS, "partition")
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in options:
         if key not in known:
-            raise ConfigError(f"partition {name!r} has no option {key!r}{_hint(key, known)}")
+            raise ConfigError(f"partition '{name}' has no option '{key}': {did_you_mean(key, known)}")
     try:
         return cls(**options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"partition {name!r}: {error}") from None
-
-
-def _hint(word: object, known: Any) -> str:
-    near = get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"partition '{name}': {error}") from None
 
 
 def _require(key: str, value: float, low: float) -> None:

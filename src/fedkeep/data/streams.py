@@ -61,6 +61,11 @@ class Stream:
         """v_c, the mean number of arrivals a round."""
         return float(self._data.train.sizes[device]) / self._rounds_per_pass
 
+    @property
+    def rates(self) -> FloatArray:
+        """The rates of all devices, (C,)."""
+        return self._data.train.sizes / self._rounds_per_pass
+
     def position(self, device: int, round_: int) -> int:
         """How many samples have arrived before this round begins, exactly: a pass ends where it should."""
         return round_ * int(self._data.train.sizes[device]) // self._rounds_per_pass

@@ -8,6 +8,7 @@ it hardly matters which of them are stored; a `spread` of 8 or more lets a typic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,6 +36,9 @@ class Synthetic:
     generator_seed: int = 42
     test_fraction: float = 0.1
 
+    task_name: ClassVar[str] = "synthetic"
+    usual_rounds_per_pass: ClassVar[int] = 400
+
     def __post_init__(self) -> None:
         for key in ("devices", "labels", "features", "smallest", "clusters"):
             if getattr(self, key) < 1:
@@ -52,7 +56,8 @@ class Synthetic:
         members = Membership(np.arange(len(y), dtype=np.int64), np.concatenate([[0], np.cumsum(sizes)]))
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))
-        return Federation("synthetic", x, y, train, test, names, ModelSpec("softmax"), rounds_per_pass=400)
+        pace = self.usual_rounds_per_pass
+        return Federation(self.task_name, x, y, train, test, names, ModelSpec("softmax"), rounds_per_pass=pace)
 
     def sizes(self) -> IntArray:
         """The number of samples of each device."""
@@ -75,7 +80,7 @@ class Synthetic:
     def _device(
         self, rng: np.random.RandomState, size: int, q: FloatArray, means: list[FloatArray], root: FloatArray
     ) -> tuple[FloatArray, IntArray]:
-        cluster = rng.choice(self.clusters, p=np.full(self.clusters, 1 / self.clusters))
+        cluster = int(rng.random_sample() * self.clusters)
         centre = rng.normal(rng.normal(), 1.0, self.features)
         x = rng.standard_normal((size, self.features)) @ root + centre
         rule = q @ rng.normal(means[cluster], 0.1)
@@ -99,3 +104,6 @@ class Embedded(Synthetic):
     features: int = 30
     spread: float = 8.0
     test_fraction: float = 0.2
+
+    task_name: ClassVar[str] = "embedded"
+    usual_rounds_per_pass: ClassVar[int] = 50

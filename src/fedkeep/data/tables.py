@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
+from fedkeep.core.names import load_object
 from fedkeep.core.types import AnyArray
 
 
@@ -72,20 +71,12 @@ def _numbered_samples(name: str, samples: Iterable[Any]) -> Iterable[tuple[Any, 
 
 
 def _function(name: str) -> Callable[[], Iterable[Any]]:
-    module_name, _, attribute = name.partition(":")
-    if not attribute:
+    if ":" not in name:
         raise ConfigError(f"source must look like 'module:function', got {name!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"source {name!r}: {error}; run fedkeep from the folder of {module_name}.py") from None
-    if not callable(found := getattr(module, attribute, None)):
-        raise ConfigError(f"source {name!r}: {module_name} has no function {attribute!r}")
-    function: Callable[[], Iterable[Any]] = found
-    return function
+    found: Callable[[], Iterable[Any]] = load_object(name)
+    if not callable(found):
+        raise ConfigError(f"source {name!r} is no function")
+    return found
 
 
 def _read_npz(path: Path, columns: Columns) -> Table:

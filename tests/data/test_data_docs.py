@@ -1,0 +1,41 @@
+"""The page on one's own data: its code runs, and its experiments resolve and load."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedkeep.data.own import Own
+from fedkeep.sim.experiment import expand
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def test_everything_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    blocks = BLOCK.findall(PAGE.read_text())
+    for language, text in blocks:
+        named = re.match(r"# (\w+\.py)\n", text)
+        if language == "csv":
+            Path("mine.csv").write_text(text)
+        elif language == "python" and named:
+            Path(named[1]).write_text(text)
+        elif language == "python":
+            exec(text, {})
+    experiments = [tomllib.loads(text) for language, text in blocks if language == "toml"]
+    for experiment in experiments:
+        for cell in expand({**experiments[0], **experiment}):
+            assert cell.experiment.task.load(seed=0).devices in (12, 30)
+    assert len(experiments) == 4
+    assert Own(path="mine.csv").load(seed=0).label_names == Own(source="my_samples:read").load(seed=0).label_names
+
+
+def test_every_key_of_the_task_is_on_the_page() -> None:
+    page = PAGE.read_text()
+    assert [key for key in Own.__dataclass_fields__ if f"`{key}`" not in page] == []
