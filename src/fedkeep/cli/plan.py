@@ -12,13 +12,20 @@ from rich.table import Table
 
 from fedkeep.core.coordination import Coordinator, Greedy, Plan
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.fleet import Fleet
+from fedkeep.data.pictures import distribution_svg
 from fedkeep.planning import Exact, Profiles, read_profiles
+from fedkeep.sim.assembly import assemble
+from fedkeep.sim.experiment import expand, read_experiment
 
 _ROWS_SHOWN = 50
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="Profiles of the devices: .json or .csv.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="Profiles of the devices (.json, .csv), or an experiment (.toml).", show_default=False),
+    ],
     clients_per_label: Annotated[
         int | None, typer.Option(help="The fewest devices that should store a label (default: 5, or the file's).")
     ] = None,
@@ -33,16 +40,43 @@ def plan(
         typer.Option(help="How greedy divides a device's slots among its labels (default: even)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw an experiment's devices, sizes and labels, as SVG.")
+    ] = None,
 ) -> None:
     """Say which labels each device should store, how many samples of each, and what they count."""
-    profiles = read_profiles(file)
-    fewest = _first(clients_per_label, profiles.clients_per_label, Greedy.clients_per_label)
-    most = _first(labels_per_client, profiles.labels_per_client)
-    made = _coordinator(coordinator, quantities, fewest, most).plan(profiles.fleet)
+    if file.suffix.lower() == ".toml":
+        made, profiles = _of_experiment(file, plot)
+    else:
+        profiles = read_profiles(file)
+        made = _of_profiles(profiles, clients_per_label, labels_per_client, coordinator, quantities)
     if as_json:
         print(_as_json(made, profiles))
     else:
         _show(made, profiles)
+
+
+def _of_profiles(
+    profiles: Profiles, clients_per_label: int | None, labels_per_client: int | None, name: str, quantities: str | None
+) -> Plan:
+    fewest = _first(clients_per_label, profiles.clients_per_label, Greedy.clients_per_label)
+    most = _first(labels_per_client, profiles.labels_per_client)
+    return _coordinator(name, quantities, fewest, most).plan(profiles.fleet)
+
+
+def _of_experiment(file: Path, plot: Path | None) -> tuple[Plan, Profiles]:
+    """The plan of the first coordinated run of an experiment, by the options in its file."""
+    coordinated = [cell for cell in expand(read_experiment(file)) if cell.experiment.names["coordinator"] != "none"]
+    if not coordinated:
+        raise ConfigError(f"no run of {file} divides labels among devices: nothing to plan")
+    parts = assemble(coordinated[0].experiment)
+    data, made = parts.data, parts.server.plan
+    if plot is not None:
+        plot.write_text(distribution_svg(data), encoding="utf-8")
+    assert made is not None
+    names = data.label_names if len(made.holders) == data.labels else tuple(map(str, range(len(made.holders))))
+    fleet = Fleet.numbered([coordinated[0].experiment.storage.capacity] * data.devices, parts.velocities)
+    return made, Profiles(fleet, tuple(map(data.device_name, range(data.devices))), names)
 
 
 def _first(*limits: int | None) -> int | None:
@@ -83,6 +117,7 @@ def _show(made: Plan, profiles: Profiles) -> None:
     table.add_row("slots", *map(str, made.slots))
     table.add_row("holders", *map(str, made.holders))
     table.add_row("weight", *(f"{weight:.4g}" for weight in made.label_weights))
+    console.width = max(console.width, console.measure(table).maximum)
     console.print(table)
     for sentence in _sentences(made, profiles):
         console.print(f"shortfall: {sentence}", markup=False, highlight=False, soft_wrap=True)

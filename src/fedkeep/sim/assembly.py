@@ -34,6 +34,8 @@ class Assembly:
     stream: Stream
     learner: FleetLearner
     server: Server
+    velocities: FloatArray
+    """V as declared, (C, Y)."""
     fleet: Fleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
@@ -64,7 +66,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     else:
         make = partial(_device, experiment, data, learner, server, regions, velocities, start)
         fleet = Fleet(learner, stream, make)
-    return Assembly(data, stream, learner, server, fleet, oracle if exact else None)
+    return Assembly(data, stream, learner, server, velocities, fleet, oracle if exact else None)
 
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
