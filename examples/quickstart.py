@@ -1,0 +1,25 @@
+"""An experiment from Python: two policies on the embedded task, and what they stored."""
+
+import numpy as np
+
+from fedkeep.sim.engine import Simulator
+from fedkeep.sim.experiment import resolve
+from fedkeep.sim.fleet import Fleet
+
+for name in ("reservoir", "ode"):
+    experiment = resolve(
+        {
+            "task": {"name": "embedded", "devices": 20},
+            "storage": {"capacity": 10},
+            "policy": {"name": name},
+            "train": {"rounds": 100, "participation": 0.2, "learning_rate": 0.05},
+        }
+    )
+    simulator = Simulator(experiment)
+    for record in simulator.run():
+        if record.evaluation:
+            print(f"{name:10} round {record.round:3}: {record.evaluation.accuracy:.1%}")
+    fleet = simulator.parts.fleet
+    assert isinstance(fleet, Fleet)
+    labels = np.concatenate([device.store.stored().batch.y for device in fleet.devices.values()])
+    print(f"{name:10} stores, per label: {np.bincount(labels, minlength=simulator.parts.data.labels)}")

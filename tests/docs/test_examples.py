@@ -1,0 +1,35 @@
+"""The examples run as they stand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("example", "says"), [("quickstart.py", "ode        stores, per label"), ("new_policy.py", "unsure")]
+)
+def test_the_example_runs(example: str, says: str) -> None:
+    assert says in run(f"examples/{example}")
+
+
+def test_a_new_policy_takes_under_forty_lines_and_passes_the_checks() -> None:
+    source = (ROOT / "examples" / "new_policy.py").read_text()
+    assert len(source.splitlines()) < 40
+    assert "ok  chunking" in run("-m", "fedkeep", "check", "examples.new_policy:Unsure")
