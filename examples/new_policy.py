@@ -2,7 +2,7 @@
 
 Check it, then run it beside the built-in ones:
 
-    fedkeep check examples.new_policy:Unsure
+    fedkeep check examples/new_policy.py:Unsure
     python examples/new_policy.py
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedkeep.config import Table, override
@@ -10,6 +12,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.sld import Sld
 from fedkeep.sim.experiment import expand, resolve
+from fedkeep.sim.sweep import run_sweep
 
 TASK: Table = {"task": {"name": "embedded"}}
 
@@ -89,3 +92,22 @@ def test_set_overrides_any_key() -> None:
 def test_the_digest_follows_every_option() -> None:
     one, two = resolve(TASK), resolve(TASK | {"storage": {"capacity": 11}})
     assert one.digest() == resolve(TASK).digest() != two.digest()
+
+
+def test_a_policy_in_a_file_of_ones_own_runs_in_worker_processes_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fedkeep.core.policy import SelectionPolicy, policy\n"
+        "@policy('mine')\n"
+        "class Mine(SelectionPolicy):\n"
+        "    sign: float = 1.0\n"
+        "    def score(self, batch, view):\n"
+        "        return self.sign * view.measurements.losses()\n"
+    )
+    table = TASK | {
+        "policy": {"name": f"{tmp_path / 'mine.py'}:Mine", "sign": -1.0},
+        "label": "mine",
+        "train": {"rounds": 4},
+        "sweep": {"seed": [0, 1]},
+    }
+    run_sweep(expand(table), tmp_path / "out", jobs=2, resume=False, listen=lambda _: None)
+    assert len(list((tmp_path / "out").glob("mine-seed?.jsonl"))) == 2

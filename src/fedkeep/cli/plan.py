@@ -118,7 +118,9 @@ def _show(made: Plan, profiles: Profiles) -> None:
     table.add_row("slots", *map(str, made.slots))
     table.add_row("holders", *map(str, made.holders))
     table.add_row("weight", *(f"{weight:.4g}" for weight in made.label_weights))
-    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=10_000), table).maximum)
+    console.width = max(
+        console.width, Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    )
     console.print(table)
     for sentence in _sentences(made, profiles):
         console.print(f"shortfall: {sentence}", markup=False, highlight=False, soft_wrap=True)

@@ -29,11 +29,13 @@ def find(name: str, known: Mapping[str, Thing], kind: str) -> Thing:
 
 
 def load_object(path: str) -> Any:
-    """What stands at `module:name`, looked for in the working directory too."""
-    module, _, name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too."""
+    module, _, name = path.rpartition(":")
+    folder = Path.cwd()
+    if module.endswith(".py"):
+        folder, module = Path(module).resolve().parent, Path(module).stem
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     try:
         loaded = importlib.import_module(module)
     except (ImportError, ValueError) as error:

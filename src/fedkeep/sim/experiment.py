@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,18 @@ def resolve(table: Table) -> Experiment:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: its experiment, and what the sweep varies besides method and seed."""
+    """One run of a sweep: its tables, and what the sweep varies besides method and seed."""
 
-    experiment: Experiment
+    table: Table
     setting: str
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return resolve(self.table)
+
+    def __getstate__(self) -> Table:
+        """Just the tables travel to a worker: a policy of one's own may not be importable there by name alone."""
+        return {"table": self.table, "setting": self.setting}
 
     @property
     def name(self) -> str:
@@ -137,7 +146,10 @@ def expand(table: Table) -> list[Cell]:
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"'sweep.{key}' must be a list of values, got {values!r}")
-    return [cell for method in _methods(table, methods) for cell in _product(method, sweep)]
+    cells = [cell for method in _methods(table, methods) for cell in _product(method, sweep)]
+    for cell in cells:
+        assert cell.experiment  # resolved now, so that a mistake is told before anything runs
+    return cells
 
 
 def read_experiment(path: Path) -> Table:
@@ -173,7 +185,7 @@ def _product(table: Table, sweep: Table) -> Iterator[Cell]:
         for key, value in zip(sweep, values, strict=True):
             put(cell, key, value)
         varied = [f"{k}={v}" for k, v in zip(sweep, values, strict=True) if k not in {"seed", "policy.name", "label"}]
-        yield Cell(resolve(cell), " ".join(varied))
+        yield Cell(cell, " ".join(varied))
 
 
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
