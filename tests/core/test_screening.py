@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.screening import Limits, cap_rates, screen_profile, screen_report, screen_samples, shorten
+from fedkeep.core.screening import (
+    Limits,
+    cap_rates,
+    longest_estimator,
+    screen_profile,
+    screen_report,
+    screen_samples,
+    shorten,
+)
 from fedkeep.core.types import Profile, Report, Vector
 
 LIMITS = Limits(update_norm=10.0, gradient_norm=10.0)
@@ -90,8 +98,10 @@ def test_an_unsound_profile_is_refused_by_reason(profile: Profile, reason: str) 
 
 def test_a_long_estimator_is_shortened_once_there_are_others_to_compare() -> None:
     long = np.array([300.0, 400.0], dtype=np.float32)
-    np.testing.assert_allclose(shorten(long, [1.0] * 5, Limits()), [6, 8])
-    np.testing.assert_array_equal(shorten(long, [1.0] * 4, Limits()), long)
+    shortened, length = shorten(long, longest_estimator([1.0] * 5, Limits()))
+    np.testing.assert_allclose(shortened, [6, 8])
+    assert length == 10
+    np.testing.assert_array_equal(shorten(long, longest_estimator([1.0] * 4, Limits()))[0], long)
 
 
 def test_bad_samples_are_counted_by_reason_and_never_index_anything() -> None:

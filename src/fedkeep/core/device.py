@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -248,8 +250,7 @@ class Device:
     def _offer_at_once(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         arrivals = self._arrivals + np.arange(len(batch))
         self._arrivals += len(batch)
-        keys = uniform_keys(self.seed, arrivals)
-        scores = self._score(batch, measurements, arrivals, keys)
+        scores = self._score(batch, measurements, arrivals, partial(uniform_keys, self.seed, arrivals))
         return self.store.offer(batch, regions, scores, arrivals)
 
     def _score(
@@ -257,12 +258,12 @@ class Device:
         batch: Batch,
         measurements: Measurements | None,
         arrivals: IntArray,
-        keys: Scores,
+        keys: Callable[[], Scores],
         previous: Scores | None = None,
     ) -> Scores:
         """The policy's scores; random keys while there is no model to measure with."""
         if measurements is None:
-            return keys
+            return keys()
         stored_ids = self.store.stored().batch.ids if self.policy.sequential else np.empty(0, dtype=np.int64)
         view = View(measurements, self._direction, arrivals, keys, stored_ids, self.capacity, self._memory, previous)
         return self.policy.score(batch, view)
@@ -271,7 +272,7 @@ class Device:
         stored = self.store.stored()
         if not len(stored.batch):
             return
-        keys = uniform_keys(child_seed(self.seed, "revalue", self._round), stored.batch.ids)
+        keys = partial(uniform_keys, child_seed(self.seed, "revalue", self._round), stored.batch.ids)
         measured = measurements if measurements is not None else self.measure(stored.batch)
         self.store.revalue(self._score(stored.batch, measured, stored.arrivals, keys, stored.scores))
 

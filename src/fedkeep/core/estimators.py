@@ -174,8 +174,7 @@ class IncrementalEstimator(GlobalEstimator):
             self._sums.clear(slot)
 
     def direction(self) -> Vector | None:
-        mean = self._sums.mean()
-        return None if mean is None else mean.astype(np.float32)
+        return self._sums.mean()
 
     def staleness(self, round_: int) -> float | None:
         if not self._kept:
@@ -218,6 +217,7 @@ class _BlockSums:
         self._leaves: dict[int, Estimate] = {}
         self._levels: list[dict[int, tuple[FloatArray, float]]] = []
         self._changed: set[int] = set()
+        self._mean: Vector | None = None
 
     def put(self, slot: int, estimate: Estimate) -> None:
         self._leaves[slot] = estimate
@@ -227,14 +227,13 @@ class _BlockSums:
         del self._leaves[slot]
         self._changed.add(slot)
 
-    def mean(self) -> FloatArray | None:
+    def mean(self) -> Vector | None:
         """The weighted mean over all slots; None without weight."""
         if self._changed:
             self._sum_again()
-        if not self._levels or 0 not in self._levels[-1]:
-            return None
-        total, weight = self._levels[-1][0]
-        return total / weight if weight > 0 else None
+            total, weight = self._levels[-1].get(0, (np.zeros(0), 0.0))
+            self._mean = (total / weight).astype(np.float32) if weight > 0 else None
+        return self._mean
 
     def _sum_again(self) -> None:
         changed, height, width = self._changed, 0, max(self._leaves, default=0) + 1

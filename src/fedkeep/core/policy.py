@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
@@ -28,12 +29,17 @@ class View:
     """g_hat, the estimate of the global gradient; None until a first one arrives."""
     arrival: IntArray
     """The sample's number in the device's stream."""
-    uniform: Scores
-    """A random number in [0, 1) per sample, the same however the stream is cut."""
+    keys: Callable[[], Scores]
+    """Draws `uniform`."""
     stored_ids: IntArray
     capacity: int
     memory: Memory
     previous: Scores | None = None
+
+    @cached_property
+    def uniform(self) -> Scores:
+        """A random number in [0, 1) per sample, the same however the stream is cut."""
+        return self.keys()
 
     def history(self, k: int, quantity: str = "losses") -> FloatArray:
         """The k measurements before each sample, (n, k), padded with NaN: "losses", "norms" or "head_norms"."""

@@ -102,13 +102,17 @@ def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: f
     return replace(report, model=update, weight=min(report.weight, heaviest), local_gradient=gradient)
 
 
-def shorten(gradient: Vector, others: Sequence[float], limits: Limits) -> Vector:
-    """The estimator, cut to `gradient_ratio` times the median length of the others; with fewer than five, whole."""
-    if len(others) < 5:
-        return gradient
-    bound = limits.gradient_ratio * float(np.median(others))
+def longest_estimator(known: Sequence[float], limits: Limits) -> float:
+    """How long a g_hat_c may be: `gradient_ratio` times the median of the lengths known; unbounded below five."""
+    return limits.gradient_ratio * float(np.median(known)) if len(known) >= 5 else np.inf
+
+
+def shorten(gradient: Vector, longest: float) -> tuple[Vector, float]:
+    """The estimator, cut to at most that length, and its length."""
     length = _length(gradient)
-    return gradient if length <= bound else (gradient * (bound / length)).astype(np.float32)
+    if length <= longest:
+        return gradient, length
+    return (gradient * (longest / length)).astype(np.float32), longest
 
 
 def _screen_vector(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.estimators import Estimate, GlobalEstimator
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
-from fedkeep.core.screening import Limits, cap_rates, screen_profile, screen_report, shorten
+from fedkeep.core.screening import Limits, cap_rates, longest_estimator, screen_profile, screen_report, shorten
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
 
@@ -159,7 +159,7 @@ class Server:
         opened = self._opened()
         reports = dict(sorted(opened.reports.items()))
         self.model = self.aggregation.aggregate(self.model, list(reports.values()))
-        self.estimator.update({d: e for d, r in reports.items() if (e := self._estimate(d, r)) is not None})
+        self.estimator.update(self._estimates(reports))
         self._accepted.update(dict.fromkeys(reports, opened.round))
         self._open = None
         self.round = opened.round + 1
@@ -240,18 +240,18 @@ class Server:
         fresh = opened.round - report.round <= self.staleness and report.round > self._accepted.get(device, -1)
         if fresh and report.local_gradient is not None:
             unmoved = screen_report(report, report.model, self._gradient_size, 0.0, self.limits)
-            estimate = self._estimate(device, unmoved)
-            if estimate is not None:
-                self.estimator.update({device: estimate})
-                self._accepted[device] = report.round
+            self.estimator.update(self._estimates({device: unmoved}))
+            self._accepted[device] = report.round
 
-    def _estimate(self, device: DeviceId, report: Report) -> Estimate | None:
-        if report.local_gradient is None:
-            return None
-        others = [norm for other, norm in self._gradient_norms.items() if other != device]
-        gradient = shorten(report.local_gradient, others, self.limits)
-        self._gradient_norms[device] = float(np.linalg.norm(gradient.astype(np.float64)))
-        return Estimate(gradient, self._rates.get(device, 1.0), report.round)
+    def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
+        """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""
+        longest = longest_estimator(list(self._gradient_norms.values()), self.limits)
+        estimates = {}
+        for device, report in reports.items():
+            if report.local_gradient is not None:
+                gradient, self._gradient_norms[device] = shorten(report.local_gradient, longest)
+                estimates[device] = Estimate(gradient, self._rates.get(device, 1.0), report.round)
+        return estimates
 
     def _heaviest(self, device: DeviceId) -> float:
         """The most a report of this device may weigh: all its slots at their weights, or its share of the stream."""

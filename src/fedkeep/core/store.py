@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedkeep.core.ports import Fate, Outcome, Stored
-from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray, Scores, State
+from fedkeep.core.types import AnyArray, Batch, BoolArray, FloatArray, IntArray, Scores, State
 
 _GIVES_WAY, _RANKED = 0, 1
 """Tiers of a key: what gives way is displaced by any newcomer; the rest ranks by score."""
@@ -33,12 +34,12 @@ class AfterUse:
         if self.discount < 0:
             raise ValueError(f"discount must be 0 or more, got {self.discount}")
 
-    def effective(self, scores: Scores, uses: IntArray) -> Scores:
+    def effective(self, scores: list[float], uses: list[int]) -> list[float]:
         """The scores that count for samples given in ascending order; -inf ranks below every newcomer."""
         if self.name != "discount":
             return scores
-        places = np.arange(len(scores)) - self.discount * uses
-        return np.where(places >= 0, scores[np.maximum(places, 0)], -np.inf)
+        places = [place - self.discount * used for place, used in enumerate(uses)]
+        return [scores[place] if place >= 0 else -np.inf for place in places]
 
     def gives_way(self, uses: int) -> bool:
         return self.name == "renew" and uses > 0
@@ -53,15 +54,22 @@ class _Entry:
         self.key: _Key = (_RANKED, score, arrival)
 
 
+class _Offer(NamedTuple):
+    id: int
+    region: int
+    score: float
+    arrival: int
+
+
 class MemoryStore:
     """Implements the `Store` port with one heap per region; an offer costs O(log k), a hopeless one almost nothing."""
 
     def __init__(self, quotas: IntArray, after_use: AfterUse = AfterUse()) -> None:  # noqa: B008 - frozen
         self.after_use = after_use
         self._entries: dict[int, _Entry] = {}
-        self._sizes = np.zeros(len(quotas), dtype=np.int64)
         self._heaps: list[list[tuple[_Key, int]]] = [[] for _ in quotas]
-        self._quotas = np.zeros(len(quotas), dtype=np.int64)
+        self._sizes = [0] * len(quotas)
+        self._quotas = [0] * len(quotas)
         self.configure(quotas)
 
     def __len__(self) -> int:
@@ -70,30 +78,30 @@ class MemoryStore:
     def configure(self, quotas: IntArray) -> None:
         if len(quotas) != len(self._heaps):
             raise ValueError(f"expected quotas for {len(self._heaps)} regions, got {len(quotas)}")
-        self._quotas = np.array(quotas, dtype=np.int64)
-        for region in np.flatnonzero(self._sizes > self._quotas):
-            while self._sizes[region] > self._quotas[region]:
-                self._drop(self._lowest(int(region)))
+        self._quotas = quotas.tolist()
+        for region, quota in enumerate(self._quotas):
+            while self._sizes[region] > quota:
+                self._drop(self._lowest(region))
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         n = len(batch)
         outcome = Outcome(np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan))
-        always = self._seen_before(batch.ids)
+        known = self._seen_before(batch.ids)
         start = 0
         while start < n:
-            start = self._offer_from(start, always, batch, regions, scores, arrivals, outcome)
+            start = self._offer_from(start, known, batch, regions, scores, arrivals, outcome)
         return outcome
 
     def stored(self) -> Stored:
         entries = self._by_arrival()
         x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
-        batch = Batch(x, _ints(e.y for e in entries), _ints(e.id for e in entries))
+        batch = Batch(x, _ints([e.y for e in entries]), _ints([e.id for e in entries]))
         return Stored(
             batch,
-            _ints(e.region for e in entries),
+            _ints([e.region for e in entries]),
             np.array([e.score for e in entries], dtype=np.float64),
-            _ints(e.arrival for e in entries),
-            _ints(e.uses for e in entries),
+            _ints([e.arrival for e in entries]),
+            _ints([e.uses for e in entries]),
         )
 
     def revalue(self, scores: Scores) -> None:
@@ -106,7 +114,8 @@ class MemoryStore:
     def mark_used(self) -> None:
         for entry in self._entries.values():
             entry.uses += 1
-        self._rank_all()
+        if self.after_use.name != "keep":
+            self._rank_all()
 
     def expire(self, before: int) -> None:
         for entry in self._entries.values():
@@ -124,15 +133,15 @@ class MemoryStore:
             "scores": stored.scores,
             "arrivals": stored.arrivals,
             "uses": stored.uses,
-            "tiers": _ints(key[0] for key in keys),
+            "tiers": _ints([key[0] for key in keys]),
             "effective": np.array([key[1] for key in keys], dtype=np.float64),
-            "quotas": self._quotas.copy(),
+            "quotas": _ints(self._quotas),
         }
 
     def restore(self, state: State) -> None:
-        self._quotas = np.array(state["quotas"], dtype=np.int64)
+        self._quotas = state["quotas"].tolist()
         self._entries = {}
-        self._sizes = np.zeros(len(self._quotas), dtype=np.int64)
+        self._sizes = [0] * len(self._quotas)
         self._heaps = [[] for _ in self._quotas]
         plain = ("ids", "y", "regions", "scores", "arrivals", "uses", "tiers", "effective")
         for x, id_, y, region, score, arrival, uses, tier, effective in zip(
@@ -143,16 +152,19 @@ class MemoryStore:
             entry.key = (tier, effective, arrival)
             self._insert(entry)
 
-    def _seen_before(self, ids: IntArray) -> np.ndarray:
+    def _seen_before(self, ids: IntArray) -> BoolArray:
         """Which samples are stored or come twice in the batch: their offers may lower what is there."""
-        known = np.isin(ids, np.fromiter(self._entries, np.int64, len(self._entries)))
-        _, first, counts = np.unique(ids, return_inverse=True, return_counts=True)
-        return known | (counts[first] > 1)
+        plain = ids.tolist()
+        known = np.array([id_ in self._entries for id_ in plain], dtype=bool)
+        if len(set(plain)) < len(plain):
+            _, place, counts = np.unique(ids, return_inverse=True, return_counts=True)
+            known |= counts[place] > 1
+        return known
 
     def _offer_from(
         self,
         start: int,
-        always: np.ndarray,
+        known: BoolArray,
         batch: Batch,
         regions: IntArray,
         scores: Scores,
@@ -163,42 +175,49 @@ class MemoryStore:
 
         Floors only rise otherwise, so a sample below its region's floor now stays hopeless and is skipped.
         """
-        rest = slice(start, None)
-        floors, open_regions = self._floors()
-        outcome.floors[rest] = floors[regions[rest]]
-        with np.errstate(invalid="ignore"):
-            hopeful = (scores[rest] >= floors[regions[rest]]) | open_regions[regions[rest]]
-        for i in (start + np.flatnonzero(hopeful & (scores[rest] > -np.inf) | always[rest])).tolist():
-            entry = self._entries.get(int(batch.ids[i]))
+        floors, unreachable = self._floors()
+        outcome.floors[start:] = floors[regions[start:]]
+        hopeful = (scores[start:] >= unreachable[regions[start:]]) & (scores[start:] > -np.inf)
+        index = start + np.flatnonzero(hopeful | known[start:])
+        plain = (index, batch.ids[index], regions[index], scores[index], arrivals[index])
+        for i, id_, region, score, arrival in zip(*(column.tolist() for column in plain), strict=True):
+            entry = self._entries.get(id_)
             if entry is None:
-                self._offer_new(i, batch, int(regions[i]), float(scores[i]), int(arrivals[i]), outcome)
-            elif self._refresh(entry, float(scores[i]), int(arrivals[i]), i, outcome):
-                return i + 1
+                self._offer_new(i, _Offer(id_, region, score, arrival), batch, outcome)
+            elif self._refresh(entry, score, arrival, i, outcome):
+                return int(i) + 1
         return len(batch)
 
-    def _floors(self) -> tuple[FloatArray, np.ndarray]:
-        """Per region the effective score to reach (NaN: none set), and whether anything at all gets in."""
-        floors = np.full(len(self._heaps), np.nan)
-        open_regions = self._sizes < self._quotas
-        for region in np.flatnonzero(~open_regions & (self._quotas > 0)).tolist():
-            tier, floors[region], _ = self._lowest(region).key
-            open_regions[region] = tier == _GIVES_WAY
-        return floors, open_regions
+    def _floors(self) -> tuple[FloatArray, FloatArray]:
+        """Per region the lowest effective score (NaN where there is room), and the score that gets in at the least."""
+        lowest, least = [], []
+        for region, quota in enumerate(self._quotas):
+            if self._sizes[region] < quota:
+                lowest.append(np.nan)
+                least.append(-np.inf)
+            elif not quota:
+                lowest.append(np.nan)
+                least.append(np.inf)
+            else:
+                tier, score, _ = self._lowest(region).key
+                lowest.append(score)
+                least.append(score if tier == _RANKED else -np.inf)
+        return np.array(lowest), np.array(least)
 
-    def _offer_new(self, i: int, batch: Batch, region: int, score: float, arrival: int, outcome: Outcome) -> None:
-        if not score > -np.inf or not self._quotas[region]:
+    def _offer_new(self, i: int, offer: _Offer, batch: Batch, outcome: Outcome) -> None:
+        quota = self._quotas[offer.region]
+        if not quota or not offer.score > -np.inf:
             return
-        entry = _Entry(int(batch.ids[i]), batch.x[i].copy(), int(batch.y[i]), region, score, arrival)
-        if self._sizes[region] < self._quotas[region]:
+        if self._sizes[offer.region] < quota:
             outcome.fates[i], outcome.floors[i] = Fate.KEPT, np.nan
         else:
-            lowest = self._lowest(region)
+            lowest = self._lowest(offer.region)
             outcome.floors[i] = lowest.key[1]
-            if entry.key < lowest.key:
+            if (_RANKED, offer.score, offer.arrival) < lowest.key:
                 return
             self._drop(lowest)
             outcome.fates[i], outcome.displaced[i] = Fate.REPLACED, lowest.id
-        self._insert(entry)
+        self._insert(_Entry(offer.id, batch.x[i].copy(), int(batch.y[i]), *offer[1:]))
 
     def _refresh(self, entry: _Entry, score: float, arrival: int, i: int, outcome: Outcome) -> bool:
         """Renews a stored sample's score; True if its region is easier to enter than before."""
@@ -215,7 +234,7 @@ class MemoryStore:
         return entry.key < before
 
     def _by_arrival(self) -> list[_Entry]:
-        return sorted(self._entries.values(), key=lambda e: e.arrival)
+        return sorted(self._entries.values(), key=attrgetter("arrival"))
 
     def _rank_all(self) -> None:
         members: dict[int, list[_Entry]] = {}
@@ -226,10 +245,9 @@ class MemoryStore:
 
     def _rank(self, region: int, entries: list[_Entry]) -> None:
         """Gives every sample of a region the key that its score, its uses and `after_use` call for."""
-        entries.sort(key=lambda e: (e.score, e.arrival))
-        scores = np.array([e.score for e in entries])
-        effective = self.after_use.effective(scores, _ints(e.uses for e in entries))
-        for entry, score in zip(entries, effective.tolist(), strict=True):
+        entries.sort(key=attrgetter("score", "arrival"))
+        effective = self.after_use.effective([e.score for e in entries], [e.uses for e in entries])
+        for entry, score in zip(entries, effective, strict=True):
             tier = _GIVES_WAY if self.after_use.gives_way(entry.uses) else _RANKED
             entry.key = (tier, score, entry.arrival)
         self._heaps[region] = [(e.key, e.id) for e in entries]
@@ -266,5 +284,5 @@ class MemoryStore:
         return entry is not None and entry.key == key
 
 
-def _ints(values: object) -> IntArray:
-    return np.fromiter(values, dtype=np.int64)  # type: ignore[call-overload,no-any-return]
+def _ints(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)

@@ -14,6 +14,9 @@ from fedkeep.core.seeds import child_seed, generator, uniform_keys
 from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
 from fedkeep.data.federation import Federation
 
+_ORDERS_KEPT = 1000
+"""Devices whose latest order of samples is kept in memory."""
+
 
 @dataclass(frozen=True)
 class StreamOptions:
@@ -56,6 +59,7 @@ class Stream:
         phases = generator(self._seed, "drift").permutation(federation.labels)
         self._phase: FloatArray = (phases + 0.5) / federation.labels
         self._deviation = _feature_deviation(federation) if options.outliers else None
+        self._orders: dict[int, tuple[int, IntArray]] = {}
 
     def rate(self, device: int) -> float:
         """v_c, the mean number of arrivals a round."""
@@ -106,9 +110,16 @@ class Stream:
         return order[np.argsort(keys, kind="stable")]
 
     def _pass_order(self, device: int, size: int, number: int) -> IntArray:
+        """The order of a pass; the latest of each device is kept, since most stretches lie in one pass."""
         if not self._options.shuffle:
             return np.arange(size, dtype=np.int64)
-        return generator(self._seed, "pass", device, number).permutation(size)
+        known = self._orders.get(device)
+        if known is None or known[0] != number:
+            if len(self._orders) >= _ORDERS_KEPT:
+                self._orders.clear()
+            known = (number, generator(self._seed, "pass", device, number).permutation(size))
+            self._orders[device] = known
+        return known[1]
 
     def _disturbed(self, ids: IntArray) -> Batch:
         batch = self._data.take(ids)

@@ -1,0 +1,290 @@
+"""How fast the simulator is: ratios within one run, in processor time, on one thread.
+
+    python benchmarks/simulator.py --json FILE [--quick]
+
+`overhead` compares rounds of the simulator with the bare tensor work they contain, recorded and done again.
+`*_speedup` compare them with the same work done one sample at a time by backprop. `fleet_*` compare a round of
+100,000 devices with one of 1,000 at the same number of participants. Evaluations, the same in all, are left out of
+all but `overhead`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.ports import FleetLearner, Measurements
+from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.data import Federation, Membership, ModelSpec
+from fedkeep.learn import torch_models
+from fedkeep.sim.engine import Simulator
+from fedkeep.sim.experiment import resolve
+
+WARM_UP = 100
+TASKS: dict[str, dict[str, Any]] = {
+    "ic": {"task": {"name": "fashion-mnist"}, "storage": {"capacity": 5}, "train": {"participation": 0.1, "epochs": 2}},
+    "har": {"task": {"name": "har"}, "storage": {"capacity": 5}, "train": {"participation": 0.065, "epochs": 5}},
+    "st": {"task": {"name": "synthetic"}, "storage": {"capacity": 10}, "train": {"participation": 0.05, "epochs": 5}},
+}
+
+
+@dataclass
+class Work:
+    """The tensor work of some rounds: what was measured and what was trained."""
+
+    measured: list[tuple[Vector, Batch, Vector | None]] = field(default_factory=list)
+    trained: list[tuple[Vector, Sequence[Batch], Sequence[FloatArray], LocalTraining, Sequence[int]]] = field(
+        default_factory=list
+    )
+
+    @property
+    def samples(self) -> int:
+        return sum(len(batch) for _, batch, _ in self.measured)
+
+
+class Noted:
+    """Measurements that note down that they were asked for, once per batch."""
+
+    def __init__(self, inner: Measurements, note: Callable[[Vector | None], None]) -> None:
+        self._inner, self._note = inner, note
+
+    def projections(self, direction: Vector) -> Scores:
+        self._note(direction)
+        return self._inner.projections(direction)
+
+    def mean_gradient(self) -> Vector:
+        self._note(None)
+        return self._inner.mean_gradient()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class NotedProbe:
+    def __init__(self, learner: NotingLearner, model: Vector) -> None:
+        self._learner, self._model = learner, model
+
+    def measure(self, batch: Batch) -> Noted:
+        return self._learner.noted(self._model, batch, self._learner.inner.probe(self._model).measure(batch))
+
+
+class NotingLearner:
+    """A learner that keeps a list of the work it is given."""
+
+    def __init__(self, inner: FleetLearner) -> None:
+        self.inner, self.work = inner, Work()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def probe(self, model: Vector) -> NotedProbe:
+        return NotedProbe(self, model)
+
+    def noted(self, model: Vector, batch: Batch, measured: Measurements) -> Noted:
+        place: list[int] = []
+
+        def note(direction: Vector | None) -> None:
+            if not place:
+                place.append(len(self.work.measured))
+                self.work.measured.append((model, batch, direction))
+            elif direction is not None:
+                self.work.measured[place[0]] = (model, batch, direction)
+
+        return Noted(measured, note)
+
+    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Noted]:
+        measured = self.inner.measure_many(models, batches)
+        return [self.noted(*each) for each in zip(models, batches, measured, strict=True)]
+
+    def train_many(self, *work: Any) -> list[Vector]:
+        self.work.trained.append(work)
+        return self.inner.train_many(*work)
+
+
+def simulator_of(task: str, last_layers: int | None) -> tuple[Simulator, NotingLearner]:
+    table = TASKS[task] | {"policy": {"name": "ode"}, "model": {"last_layers": last_layers} if last_layers else {}}
+    simulator = Simulator(resolve(table))
+    learner = NotingLearner(simulator.parts.learner)
+    simulator.parts.fleet.learner = learner  # type: ignore[union-attr]
+    for _ in range(WARM_UP):
+        simulator.play_round(evaluated=False)
+    return simulator, learner
+
+
+def seconds(job: Callable[[], object]) -> float:
+    began = process_time()
+    job()
+    return process_time() - began
+
+
+def bare(learner: FleetLearner, work: Work) -> None:
+    """The work alone, in the same batches."""
+    for model, batch, direction in work.measured:
+        measured = learner.probe(model).measure(batch)
+        if direction is not None:
+            measured.projections(direction)
+        measured.mean_gradient()
+    for job in work.trained:
+        learner.train_many(*job)
+
+
+def one_by_one(factory: Callable[[], nn.Module], work: Work, valued: int) -> None:
+    """The work one sample at a time: a forward and a backward pass for each, gradients as flat vectors."""
+    module = factory()
+    parameters = list(module.parameters())
+    for model, batch, direction in work.measured:
+        nn.utils.vector_to_parameters(torch.from_numpy(model), parameters)
+        toward = None if direction is None else torch.from_numpy(direction)
+        mean = torch.zeros(valued)
+        for i in range(len(batch)):
+            gradient = sample_gradient(module, parameters, batch, i)[-valued:]
+            mean += (gradient - mean) / (i + 1)
+            if toward is not None:
+                torch.dot(gradient, toward)
+    for start, batches, weights, local, _ in work.trained:
+        for batch, gamma in zip(batches, weights, strict=True):
+            train_one_by_one(module, parameters, start, batch, gamma, local)
+
+
+def train_one_by_one(
+    module: nn.Module,
+    parameters: list[nn.Parameter],
+    start: Vector,
+    batch: Batch,
+    gamma: AnyArray,
+    local: LocalTraining,
+) -> None:
+    flat = torch.from_numpy(start.copy())
+    for _ in range(local.epochs):
+        nn.utils.vector_to_parameters(flat, parameters)
+        step = torch.zeros_like(flat)
+        for i, weight in enumerate(gamma.tolist()):
+            step += weight * sample_gradient(module, parameters, batch, i)
+        flat = flat - local.learning_rate / float(gamma.sum()) * step
+
+
+def sample_gradient(module: nn.Module, parameters: list[nn.Parameter], batch: Batch, i: int) -> torch.Tensor:
+    x, y = torch.from_numpy(batch.x[i : i + 1]), torch.from_numpy(batch.y[i : i + 1])
+    loss = nn.functional.cross_entropy(module(x), y)
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+
+
+FACTORIES: dict[str, Callable[[], nn.Module]] = {
+    "ic": torch_models.lenet,
+    "har": torch_models.har_dnn,
+    "st": torch_models.logistic,
+}
+
+
+def overhead(rounds: int, repetitions: int) -> float:
+    """Rounds of IC, evaluated every twenty, over their tensor work."""
+    simulator, learner = simulator_of("ic", None)
+    ratios = []
+    for _ in range(repetitions):
+        learner.work = Work()
+        played = seconds(lambda: [simulator.play_round(evaluated=False) for _ in range(rounds)])
+        played += rounds / 20 * (evaluation := seconds(simulator.evaluate))
+        ratios.append(played / (seconds(lambda: bare(learner.inner, learner.work)) + rounds / 20 * evaluation))
+    return median(ratios)
+
+
+def speedup(task: str, last_layers: int | None, rounds: int, repetitions: int) -> tuple[float, float]:
+    """One sample at a time over the simulator, and the mean catch-up batch."""
+    simulator, learner = simulator_of(task, last_layers)
+    ratios, sizes = [], []
+    for _ in range(repetitions):
+        learner.work = Work()
+        played = seconds(lambda: [simulator.play_round(evaluated=False) for _ in range(rounds)])
+        slow = seconds(lambda: one_by_one(FACTORIES[task], learner.work, learner.inner.gradient_size))
+        ratios.append(slow / played)
+        sizes.append(learner.work.samples / len(learner.work.measured))
+    return median(ratios), float(np.mean(sizes))
+
+
+def large_fleet(devices: int) -> Federation:
+    """Ten samples a device, twenty features, ten labels."""
+    rng = np.random.default_rng(0)
+    n = devices * 10
+    x = rng.standard_normal((n, 20), dtype=np.float32)
+    y = (x[:, :10] + 0.1 * rng.standard_normal((n, 10), dtype=np.float32)).argmax(axis=1)
+    members = Membership(np.arange(n), np.arange(devices + 1) * 10)
+    test = Membership(np.arange(1000), np.concatenate([[0], np.full(devices, 1000)]))
+    names = tuple(map(str, range(10)))
+    return Federation("large", x, y, members, test, names, ModelSpec("softmax"), rounds_per_pass=20)
+
+
+def fleet_cost(arguments: tuple[int, int]) -> tuple[float, float]:
+    """Processor seconds a round with twenty participants, and the peak memory in GB, in a process of its own."""
+    devices, rounds = arguments
+    table = {"task": {"name": "embedded"}, "policy": {"name": "ode"}, "train": {"participation": 20 / devices}}
+    simulator = Simulator(resolve(table), large_fleet(devices))
+    for _ in range(10):
+        simulator.play_round(evaluated=False)
+    taken = [seconds(lambda: simulator.play_round(evaluated=False)) for _ in range(rounds)]
+    return median(taken), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def fleets(rounds: int) -> dict[str, float]:
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        small, large = pool.map(fleet_cost, [(1_000, rounds), (100_000, rounds)], chunksize=1)
+    return {"fleet_100k_over_1k": large[0] / small[0], "fleet_100k_peak_gb": large[1]}
+
+
+def measure(*, quick: bool) -> dict[str, float]:
+    rounds, repetitions = (5, 2) if quick else (20, 5)
+    results = fleets(20 if quick else 100)
+    jobs: list[tuple[str, str, int | None]] = [
+        ("st_speedup", "st", None),
+        ("har_speedup", "har", None),
+        ("ic_full_speedup", "ic", None),
+        ("ic_head_speedup", "ic", 1),
+    ]
+    for name, task, last_layers in jobs:
+        try:
+            results[name], results[f"{task}_mean_batch"] = speedup(task, last_layers, rounds, repetitions)
+        except FedkeepError as error:
+            print(f"{name}: left out, {error}")
+    if "ic_full_speedup" in results:
+        results["overhead"] = overhead(rounds, repetitions)
+    return results
+
+
+TARGETS = {
+    "overhead": "<= 1.3",
+    "ic_full_speedup": ">= 5",
+    "ic_head_speedup": ">= 15",
+    "har_speedup": ">= 30",
+    "st_speedup": ">= 100",
+    "fleet_100k_over_1k": "<= 1.5",
+    "fleet_100k_peak_gb": "< 4",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and repetitions")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = measure(quick=arguments.quick)
+    for name, value in sorted(results.items()):
+        print(f"{name:22} {value:10.2f}   {TARGETS.get(name, '')}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
