@@ -17,8 +17,9 @@ from time import perf_counter
 import numpy as np
 
 from fedkeep.core.coordination import Fleet, Greedy, LabelLimits, Plan
+from fedkeep.core.plan import make_plan
 from fedkeep.core.quantities import quantity_rule
-from fedkeep.planning.milp import Exact, Relaxed
+from fedkeep.planning.milp import Exact, Problem, Relaxed
 
 LABELS, LIMIT = 10, 2
 UNDER_9D = "optimum under (9d), tenth"
@@ -48,36 +49,42 @@ def lacking(plan: Plan) -> int:
     return int(np.maximum(0, LIMIT - plan.holders).sum())
 
 
-def best_even(fleet: Fleet) -> float:
-    """The optimum when slots are split evenly, as greedy does by default, among as many labels as a device may hold.
+class EvenProblem(Problem):
+    """Problem (9) when every label held is worth an even share of the store, as in greedy's default."""
 
-    It is the same problem with one slot a label, worth what an even share of the store is worth.
-    """
-    limits = LabelLimits(LIMIT, LIMIT).of_devices(fleet)
-    share = np.divide(fleet.capacities, limits, out=np.zeros(len(fleet)), where=limits > 0)
-    single = Fleet(fleet.devices, limits, fleet.velocities * share[:, None])
-    return objective(Exact(LIMIT, LIMIT).plan(single), single)
+    def objective(self) -> np.ndarray:
+        limits = LabelLimits(LIMIT, LIMIT).of_devices(self.fleet)
+        share = self.fleet.capacities / np.maximum(limits, 1)
+        cost = np.zeros(self.size)
+        cost[self.held()] = -(self.fleet.velocities * share[:, None])[self.rows, self.labels]
+        return cost
+
+    def best(self) -> float:
+        return -float(self.objective() @ self.solve())
+
+
+def random_labels(fleet: Fleet) -> Plan:
+    """Greedy with made-up rates: within the limits, yet blind."""
+    rates = np.random.default_rng(0).random(fleet.velocities.shape) * (fleet.velocities > 0)
+    blind = Greedy(LIMIT, LIMIT, improve_up_to=0).plan(Fleet(fleet.devices, fleet.capacities, rates))
+    return make_plan(fleet, quantity_rule("frequent")(fleet, blind.quotas > 0))
 
 
 def measure(fleet: Fleet, *, with_9d: bool) -> dict[str, tuple[float, int]]:
     """Per row of the table: the objective over the optimum, and the holders missing beyond the optimum's."""
     exact = Exact(LIMIT, LIMIT).plan(fleet)
     best, fewest = objective(exact, fleet), lacking(exact)
-    rng = np.random.default_rng(0)
-    blind = Fleet(fleet.devices, fleet.capacities, rng.random(fleet.velocities.shape) * (fleet.velocities > 0))
-    lucky = Greedy(LIMIT, LIMIT, improve_up_to=0).plan(blind).quotas > 0
     plans = {
         "greedy": Greedy(LIMIT, LIMIT, "frequent").plan(fleet),
         "greedy, no local search": Greedy(LIMIT, LIMIT, "frequent", improve_up_to=0).plan(fleet),
         "greedy, even slots": Greedy(LIMIT, LIMIT, "even").plan(fleet),
+        "random labels": random_labels(fleet),
         "l1 relaxation, rounded": Relaxed(LIMIT, LIMIT).plan(fleet),
     }
     if with_9d:
         plans[UNDER_9D] = Exact(LIMIT, LIMIT, unbiased=True, seconds=600).plan(fleet)
     rows = {name: (objective(plan, fleet) / best, lacking(plan) - fewest) for name, plan in plans.items()}
-    random_value = float((quantity_rule("frequent")(fleet, lucky) * fleet.velocities).sum())
-    rows["random labels"] = (random_value / best, 0)
-    even = objective(plans["greedy, even slots"], fleet) / best_even(fleet)
+    even = objective(plans["greedy, even slots"], fleet) / EvenProblem(fleet, LabelLimits(LIMIT, LIMIT)).best()
     rows["greedy, even slots / best even"] = (even, rows["greedy, even slots"][1])
     return rows
 

@@ -84,6 +84,30 @@ def test_other_ways_to_plan(shell: Shell, options: list[str]) -> None:
     assert quotas != [[10, 10, 0], [0, 20, 20], [10, 0, 10]]
 
 
+def test_an_experiment_is_planned_as_it_would_be_run(shell: Shell) -> None:
+    experiment = shell.file(
+        "small.toml",
+        """
+        task = { name = "synthetic", devices = 6 }
+        storage = { capacity = 7 }
+        coordinator = { name = "greedy", clients_per_label = 1, labels_per_client = 3 }
+        [sweep]
+        "policy.name" = ["fifo", "ode"]
+        """,
+    )
+    code, out, _ = shell.plan(experiment, "--json")
+    quotas = json.loads(out)["quotas"]
+    assert code == 0
+    assert [sum(row) for row in quotas] == [7] * 6
+    assert {sum(slots > 0 for slots in row) for row in quotas} <= {1, 2, 3}
+    check_refused(shell.plan(experiment, "--labels-per-client", "1"), "change its [coordinator]")
+
+
+def test_an_experiment_without_coordination_has_no_plan(shell: Shell) -> None:
+    experiment = shell.file("fifo.toml", 'task = { name = "synthetic" }\npolicy = { name = "fifo" }\n')
+    check_refused(shell.plan(experiment), "nothing to plan")
+
+
 BAD = {
     "negative velocity": ('{"capacity": [1], "velocity": [[1, -1]]}', "device 0: velocities must be finite"),
     "NaN velocity": ('{"capacity": [1], "velocity": [[1, NaN]]}', "device 0: velocities must be finite"),
@@ -131,7 +155,7 @@ def test_a_bad_sheet_ends_in_one_sentence(shell: Shell, case: str) -> None:
 def test_other_mistakes_end_in_one_sentence(shell: Shell) -> None:
     good = shell.file("fleet.json", json.dumps(EXAMPLE))
     check_refused(shell.plan(good + ".json"), "No such file")
-    check_refused(shell.plan(shell.file("fleet.txt", "")), "a .json or .csv file")
+    check_refused(shell.plan(shell.file("fleet.txt", "")), ".json or .csv file")
     check_refused(shell.plan(good, "--labels-per-client", "0"), "labels_per_client must be at least 1, got 0")
     check_refused(shell.plan(good, "--coordinator", "exact", "--quantities", "lp"), "leave out --quantities")
 

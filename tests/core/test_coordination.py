@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated, least_holders
+from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.quantities import Held
 from fedkeep.core.types import Profile
@@ -102,8 +102,9 @@ def test_local_search_only_ever_raises_the_objective(fleet: Fleet, fewest: int |
         gain = ((improved.quotas - plain.quotas) * fleet.velocities).sum()
         slack = 0 if rule == "frequent" else fleet.velocities.max(initial=0) * fleet.labels * len(fleet)
         assert gain >= -1e-9 - slack  # an even split leaves a remainder that the search does not look at
-        if fewest is not None:
-            assert (np.minimum(improved.holders, fewest) >= np.minimum(plain.holders, fewest)).all()
+        for least in Greedy(fewest, most).stages(fleet):
+            lacking = [np.maximum(0, least - plan.holders).sum() for plan in (improved, plain)]
+            assert lacking[0] <= lacking[1]
 
 
 @settings(deadline=None)
@@ -166,10 +167,23 @@ def test_replanning_drops_no_more_assignments_than_brute_force_would(seed: int) 
     )
 
 
+def test_a_fleet_that_can_never_meet_its_minimum_still_moves_little() -> None:
+    """30 labels want 100 holders each, 300 devices hold 3: all labels get as many as there can be, no more move."""
+    rng = np.random.default_rng(0)
+    velocities = rng.random((300, 30)) * (rng.random((300, 30)) < 0.3)
+    fleet = Fleet.numbered(np.full(300, 9), velocities)
+    coordinator = Greedy(100, 3)
+    plan = coordinator.plan(fleet)
+    assert plan.holders.min() == 29
+    rest = Fleet(fleet.devices[4:], fleet.capacities[4:], fleet.velocities[4:])
+    after = coordinator.replan(plan, rest)
+    assert after.holders.min() == 29
+    assert ((plan.quotas[4:] > 0) & (after.quotas == 0)).sum() <= 4 * 3, "no more than left with the four devices"
+
+
 def _lacks(coordinator: Greedy, fleet: Fleet, held: Held, old: Held) -> tuple[int, ...]:
     """The holders missing, stage by stage, then the assignments dropped."""
-    stages = least_holders(coordinator.of_labels(fleet), int(coordinator.of_devices(fleet).sum()))
-    missing = [int(np.maximum(0, least - held.sum(axis=0)).sum()) for least in stages]
+    missing = [int(np.maximum(0, least - held.sum(axis=0)).sum()) for least in coordinator.stages(fleet)]
     return (*missing, int((old & ~held).sum()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import combinations, product
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.coordination import Fleet, Greedy
+from fedkeep.core.errors import FedkeepError, MissingExtraError
 from fedkeep.core.quantities import quantity_rule
+from fedkeep.planning.clusters import Clusters
 from fedkeep.planning.lp import slot_targets
-from fedkeep.planning.milp import Exact
+from fedkeep.planning.milp import Exact, Relaxed
 
 pytest.importorskip("scipy")
 
@@ -63,6 +66,14 @@ def test_greedy_never_beats_the_optimum_nor_lacks_more_holders(seed: int) -> Non
     assert ((exact.quotas > 0).sum(axis=1) <= 2).all()
 
 
+def test_the_relaxation_is_rounded_to_a_plan_within_the_limits() -> None:
+    fleet = random_fleet(3, devices=6, labels=4)
+    plan = Relaxed(2, 2).plan(fleet)
+    assert np.array_equal(plan.quotas.sum(axis=1), np.where(fleet.seen > 0, fleet.capacities, 0))
+    assert ((plan.quotas > 0).sum(axis=1) <= 2).all()
+    assert np.array_equal(Relaxed(2, 2).replan(plan, fleet).quotas, plan.quotas)
+
+
 def test_unbiased_slots_follow_the_stream() -> None:
     fleet = Fleet.numbered([10, 10], [[30, 10], [30, 10]])
     assert Exact(1, 2).plan(fleet).quotas.sum(axis=0).tolist() == [19, 1]
@@ -94,3 +105,20 @@ def test_a_silent_fleet_needs_no_solver() -> None:
     fleet = Fleet.numbered([3], [[0.0, 0.0]])
     assert Greedy(1, 1, "lp").plan(fleet).quotas.tolist() == [[0, 0]]
     assert Exact(1, 1).plan(fleet).quotas.tolist() == [[0, 0]]
+
+
+def test_without_the_extra_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("scipy.optimize", "sklearn.cluster"):
+        monkeypatch.setitem(sys.modules, module, None)
+    fleet = random_fleet(0, devices=3, labels=2)
+    for plan in (Exact(1, 1).plan, Greedy(1, 1, "lp").plan):
+        with pytest.raises(MissingExtraError, match=r"pip install 'fedkeep\[plan\]'"):
+            plan(fleet)
+    with pytest.raises(MissingExtraError, match="clustered regions"):
+        Clusters(2).summarise(np.array([[0.0], [1.0]]))
+
+
+def test_an_optimum_out_of_reach_is_told_and_points_to_greedy() -> None:
+    fleet = random_fleet(0, devices=40, labels=10)
+    with pytest.raises(FedkeepError, match="Use the greedy coordinator"):
+        Exact(3, 3, unbiased=True, seconds=1e-6).plan(fleet)

@@ -34,8 +34,8 @@ def plan(
         int | None, typer.Option(help="The most labels a device stores (default: all it sees, or the file's).")
     ] = None,
     coordinator: Annotated[
-        Literal["greedy", "exact"], typer.Option(help="exact is optimal, for small fleets.")
-    ] = "greedy",
+        Literal["greedy", "exact"] | None, typer.Option(help="exact is optimal, for small fleets (default: greedy).")
+    ] = None,
     quantities: Annotated[
         Literal["even", "frequent", "lp"] | None,
         typer.Option(help="How greedy divides a device's slots among its labels (default: even)."),
@@ -47,6 +47,8 @@ def plan(
 ) -> None:
     """Say which labels each device should store, how many samples of each, and what they count."""
     if file.suffix.lower() == ".toml":
+        if any(option is not None for option in (clients_per_label, labels_per_client, coordinator, quantities)):
+            raise ConfigError(f"{file} says itself how to plan: change its [coordinator] instead of giving options")
         made, profiles = _of_experiment(file, plot)
     else:
         profiles = read_profiles(file)
@@ -58,7 +60,11 @@ def plan(
 
 
 def _of_profiles(
-    profiles: Profiles, clients_per_label: int | None, labels_per_client: int | None, name: str, quantities: str | None
+    profiles: Profiles,
+    clients_per_label: int | None,
+    labels_per_client: int | None,
+    name: str | None,
+    quantities: str | None,
 ) -> Plan:
     fewest = _first(clients_per_label, profiles.clients_per_label, Greedy.clients_per_label)
     most = _first(labels_per_client, profiles.labels_per_client)
@@ -85,7 +91,7 @@ def _first(*limits: int | None) -> int | None:
     return next((limit for limit in limits if limit is not None), None)
 
 
-def _coordinator(name: str, quantities: str | None, fewest: int | None, most: int | None) -> Coordinator:
+def _coordinator(name: str | None, quantities: str | None, fewest: int | None, most: int | None) -> Coordinator:
     if name == "exact" and quantities is not None:
         raise ConfigError("the exact coordinator decides on quantities itself: leave out --quantities")
     try:

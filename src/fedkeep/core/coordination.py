@@ -25,7 +25,6 @@ __all__ = [
     "Plan",
     "Uncoordinated",
     "coordinator",
-    "least_holders",
 ]
 
 
@@ -97,6 +96,16 @@ class LabelLimits:
             return fleet.owners
         return np.minimum(fleet.owners, self.clients_per_label)
 
+    def stages(self, fleet: Fleet) -> list[IntArray]:
+        """The holders to find for each label: first what the fleet can give to all alike, then what is wanted."""
+        wanted, slots = self.of_labels(fleet), int(self.of_devices(fleet).sum())
+        low, high = 1, int(wanted.max(initial=1))
+        while low < high:
+            level = (low + high + 1) // 2
+            low, high = (level, high) if np.minimum(wanted, level).sum() <= slots else (low, level - 1)
+        modest = np.minimum(wanted, low)
+        return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
+
 
 @coordinator("greedy")
 @dataclass(frozen=True)
@@ -118,8 +127,8 @@ class Greedy(LabelLimits):
         holdings = Holdings(fleet.velocities, self.of_devices(fleet))
         self._divide(fleet, holdings)
         if len(fleet) <= self.improve_up_to:
-            least = np.minimum(holdings.holders, self.of_labels(fleet))
-            improve(holdings, fleet.capacities, least, concentrated=self.quantities == "frequent")
+            stages = self.stages(fleet)
+            improve(holdings, fleet.capacities, stages, concentrated=self.quantities == "frequent")
         return self._settle(fleet, holdings.held)
 
     def replan(self, plan: Plan, fleet: Fleet) -> Plan:
@@ -135,28 +144,19 @@ class Greedy(LabelLimits):
         return make_plan(fleet, quotas, shortfalls=renewed.shortfalls)
 
     def _divide(self, fleet: Fleet, holdings: Holdings) -> None:
-        wanted = self.of_labels(fleet)
         order = np.lexsort((-fleet.label_mass, fleet.owners))
-        for least in least_holders(wanted, int(holdings.limits.sum())):
+        stages = self.stages(fleet)
+        for least in stages:
             holdings.grant(order, least)
-            if self.clients_per_label is not None:
-                holdings.repair(least)
+            holdings.repair(least)
         holdings.fill()
+        for least in stages:
+            holdings.repair(least)
 
     def _settle(self, fleet: Fleet, held: Held) -> Plan:
         quotas = quantity_rule(self.quantities)(fleet, held)
-        shortfalls = find_shortfalls(fleet, quotas > 0, self.clients_per_label, self.labels_per_client)
+        shortfalls = find_shortfalls(fleet, held, self.clients_per_label, self.labels_per_client)
         return make_plan(fleet, quotas, shortfalls=shortfalls)
-
-
-def least_holders(wanted: IntArray, slots: int) -> list[IntArray]:
-    """The holders to find for each label in stages: what `slots` can give to all alike, then what is wanted."""
-    low, high = 1, int(wanted.max(initial=1))
-    while low < high:
-        level = (low + high + 1) // 2
-        low, high = (level, high) if np.minimum(wanted, level).sum() <= slots else (low, level - 1)
-    modest = np.minimum(wanted, low)
-    return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
 
 def _still_held(held: Held, fleet: Fleet, limits: IntArray) -> Held:

@@ -1,12 +1,13 @@
 """Local search on a plan's labels: devices exchange labels in short cycles while the objective (9a) grows.
 
 An exchange "a -> b" lets one device drop label a and take b, so that a loses a holder and b gains one. Round a
-cycle of labels nobody loses; a cycle may also pass through the pool, which takes from labels with holders to spare.
+cycle of labels nobody loses. A cycle may also pass through one of two pools, at which a label ends up with a holder
+more and the next with one less: either that one has more than wanted, or it is no more short than the first was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,27 +25,29 @@ class Gains:
     """The best exchange for every two labels: what it adds to the objective, and the device that makes it."""
 
     best: FloatArray
-    """(Y + 1, Y + 1); the last label is the pool."""
+    """(Y + 2, Y + 2); the last two are the pools."""
     device: IntArray
 
 
-def improve(holdings: Holdings, capacities: IntArray, least: IntArray, *, concentrated: bool) -> None:
+def improve(holdings: Holdings, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool) -> None:
     """Makes exchanges until none of the cycles tried adds to the objective.
 
-    `concentrated` says that all slots but one per label go to a device's fastest label; else they are split evenly.
+    No label comes to have fewer holders than the first of the `stages` asks for, nor do all together come to lack
+    more of what the last one asks for. `concentrated` says that all slots but one per label go to a device's fastest
+    label; else they are split evenly.
     """
-    while _step(holdings, _gains(holdings, capacities, least, concentrated=concentrated)):
+    while _step(holdings, _gains(holdings, capacities, stages, concentrated=concentrated)):
         pass
 
 
 def _step(holdings: Holdings, gains: Gains) -> bool:
     """Makes the best cycles that share neither labels nor devices, so that gains add up; says if there were any."""
-    pool = len(gains.best) - 1
+    pools = {len(gains.best) - 2, len(gains.best) - 1}
     busy_labels: set[int] = set()
     busy_devices: set[int] = set()
     for cycle in _cycles(gains.best):
-        swaps = [pair for pair in zip(cycle, cycle[1:] + cycle[:1], strict=True) if pool not in pair]
-        labels = [label for label in cycle if label != pool]
+        swaps = [pair for pair in zip(cycle, cycle[1:] + cycle[:1], strict=True) if not pools & set(pair)]
+        labels = [label for label in cycle if label not in pools]
         devices = [int(gains.device[pair]) for pair in swaps]
         if _overlap(labels, busy_labels) or _overlap(devices, busy_devices):
             continue
@@ -60,10 +63,10 @@ def _overlap(members: list[int], busy: set[int]) -> bool:
     return len(set(members) - busy) < len(members)
 
 
-def _gains(holdings: Holdings, capacities: IntArray, least: IntArray, *, concentrated: bool) -> Gains:
-    labels = len(least)
-    best = np.full((labels + 1, labels + 1), _NEVER)
-    device = np.full((labels + 1, labels + 1), -1)
+def _gains(holdings: Holdings, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool) -> Gains:
+    labels = len(holdings.holders)
+    best = np.full((labels + 2, labels + 2), _NEVER)
+    device = np.full((labels + 2, labels + 2), -1)
     for dropped in range(labels):
         rows = np.flatnonzero(holdings.held[:, dropped])
         if not len(rows):
@@ -73,7 +76,9 @@ def _gains(holdings: Holdings, capacities: IntArray, least: IntArray, *, concent
         best[dropped, :labels] = gain[winner, np.arange(labels)]
         device[dropped, :labels] = rows[winner]
     best[:labels, labels] = 0.0
-    best[labels, :labels] = np.where(holdings.holders > least, 0.0, _NEVER)
+    best[labels, :labels] = np.where(holdings.holders > stages[-1], 0.0, _NEVER)
+    best[:labels, labels + 1] = np.where(holdings.holders < stages[-1], 0.0, _NEVER)
+    best[labels + 1, :labels] = np.where(holdings.holders > stages[0], 0.0, _NEVER)
     return Gains(best, device)
 
 

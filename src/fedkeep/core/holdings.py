@@ -23,10 +23,12 @@ class Holdings:
 
     def __init__(self, velocity: Velocities, limits: IntArray, held: NDArray[np.bool_] | None = None) -> None:
         self.velocity = velocity
-        self.limits = limits
-        self.held = np.zeros(velocity.shape, dtype=bool) if held is None else held.copy()
-        self.room: IntArray = limits - self.held.sum(axis=1)
-        self.holders: IntArray = self.held.sum(axis=0)
+        if held is None:
+            self.held: NDArray[np.bool_] = np.zeros(velocity.shape, dtype=bool)
+            self.room, self.holders = limits.copy(), np.zeros(velocity.shape[1], dtype=np.int64)
+        else:
+            self.held = held.copy()
+            self.room, self.holders = limits - held.sum(axis=1), held.sum(axis=0)
 
     def grant(self, order: IntArray, least: IntArray) -> None:
         """Gives each label in turn to its fastest owners with room until it has its `least` (the greedy's step 2)."""
@@ -43,7 +45,7 @@ class Holdings:
         """Finds holders for labels under `least` where room alone did not: others hand labels on, none falls short."""
         for label in np.argsort(self.holders, kind="stable"):
             self._exchange(int(label), least)
-        chains = iter(range(max(1, _CHAINED_CELLS // max(1, self.held.size * self.held.shape[1]))))
+        chains = iter(range(max(1, _CHAINED_CELLS // max(1, self.held.size * len(self.holders)))))
         for label in np.flatnonzero(self.holders < least):
             while self.holders[label] < least[label] and next(chains, None) is not None:
                 if not self._chain(int(label), least):
@@ -76,37 +78,44 @@ class Holdings:
             self.swap(chosen, int(other), label)
 
     def _chain(self, label: int, least: IntArray) -> bool:
-        """Finds the label one more holder along the shortest chain of exchanges; says whether there is one."""
+        """Finds the label more holders along the shortest chain of exchanges; says whether there is one."""
         came_from = {label: label}
         queue = [label]
         for current in queue:
-            if self._has_room(current):
-                self.grant(np.array([current]), self.holders + 1)
-            elif current == label or self.holders[current] <= least[current]:
-                for other in self._reachable(current):
-                    if other not in came_from:
-                        came_from[other] = current
-                        queue.append(other)
-                continue
-            self._unwind(current, came_from)
-            return True
+            free = self._count_free(current)
+            spare = 0 if current == label else int(self.holders[current] - least[current])
+            if free or spare > 0:
+                self._pull(current, came_from, free=free, spare=spare, missing=int(least[label] - self.holders[label]))
+                return True
+            for other in self._reachable(current):
+                if other not in came_from:
+                    came_from[other] = current
+                    queue.append(other)
         return False
+
+    def _pull(self, last: int, came_from: dict[int, int], *, free: int, spare: int, missing: int) -> None:
+        """Moves as many holders along a chain as each of its links allows."""
+        links = []
+        while came_from[last] != last:
+            links.append((last, came_from[last]))
+            last = came_from[last]
+        allowed = [len(self._swappers(taken, dropped)) for dropped, taken in links]
+        amount = min([missing, free or spare, *allowed])
+        if free:
+            end = links[0][0] if links else last
+            self.grant(np.array([end]), self.holders + amount)
+        for dropped, taken in links:
+            swappers = self._swappers(taken, dropped)
+            self.swap(swappers[fastest(self.velocity[swappers, taken], amount)], dropped, taken)
 
     def _reachable(self, label: int) -> list[int]:
         """The labels that some owner of `label` could hand on for it."""
         owners = (self.velocity[:, label] > 0) & ~self.held[:, label]
         return [int(other) for other in np.flatnonzero(self.held[owners].any(axis=0))]
 
-    def _unwind(self, last: int, came_from: dict[int, int]) -> None:
-        while came_from[last] != last:
-            label = came_from[last]
-            swappers = self._swappers(label, last)
-            self.swap(swappers[fastest(self.velocity[swappers, label], 1)], last, label)
-            last = label
-
-    def _has_room(self, label: int) -> bool:
-        """Whether an owner of the label that does not hold it may hold one label more."""
-        return bool(((self.velocity[:, label] > 0) & (self.room > 0) & ~self.held[:, label]).any())
+    def _count_free(self, label: int) -> int:
+        """How many owners of the label do not hold it and may hold one label more."""
+        return int(((self.velocity[:, label] > 0) & (self.room > 0) & ~self.held[:, label]).sum())
 
     def _swappers(self, label: int, other: int) -> IntArray:
         """Devices that hold `other` and could hold `label` in its place."""

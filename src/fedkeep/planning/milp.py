@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.coordination import LabelLimits, coordinator, least_holders
+from fedkeep.core.coordination import LabelLimits, coordinator
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import largest_per_row
@@ -55,7 +55,7 @@ class Problem:
         self.fleet = fleet
         self.rows, self.labels = np.nonzero(fleet.velocities)
         self.pairs = len(self.rows)
-        self.stages = least_holders(limits.of_labels(fleet), int(limits.of_devices(fleet).sum()))
+        self.stages = limits.stages(fleet)
         self.size = 2 * self.pairs + (len(self.stages) + 1) * fleet.labels
         self.constraints: list[Any] = []
         self._link(limits)

@@ -38,7 +38,7 @@ def read_profiles(path: Path) -> Profiles:
     """The profiles in a `.json` or `.csv` file; a mistake in it is named in one sentence."""
     readers = {".json": _read_json, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
-        raise DataError(f"{path}: profiles are read from a .json or .csv file")
+        raise DataError(f"{path}: profiles are read from a .json or .csv file, experiments from .toml")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
