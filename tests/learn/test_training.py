@@ -24,6 +24,27 @@ def torch_learner(name: str, last_layers: int | None = None) -> FleetLearner:
     return TorchLearner(getattr(torch_models, name), last_layers)
 
 
+def module_learner(kind: str) -> FleetLearner:
+    """A module that vmap cannot train for several devices at once."""
+    pytest.importorskip("torch")
+    from torch import Tensor, nn
+
+    from fedkeep.learn.torch_learner import TorchLearner
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.last = nn.GRU(6, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.gru(x)[0][:, -1])  # type: ignore[no-any-return]
+
+    def dropout() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(24, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    return TorchLearner(Recurrent if kind == "recurrent" else dropout)
+
+
 def batch_of(shape: tuple[int, ...], classes: int, n: int, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
     return Batch(rng.normal(size=(n, *shape)).astype(np.float32), rng.integers(0, classes, n), np.arange(n))
@@ -92,6 +113,9 @@ LEARNERS: dict[str, tuple[Callable[[], FleetLearner], tuple[int, ...], int]] = {
     "dense": (lambda: DenseLearner((6, 5, 3)), (6,), 3),
     "dense-last": (lambda: DenseLearner((6, 5, 3), 1), (6,), 3),
     "lenet": (lambda: torch_learner("lenet"), (1, 28, 28), 10),
+    "traffic": (lambda: torch_learner("traffic_cnn"), (3, 64), 20),
+    "dropout": (lambda: module_learner("dropout"), (4, 6), 3),
+    "recurrent": (lambda: module_learner("recurrent"), (4, 6), 3),
     "lenet-last": (lambda: torch_learner("lenet", 1), (1, 28, 28), 10),
 }
 
@@ -107,7 +131,7 @@ def test_no_weight_or_no_data_leaves_the_model_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize("sizes", [(3, 1, 4), (0, 5), (1, 1, 1, 40)])
+@pytest.mark.parametrize("sizes", [(3, 1, 4), (0, 5, 2), (1, 1, 1, 40)])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_many_devices_train_as_they_would_alone(
     name: str, sizes: tuple[int, ...], batch_size: int | None

@@ -51,7 +51,7 @@ class AutogradMeasurements:
                     self._losses(x, y).sum(), self._network.valued_parameters, materialize_grads=True
                 )
             total += torch.cat([part.reshape(-1) for part in parts])
-        gradient: Vector = total.div_(max(1, self._n)).numpy()
+        gradient: Vector = total.div_(self._n).numpy()
         return gradient
 
     def activations(self) -> AnyArray:
