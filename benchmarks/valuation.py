@@ -3,8 +3,8 @@
     python benchmarks/valuation.py --json FILE [--quick]
 
 "head" is the value (Eq. 6) and the estimator (Eq. 7) over the last layer, "full" the same over all layers,
-and "one by one" backpropagates each sample alone. One thread;
-repetitions are interleaved, medians of CPU time reported.
+and "one by one" backpropagates each sample alone. One thread; repetitions
+are interleaved, and medians of CPU time compared.
 """
 
 from __future__ import annotations

@@ -82,9 +82,7 @@ def test_numpy_training_is_equation_12(widths: tuple[int, ...], classes: int, pr
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7])
 @pytest.mark.parametrize(("name", "shape", "classes"), TORCH)
-def test_torch_training_is_equation_12(
-    name: str, shape: tuple[int, ...], classes: int, proximal: float
-) -> None:
+def test_torch_training_is_equation_12(name: str, shape: tuple[int, ...], classes: int, proximal: float) -> None:
     check_against_hand(torch_learner(name), batch_of(shape, classes, 5), proximal)
 
 
@@ -133,9 +131,7 @@ def test_no_weight_or_no_data_leaves_the_model_alone(name: str) -> None:
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("sizes", [(3, 1, 4), (0, 5, 2), (1, 1, 1, 40)])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_many_devices_train_as_they_would_alone(
-    name: str, sizes: tuple[int, ...], batch_size: int | None
-) -> None:
+def test_many_devices_train_as_they_would_alone(name: str, sizes: tuple[int, ...], batch_size: int | None) -> None:
     make, shape, classes = LEARNERS[name]
     learner, local = make(), LocalTraining(learning_rate=0.1, epochs=3, batch_size=batch_size, proximal=0.2)
     model = learner.initial(0)
@@ -161,6 +157,4 @@ def test_many_devices_measure_as_they_would_alone(name: str, sizes: tuple[int, .
             of_many, of_one = getattr(many, quantity)(), getattr(one, quantity)()
             assert of_many.shape == of_one.shape
             np.testing.assert_allclose(of_many, of_one, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(
-            many.projections(direction), one.projections(direction), rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(many.projections(direction), one.projections(direction), rtol=1e-4, atol=1e-5)

@@ -102,9 +102,7 @@ class TorchLearner:
             try:
                 with self._network.training(seeds[0]):
                     return train_stacked(self._network, model, batches, weights, local)
-            except (
-                RuntimeError
-            ):  # layers that cannot be mapped over: recurrent ones, or ones that draw at random
+            except RuntimeError:  # layers that cannot be mapped over: recurrent ones, or ones that draw at random
                 self._stacks = False
         jobs = zip(batches, weights, seeds, strict=True)
         return [self.train(model, batch, gamma, local, seed) for batch, gamma, seed in jobs]
