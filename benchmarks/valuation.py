@@ -3,7 +3,8 @@
     python benchmarks/valuation.py --json FILE [--quick]
 
 "head" is the value (Eq. 6) and the estimator (Eq. 7) over the last layer, "full" the same over all layers,
-and "one by one" backpropagates each sample alone. One thread; repetitions are interleaved, medians reported.
+and "one by one" backpropagates each sample alone. One thread; repetitions
+are interleaved, and medians of CPU time compared.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch import nn
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.types import Batch, Vector
 from fedkeep.learn import torch_models
-from fedkeep.learn.torch_learner import TorchLearner
+from fedkeep.learn.models import learner_for
 
 Job = Callable[[], object]
 BATCH_SIZES = (1, 32, 256)
@@ -31,15 +32,16 @@ BATCH_SIZES = (1, 32, 256)
 
 @dataclass(frozen=True)
 class Task:
+    model: str
     factory: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int
 
 
 TASKS = {
-    "lenet": Task(torch_models.lenet, (1, 28, 28), 10),
-    "har": Task(torch_models.har_dnn, (900,), 5),
-    "traffic": Task(torch_models.traffic_cnn, (3, 64), 20),
+    "lenet": Task("lenet", torch_models.lenet, (1, 28, 28), 10),
+    "har": Task("mlp", torch_models.har_dnn, (900,), 5),
+    "traffic": Task("traffic-cnn", torch_models.traffic_cnn, (3, 64), 20),
 }
 
 
@@ -89,15 +91,15 @@ def one_by_one(task: Task, model: Vector, batch: Batch) -> Job:
 
 
 def interleaved(jobs: dict[str, Job], repetitions: int) -> dict[str, float]:
-    """The median seconds of each job, all run in turn so that a busy machine slows them alike."""
+    """The median CPU seconds of each job, all run in turn: neighbours on the machine hardly count."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
         job()
     for _ in range(repetitions):
         for name, job in jobs.items():
-            start = perf_counter()
+            start = process_time()
             job()
-            times[name].append(perf_counter() - start)
+            times[name].append(process_time() - start)
     return {name: median(taken) for name, taken in times.items()}
 
 
@@ -107,8 +109,8 @@ def measure(task: Task, n: int, repetitions: int) -> dict[str, float]:
     x = rng.normal(size=(n, *task.shape)).astype(np.float32)
     batch = Batch(x, rng.integers(0, task.classes, n), np.arange(n))
     learners = {
-        "head": TorchLearner(task.factory, last_layers=1),
-        "full": TorchLearner(task.factory),
+        "head": learner_for(task.model, task.shape, task.classes, last_layers=1),
+        "full": learner_for(task.model, task.shape, task.classes),
     }
     model = learners["full"].initial(0)
     jobs = {"forward": forward_pass(task, model, batch)}

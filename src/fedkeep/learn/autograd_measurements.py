@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class AutogradMeasurements:
     def projections(self, direction: Vector) -> Scores:
         views = self._network.valued.views(np.array(direction, dtype=np.float32))
         tangents = [torch.from_numpy(view) for view in views]
-        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels cannot be differentiated twice
+        with _plain_attention():
             return per_sample([self._project(x, y, tangents) for x, y in self._pieces(self._chunk)])
 
     def norms(self) -> Scores:
@@ -50,7 +51,7 @@ class AutogradMeasurements:
                     self._losses(x, y).sum(), self._network.valued_parameters, materialize_grads=True
                 )
             total += torch.cat([part.reshape(-1) for part in parts])
-        gradient: Vector = total.div_(max(1, self._n)).numpy()
+        gradient: Vector = total.div_(self._n).numpy()
         return gradient
 
     def activations(self) -> AnyArray:
@@ -76,8 +77,9 @@ class AutogradMeasurements:
 
     def _norms(self, names: Sequence[str]) -> Scores:
         width = sum(p.numel() for name, p in self._network.module.named_parameters() if name in names)
-        pieces = self._pieces(min(self._chunk, max(1, _BLOCK // width)))
-        return np.sqrt(per_sample([self._square_norms(x, y, names) for x, y in pieces]))
+        chunks = self._pieces(min(self._chunk, max(1, _BLOCK // width)))
+        with _plain_attention():
+            return np.sqrt(per_sample([self._square_norms(x, y, names) for x, y in chunks]))
 
     def _square_norms(self, x: Tensor, y: Tensor, names: Sequence[str]) -> Tensor:
         parameters = {name: self._network.module.get_parameter(name).detach() for name in names}
@@ -99,3 +101,8 @@ class AutogradMeasurements:
             with self._network.lock:
                 self._network.load(self._model, frozen=True)
                 yield x, y
+
+
+def _plain_attention() -> AbstractContextManager[None]:
+    """Without the fused attention kernels, which can be neither differentiated twice nor mapped over."""
+    return sdpa_kernel(SDPBackend.MATH)

@@ -35,18 +35,25 @@ def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
 
 def cross_entropy(logits: AnyArray, y: IntArray) -> AnyArray:
     """The loss of each sample, -log softmax(z)_y."""
-    z = logits - logits.max(axis=-1, keepdims=True)
-    losses: AnyArray = np.log(np.exp(z).sum(axis=-1)) - np.take_along_axis(z, y[..., None], axis=-1)[..., 0]
-    return losses
+    z = _class_rows(logits)
+    losses: AnyArray = np.log(np.add.reduce(np.exp(z), axis=0)) - z[y.reshape(-1), np.arange(y.size)]
+    return losses.reshape(y.shape)
 
 
 def output_error(logits: AnyArray, y: IntArray) -> AnyArray:
     """The gradient of each sample's loss by its logits, softmax(z) - onehot(y)."""
-    error: AnyArray = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
-    np.exp(error, out=error)
-    error /= np.add.reduce(error, axis=-1, keepdims=True)
-    error.reshape(-1)[np.arange(0, error.size, error.shape[-1]) + y.reshape(-1)] -= 1.0
-    return error
+    z = _class_rows(logits)
+    np.exp(z, out=z)
+    z /= np.add.reduce(z, axis=0)
+    z -= np.arange(len(z))[:, None] == y.reshape(-1)
+    return np.ascontiguousarray(z.T).reshape(logits.shape)
+
+
+def _class_rows(logits: AnyArray) -> AnyArray:
+    """Each sample's logits less their maximum, a row per class: numpy is slow along short rows."""
+    z = np.array(logits.reshape(-1, logits.shape[-1]).T, order="C")
+    z -= np.maximum.reduce(z, axis=0)
+    return z
 
 
 def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int = 0) -> list[AnyArray]:

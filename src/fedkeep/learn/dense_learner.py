@@ -70,7 +70,7 @@ class DenseLearner:
         """What each batch's own model sees in it."""
         if not self._stackable(batches):
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
-        layers = self._layers(np.stack(models))
+        layers = self._layers(models[0][None] if len(models) == 1 else np.stack(models))
         trace = Trace(lambda: forward(layers, self._stack(batches)), _labels(batches), layers, self._first)
         return [DenseMeasurements(trace, self._valued, len(batch), c) for c, batch in enumerate(batches)]
 
@@ -133,6 +133,8 @@ class DenseLearner:
 
 def _labels(batches: Sequence[Batch]) -> IntArray:
     """The labels of C batches as (C, n), short ones padded with zeros."""
+    if len(batches) == 1:
+        return batches[0].y[None]
     y = np.zeros((len(batches), max(map(len, batches))), dtype=np.int64)
     for c, batch in enumerate(batches):
         y[c, : len(batch)] = batch.y

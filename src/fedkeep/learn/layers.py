@@ -81,7 +81,8 @@ def _columns(layer: BilinearLayer, a: Tensor, e: Tensor) -> tuple[Tensor, Tensor
         kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
     columns = F.unfold(a, kernel, dilation, padding, stride)
     n, places = len(a), columns.shape[-1]
-    return columns.view(n, layer.groups, -1, places), e.reshape(n, layer.groups, -1, places)
+    taken, given = columns.shape[1] // layer.groups, layer.out_channels // layer.groups
+    return columns.view(n, layer.groups, taken, places), e.reshape(n, layer.groups, given, places)
 
 
 def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:

@@ -92,6 +92,16 @@ class Network:
             parameter.requires_grad_(training)
 
     @contextmanager
+    def training(self, seed: int) -> Iterator[None]:
+        """Holds the module in training mode, drawing its random numbers from `seed`."""
+        with self.lock, seeded(seed):
+            self.prepare(training=True)
+            try:
+                yield
+            finally:
+                self.prepare(training=False)
+
+    @contextmanager
     def differentiable(self) -> Iterator[None]:
         """Lets autograd see the valued parameters themselves, where outputs of layers do not suffice."""
         for parameter in self.valued_parameters:
@@ -141,6 +151,17 @@ class Network:
                 calls.append((args[0].detach(), output))
             else:
                 calls.append((args[0], output))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Gives torch's global generator a seed for a while, and its own state back."""
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def output_error(logits: Tensor, y: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Vector
+from fedkeep.learn.empty_measurements import EmptyMeasurements
 from fedkeep.learn.flat import Layout
 from fedkeep.learn.inspection import MeasurementsClass, choose_measurements
 from fedkeep.learn.minibatches import minibatches
-from fedkeep.learn.network import Network, as_tensor, output_error
-from fedkeep.learn.torch_measurements import CHUNK, TorchMeasurements
+from fedkeep.learn.network import Network, as_tensor, output_error, seeded
+from fedkeep.learn.stacked_training import is_stackable, train_stacked
+from fedkeep.learn.torch_measurements import CHUNK
 
 _INFERENCE_CHUNK = 1024
 
@@ -40,6 +42,7 @@ class TorchLearner:
         self._factory = factory
         self._chunk = chunk
         self._network = Network(factory(), last_layers)
+        self._stacks = True
         self._measurements: MeasurementsClass | None = None
 
     @property
@@ -56,8 +59,7 @@ class TorchLearner:
 
     def initial(self, seed: int) -> Vector:
         """The parameters of a new module, as its own layers initialise them."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             module = self._factory()
         vector: Vector = torch.cat([p.detach().float().reshape(-1) for p in module.parameters()]).numpy()
         return vector
@@ -67,9 +69,11 @@ class TorchLearner:
 
     def measure(self, model: Vector, batch: Batch) -> Measurements:
         """What `model`, which must not change any more, sees in the batch."""
-        if self._measurements is None and len(batch):
+        if len(batch) == 0:
+            return EmptyMeasurements(self.gradient_size)
+        if self._measurements is None:
             self._measurements = choose_measurements(self._network, model, batch)
-        return (self._measurements or TorchMeasurements)(self._network, model, batch, self._chunk)
+        return self._measurements(self._network, model, batch, self._chunk)
 
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
         """What each batch's own model sees in it."""
@@ -78,17 +82,12 @@ class TorchLearner:
     def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
         x, y, gamma = as_tensor(batch.x), as_tensor(batch.y), torch.tensor(weights, dtype=torch.float32)
         network = self._network
-        with network.lock, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with network.training(seed):
             network.load(model)
             anchor = network.flat.clone()
-            network.prepare(training=True)
-            try:
-                for index in minibatches(len(batch), local, seed):
-                    self._step(x[index], y[index], gamma[index], local, anchor)
-                return np.array(network.flat.numpy())
-            finally:
-                network.prepare(training=False)
+            for index in minibatches(len(batch), local, seed):
+                self._step(x[index], y[index], gamma[index], local, anchor)
+            return np.array(network.flat.numpy())
 
     def train_many(
         self,
@@ -98,12 +97,18 @@ class TorchLearner:
         local: LocalTraining,
         seeds: Sequence[int],
     ) -> list[Vector]:
-        """Where each batch leads from the same model."""
+        """Where each batch leads from the same model, in one call where that is possible and faster."""
+        if self._stacks and is_stackable(batches, local):
+            try:
+                with self._network.training(seeds[0]):
+                    return train_stacked(self._network, model, batches, weights, local)
+            except RuntimeError:  # layers that cannot be mapped over: recurrent ones, or ones that draw at random
+                self._stacks = False
         jobs = zip(batches, weights, seeds, strict=True)
         return [self.train(model, batch, gamma, local, seed) for batch, gamma, seed in jobs]
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        with self._network.lock, torch.no_grad():
+        with self._network.lock:
             self._network.load(model)
             parts = [self._network.module(part) for part in torch.split(as_tensor(x), _INFERENCE_CHUNK)]
         scores: AnyArray = torch.cat(parts).numpy()

@@ -69,8 +69,6 @@ class TorchMeasurements:
         return np.sqrt(per_sample(_square_norms(record.head_only) for record in self._inferred()))
 
     def mean_gradient(self) -> Vector:
-        if self._n == 0:
-            return np.zeros(self._network.valued.size, dtype=np.float32)
         total = _sum(_summed_gradient(record) for record in self._recorded())
         gradient: Vector = total.div_(self._n).numpy()
         return gradient
