@@ -65,6 +65,9 @@ class Round(_Line, frozen=True, kw_only=True, tag="round"):
 
     round: int
     participants: tuple[int, ...]
+    """Which devices took part; large fleets may list only some."""
+    participations: int = 0
+    """How many times a device took part; 0 where `participants` lists each once."""
     arrivals: int = 0
     """Samples that came by on the participants' streams."""
     kept: int = 0

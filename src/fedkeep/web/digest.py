@@ -53,7 +53,7 @@ class Activity:
 
     @staticmethod
     def of(line: Round) -> Activity:
-        counts = (len(line.participants), *(getattr(line, name) for name in _COUNTS[1:]))
+        counts = (line.participations or len(line.participants), *(getattr(line, name) for name in _COUNTS[1:]))
         return Activity(line.round, counts, line.staleness)
 
     def then(self, later: Activity) -> Activity:

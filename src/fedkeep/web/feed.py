@@ -14,8 +14,6 @@ from fedkeep.records.recorder import timing_path
 from fedkeep.web.digest import Digest
 from fedkeep.web.view import Update, View
 
-REFRESH_SECONDS = 0.4
-
 
 class _Followed:
     """One run's file, its clock's, and what is known of them."""
@@ -71,10 +69,11 @@ def _last_seconds(path: Path) -> float | None:
 class DirectoryFeed:
     """Updates from the files of a directory; safe to ask from several threads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pause: float = 0.4) -> None:
         if not directory.is_dir():
             raise DataError(f"{directory} is not a directory; give the one that `fedkeep run --out` writes to")
         self._directory = directory
+        self._pause = pause
         self._runs: dict[str, _Followed] = {}
         self._version = 1
         self._comparison = Comparison((), (), ())
@@ -83,9 +82,7 @@ class DirectoryFeed:
 
     def since(self, version: int) -> Update | None:
         with self._lock:
-            if time.monotonic() - self._looked >= REFRESH_SECONDS:
-                self._refresh()
-                self._looked = time.monotonic()
+            self._look()
             if version >= self._version:
                 return None
             changed = (run.view for run in self._runs.values() if run.version > version)
@@ -99,8 +96,16 @@ class DirectoryFeed:
 
     def device(self, key: str, device: int) -> Device | None:
         with self._lock:
+            self._look()
             run = self._runs.get(key)
             return run.digest.devices.get(device) if run is not None and run.digest is not None else None
+
+    def _look(self) -> None:
+        """Reads what came, unless somebody asked a moment ago."""
+        if time.monotonic() - self._looked < self._pause:
+            return
+        self._refresh()
+        self._looked = time.monotonic()
 
     def _refresh(self) -> None:
         paths = {self._key(path): path for path in run_paths(self._directory)}

@@ -66,6 +66,7 @@ def _server(feed: Feed, token: str | None) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        ws="none",
         server_header=False,
         timeout_graceful_shutdown=2,
     )
