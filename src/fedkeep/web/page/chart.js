@@ -2,6 +2,7 @@
 // A line or stacked-area chart: resizes with its card, explains a point under the pointer or the arrow keys.
 
 const CHART_HEIGHT = 240;
+const NAME_LENGTH = 14;
 
 class Chart {
   /** `options`: title, note, yFormat, tickFormat, stacked, fromZero, labelled (method names at the lines' ends), height. */
@@ -39,7 +40,8 @@ class Chart {
 
   frame(ys) {
     const width = this.plot.clientWidth;
-    const roomForNames = this.options.labelled && width > 460 ? 92 : 10;
+    const longest = Math.max(0, ...this.shown.map((series) => Math.min(NAME_LENGTH, series.name.length)));
+    const roomForNames = this.options.labelled && width > 460 ? 16 + 7.6 * longest : 18;
     const full = this.options.height || CHART_HEIGHT;
     const height = full - 46;
     const numbers = niceTicks(...ys, height / 48).map((tick) => this.tick(tick).length);
@@ -115,13 +117,13 @@ class Chart {
   /** The series' names at the ends of their lines, pushed apart. */
   names() {
     const group = draw("g", { class: "names" });
-    if (!this.options.labelled || this.frame_.width + 60 > this.plot.clientWidth) return group;
+    if (!this.options.labelled || this.plot.clientWidth <= 460) return group;
     const ends = this.shown.map((series) => ({ series, at: this.y(last(series.points).y) }));
     ends.sort((a, b) => a.at - b.at);
     for (let place = 1; place < ends.length; place += 1) ends[place].at = Math.max(ends[place].at, ends[place - 1].at + 14);
     const over = ends.length ? Math.max(0, last(ends).at - (this.frame_.top + this.frame_.height)) : 0;
     for (const { series, at } of ends) {
-      const name = series.name.length > 13 ? `${series.name.slice(0, 12)}…` : series.name;
+      const name = series.name.length > NAME_LENGTH ? `${series.name.slice(0, NAME_LENGTH - 1)}…` : series.name;
       group.append(draw("text", { class: `c${series.colour}`, x: this.frame_.left + this.frame_.width + 8, y: at - over, dy: "0.32em" }, name));
     }
     return group;

@@ -2,7 +2,7 @@
 // What is chosen, what is known, and the drawing of it.
 
 const state = {
-  views: new Map(), comparison: { bases: [], rows: [], notes: [] }, title: "", connection: "lost",
+  views: new Map(), comparison: { bases: [], rows: [], notes: [] }, title: "", connection: "opening",
   group: null, across: "round", hidden: new Set(), method: null, key: null, device: null, sides: { left: null, right: null },
 };
 const snapshots = new Map();
@@ -133,6 +133,7 @@ function drawStatus() {
   const going = views.filter((view) => stateOf(view) === "running").length;
   const words = {
     live: going ? `Live, ${going} of ${plural(views.length, "run", "runs")} going` : `Live, ${plural(views.length, "run", "runs")}`,
+    opening: "Connecting…",
     lost: "Reconnecting…",
     report: `Report of ${plural(views.length, "run", "runs")}`,
   }[state.connection];
