@@ -13,6 +13,8 @@ pytest.importorskip("fastapi", reason="the live page needs the 'web' extra")
 
 from playwright.sync_api import expect
 
+from fedkeep.records import Device, Evaluation, Holdings, Plan, Privacy, Recorder, Round, Slot
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -188,6 +190,28 @@ def test_nothing_in_a_record_becomes_html(show: Show, tmp_path: Path, fleet: dic
     expect(page.locator("#live")).to_contain_text("<img src=x")
     assert page.locator("img").count() == 0
     assert page.evaluate("window.broken") is None
+
+
+def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+    fleet["FakeRun"](tmp_path / "bare.jsonl", "bare", labels=("a",), devices=5)
+    fleet["FakeRun"](tmp_path / "none.jsonl", "none", labels=(), devices=5)
+    path = tmp_path / "odd.jsonl"
+    fleet["FakeRun"](path, "odd", labels=("a", "b"), devices=5, images=False)
+    with Recorder(path) as recorder:
+        recorder.write(Plan(round=1, devices=(0, 1, 2), quotas=((1,), ()), holders=(9,), wanted=()))
+        recorder.write(Holdings(round=1, devices=(7, 1), filled=((1, 1, 1),)))
+        recorder.write(Evaluation(round=1, accuracy=None, loss=None))
+        recorder.write(Device(round=1, device=1, capacity=0, slots=(Slot(id=1, label=9, score=None, age=0),)))
+        recorder.write(Device(round=1, device=2, capacity=1, slots=(), changes=()))
+        recorder.write(Privacy(round=1, epsilon_spent=None, epsilon_left=None, delta=0.0))
+        recorder.write(Round(round=1, participants=(), refused_reports={"constructor": 1}))
+    page = show(tmp_path)
+    for method in ("bare", "none", "odd"):
+        page.get_by_role("combobox", name="Method", exact=True).select_option(method)
+        expect(page.get_by_role("combobox", name="Seed", exact=True)).to_have_value(method)
+    page.get_by_role("combobox", name="Device", exact=True).select_option("1")
+    expect(page.locator("#device table")).to_contain_text("label 9")
+    expect(page.locator("#panels")).to_contain_text("refused: constructor")
 
 
 def test_a_phone_needs_no_sideways_scrolling(show: Show, page: Page, runs: Path) -> None:

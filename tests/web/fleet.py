@@ -98,7 +98,7 @@ class FakeRun:
 
     def _plan(self) -> np.ndarray:
         wants = self.rng.random((self._devices, self._labels)) < 0.45
-        wants[:, -1] &= np.arange(self._devices) < 3
+        wants[:, -1:] &= np.arange(self._devices)[:, None] < 3
         return np.where(wants, 1 + (self.rng.random(wants.shape) < 0.3), 0)
 
     def _write_plan(self) -> None:

@@ -23,12 +23,17 @@ class _Followed:
         self.digest: Digest | None = None
         self.version = 0
         self.view: View | None = None
+        self.modified = 0.0
         self._tail = Tail(path)
         self._clock = timing_path(path)
 
     def refresh(self) -> bool:
-        """Whether something came."""
-        restarted, lines = self._tail.read()
+        """Whether something came; a file that is gone since it was listed has nothing new."""
+        try:
+            restarted, lines = self._tail.read()
+            self.modified = self.path.stat().st_mtime
+        except OSError:
+            return False
         if restarted:
             self.digest = None
         for raw in lines:
@@ -100,6 +105,9 @@ class DirectoryFeed:
             run = self._runs.get(key)
             return run.digest.devices.get(device) if run is not None and run.digest is not None else None
 
+    def close(self) -> None:
+        """Nothing is kept open."""
+
     def _look(self) -> None:
         """Reads what came, unless somebody asked a moment ago."""
         if time.monotonic() - self._looked < self._pause:
@@ -124,8 +132,7 @@ class DirectoryFeed:
         for key in changed:
             run = self._runs[key]
             run.version = self._version
-            modified = run.path.stat().st_mtime
-            run.view = run.digest.view(key, modified) if run.digest is not None else None
+            run.view = run.digest.view(key, run.modified) if run.digest is not None else None
         self._comparison = compare(run.digest.as_run(run.path) for run in self._runs.values() if run.digest is not None)
 
     def _key(self, path: Path) -> str:
