@@ -48,7 +48,7 @@ class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
     loss: float | None
     device_accuracy: tuple[float | None, ...] = ()
     """One per device, where there are few enough to list."""
-    device_accuracy_quantiles: tuple[float, ...] = ()
+    device_accuracy_quantiles: tuple[float | None, ...] = ()
     """Minimum, quartiles and maximum over the devices."""
     samples_valued: int = 0
     bytes_stored: int = 0

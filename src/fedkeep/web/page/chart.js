@@ -159,13 +159,8 @@ class Chart {
     const over = ends.length ? Math.max(0, last(ends).at - (this.box.top + this.box.height)) : 0;
     for (const { series, at } of ends) {
       const name = series.name.length > NAME_LENGTH ? `${series.name.slice(0, NAME_LENGTH - 1)}…` : series.name;
-      group.append(
-        draw(
-          "text",
-          { class: `c${series.colour}`, x: this.box.left + this.box.width + 8, y: at - over, dy: "0.32em" },
-          name,
-        ),
-      );
+      const x = this.x(last(series.points).x) + 8;
+      group.append(draw("text", { class: `c${series.colour}`, x, y: at - over, dy: "0.32em" }, name));
     }
     return group;
   }

@@ -91,12 +91,14 @@ class DevicePane {
         make("b", { "aria-hidden": "true" }, sign),
         make("span", {}, `#${change.id} ${labelName(view, change.label)}`),
         make("span", { class: "quiet" }, `${words}${instead}`),
-        make("span", { class: "number" }, formatNumber(change.score)),
+        change.score != null && make("span", { class: "number" }, formatNumber(change.score)),
       );
     });
   }
 }
 
+/** A label in words: one that is called by a number, or by nothing, is "label 3". */
 function labelName(view, label) {
-  return view.labels[label] ?? `label ${label}`;
+  const name = view.labels[label] ?? String(label);
+  return /^\d+$/.test(name) ? `label ${name}` : name;
 }

@@ -6,6 +6,12 @@ class Panels {
     this.method = new Choice("Method", actions.chooseMethod);
     this.seed = new Choice("Seed", actions.chooseSeed);
     byId("run-tools").append(this.method.node, this.seed.node);
+    this.spread = new Chart({
+      title: "Across devices",
+      note: "accuracy, quartiles shaded",
+      yFormat: (v) => formatPercent(v),
+      tickFormat: tickPercent,
+    });
     this.stream = new Chart({
       title: "Stream",
       note: "samples a round",
@@ -15,7 +21,7 @@ class Panels {
     });
     this.stale = new Chart({
       title: "Age of ĝ",
-      note: "mean rounds since its parts were measured",
+      note: "in rounds, mean over its parts",
       yFormat: formatNumber,
       fromZero: true,
     });
@@ -28,28 +34,20 @@ class Panels {
     });
     this.store = new Chart({
       title: "Store",
-      note: "labels covered, samples exchanged",
+      note: "of labels and samples",
       yFormat: (v) => formatPercent(v, 0),
       tickFormat: tickPercent,
       fromZero: true,
     });
     this.failures = make("div", { class: "card" });
-    this.privacy = new Chart({
-      title: "Privacy budget",
-      note: "ε spent",
-      yFormat: formatNumber,
-      fromZero: true,
-      height: 150,
-    });
-    this.budget = make("div", {});
-    this.privacy.node.append(this.budget);
+    this.privacy = make("div", { class: "card" });
     byId("panels").append(
+      this.spread.node,
       this.stream.node,
       this.traffic.node,
       this.stale.node,
       this.store.node,
-      this.failures,
-      this.privacy.node,
+      make("div", { class: "stack" }, this.failures, this.privacy),
     );
   }
 
@@ -68,15 +66,7 @@ class Panels {
     byId("tiles").replaceChildren(...tiles(view));
     this.drawCharts(view);
     this.failures.replaceChildren(...failures(view));
-    this.drawPrivacy(view);
-  }
-
-  drawPrivacy(view) {
-    const accounted = view.privacy.round.length > 0;
-    this.privacy.plot.hidden = !accounted;
-    if (accounted)
-      this.privacy.update({ series: [{ name: "ε spent", colour: 7, points: columnPoints(view.privacy, "spent") }] });
-    this.budget.replaceChildren(...budget(view));
+    this.privacy.replaceChildren(make("h3", {}, "Privacy budget"), ...budget(view));
   }
 
   drawCharts({ activity, evaluations }) {
@@ -86,12 +76,14 @@ class Panels {
       dash,
       points: columnPoints(columns, column),
     });
-    this.stream.update({
+    this.spread.update({
       series: [
-        line("kept", 0, activity, "kept"),
-        line("replaced", 2, activity, "replaced"),
-        line("refused", 6, activity, "refused"),
+        { name: "median", colour: 0, points: quartilePoints(evaluations) },
+        line("worst", 1, evaluations, "worst_device", "6 4"),
       ],
+    });
+    this.stream.update({
+      series: ["kept", "replaced", "refused"].map((fate, place) => line(fate, [0, 2, 6][place], activity, fate)),
     });
     this.stale.update({ series: [line("age of ĝ", 0, activity, "staleness")] });
     this.traffic.update({
@@ -104,6 +96,13 @@ class Panels {
       ],
     });
   }
+}
+
+/** The median device's accuracy, with the span from the lower to the upper quartile. */
+function quartilePoints({ round, median_device: middle, lower_device: low, upper_device: high }) {
+  return round
+    .map((x, place) => ({ x, y: middle[place], low: low[place], high: high[place] }))
+    .filter((point) => point.y != null);
 }
 
 function seedName(view, among) {
