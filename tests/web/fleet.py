@@ -98,7 +98,7 @@ class FakeRun:
 
     def _plan(self) -> np.ndarray:
         wants = self.rng.random((self._devices, self._labels)) < 0.45
-        wants[:, -1] &= np.arange(self._devices) < 3
+        wants[:, -1:] &= np.arange(self._devices)[:, None] < 3
         return np.where(wants, 1 + (self.rng.random(wants.shape) < 0.3), 0)
 
     def _write_plan(self) -> None:
@@ -140,6 +140,7 @@ class FakeRun:
                 round=self.round,
                 accuracy=float(accuracy),
                 loss=float(2.3 * (1 - accuracy) + 0.1),
+                device_accuracy_quantiles=tuple((accuracy + np.array([-0.3, -0.08, 0.01, 0.07, 0.12])).tolist()),
                 samples_valued=self.round * 60,
                 bytes_stored=self._devices * 5 * 785,
                 bytes_up=self._sent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_merged_rounds_keep_their_mean_per_round(long_run: Run) -> None:
     activity = digested(long_run).view("ode-0", 0.0).activity
     assert BINS // 2 <= len(activity["round"]) <= BINS
     rounds = [0, *(r for r in activity["round"] if r is not None)]
-    spans = [late - early for early, late in itertools.pairwise(rounds)]
+    spans = [late - early for early, late in pairwise(rounds)]
     counted = sum(s * (a or 0) for s, a in zip(spans, activity["arrivals"], strict=True))
     assert counted == pytest.approx(sum(line.arrivals for line in long_run.rounds))
 
@@ -81,11 +81,6 @@ def test_a_huge_plan_is_shortened_for_the_page(tmp_path: Path, fleet: dict[str, 
     assert view.devices == ROWS + 50
 
 
-def update_of(feed: DirectoryFeed, version: int = 0) -> Update | None:
-    feed._looked = float("-inf")
-    return feed.since(version)
-
-
 def only(update: Update | None) -> View:
     assert update is not None
     (view,) = update.views
@@ -93,35 +88,37 @@ def only(update: Update | None) -> View:
 
 
 def test_a_feed_tells_only_what_changed(tmp_path: Path, fleet: dict[str, Any]) -> None:
-    feed = DirectoryFeed(tmp_path)
-    empty = update_of(feed)
+    feed = DirectoryFeed(tmp_path, pause=0)
+    empty = feed.since(0)
     assert empty is not None
     assert empty.views == ()
     one = fleet["FakeRun"](tmp_path / "sub" / "ode-0.jsonl", "ode")
     fleet["FakeRun"](tmp_path / "fifo-0.jsonl", "fifo").advance(20)
-    first = update_of(feed, empty.version)
+    first = feed.since(empty.version)
     assert first is not None
     assert first.keys == ("fifo-0", "sub/ode-0")
-    assert update_of(feed, first.version) is None
+    assert feed.since(first.version) is None
     one.advance(20)
-    assert only(update_of(feed, first.version)).key == "sub/ode-0"
-    assert {row.method for row in feed._comparison.rows} == {"fifo", "ode"}
+    second = feed.since(first.version)
+    assert only(second).key == "sub/ode-0"
+    assert second is not None
+    assert [row.method for row in second.comparison.rows] == ["fifo", "ode"]
 
 
 def test_a_feed_follows_cuts_restarts_and_removals(tmp_path: Path, fleet: dict[str, Any]) -> None:
     path = tmp_path / "ode-0.jsonl"
     fleet["FakeRun"](path, "ode", 0).advance(40)
-    feed = DirectoryFeed(tmp_path)
-    assert only(update_of(feed)).round == 40
+    feed = DirectoryFeed(tmp_path, pause=0)
+    assert only(feed.since(0)).round == 40
     with Recorder(path) as recorder:
         recorder.truncate_after(20)
-    cut = only(update_of(feed))
+    cut = only(feed.since(0))
     assert cut.round == 20
     assert cut.totals["participants"] == 20 * 5
     fleet["FakeRun"](path, "fifo", 3).advance(10)
-    assert (only(update_of(feed)).method, only(update_of(feed)).round) == ("fifo", 10)
+    assert (only(feed.since(0)).method, only(feed.since(0)).round) == ("fifo", 10)
     path.unlink()
-    gone = update_of(feed)
+    gone = feed.since(0)
     assert gone is not None
     assert gone.keys == ()
 
@@ -133,13 +130,13 @@ def test_a_damaged_line_is_counted_and_passed_over(tmp_path: Path, fleet: dict[s
         file.write('{"kind": "round", "round": "three"}\n{"kind": "new-fangled"}\n')
     with Recorder(path) as recorder:
         recorder.write(Round(round=2, participants=()))
-    view = only(update_of(DirectoryFeed(tmp_path)))
+    view = only(DirectoryFeed(tmp_path).since(0))
     assert (view.round, view.damaged) == (2, 1)
 
 
 def test_the_clock_beside_the_run_is_shown(tmp_path: Path, fleet: dict[str, Any]) -> None:
     fleet["FakeRun"](tmp_path / "ode-0.jsonl").advance(20)
-    assert only(update_of(DirectoryFeed(tmp_path))).seconds == pytest.approx(20 * 0.11)
+    assert only(DirectoryFeed(tmp_path).since(0)).seconds == pytest.approx(20 * 0.11)
 
 
 def test_watching_what_is_no_directory_says_so(tmp_path: Path) -> None:

@@ -42,8 +42,10 @@ def test_files_are_written_where_asked(directory: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_another_base_may_be_asked_for(directory: Path) -> None:
-    result = CliRunner().invoke(app, ["report", str(directory), "--base", "high-loss"])
+def test_another_base_may_be_asked_for(directory: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["report", str(directory), "--base", "high-loss", "--html", str(page)])
+    assert '"bases":["high-loss"]' in page.read_text()
     assert "vs high-loss" in result.output
     assert "vs fifo" not in result.output
 

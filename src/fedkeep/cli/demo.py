@@ -45,8 +45,9 @@ def demo(
         _serve_beside(directory, port)
     play_all(expand(EXPERIMENT), directory, jobs=os.cpu_count() or 1, resume=True)
     runs = read_runs(directory)
-    print_tables(compare(runs))
-    write_page(directory / "report.html", runs, "fedkeep demo")
+    comparison = compare(runs)
+    print_tables(comparison)
+    write_page(directory / "report.html", runs, comparison, "fedkeep demo")
     if watch:
         typer.echo("The page stays up until you press Ctrl-C.", err=True)
         threading.Event().wait()

@@ -34,12 +34,12 @@ def report(
     if markdown is not None:
         _write(markdown, words.markdown(comparison))
     if html is not None:
-        write_page(html, runs, directory.resolve().name)
+        write_page(html, runs, comparison, directory.resolve().name)
 
 
-def write_page(path: Path, runs: Sequence[Run], title: str) -> None:
+def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str) -> None:
     """The charts as one self-contained page."""
-    _write(path, page(runs, compare(runs), title))
+    _write(path, page(runs, comparison, title))
 
 
 def print_tables(comparison: Comparison) -> None:

@@ -48,7 +48,7 @@ class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
     loss: float | None
     device_accuracy: tuple[float | None, ...] = ()
     """One per device, where there are few enough to list."""
-    device_accuracy_quantiles: tuple[float, ...] = ()
+    device_accuracy_quantiles: tuple[float | None, ...] = ()
     """Minimum, quartiles and maximum over the devices."""
     samples_valued: int = 0
     bytes_stored: int = 0
@@ -65,6 +65,9 @@ class Round(_Line, frozen=True, kw_only=True, tag="round"):
 
     round: int
     participants: tuple[int, ...]
+    """Which devices took part; large fleets may list only some."""
+    participations: int = 0
+    """How many times a device took part; 0 where `participants` lists each once."""
     arrivals: int = 0
     """Samples that came by on the participants' streams."""
     kept: int = 0

@@ -104,8 +104,12 @@ def run_paths(directory: Path) -> list[Path]:
 
 
 def _begins_with_header(path: Path) -> bool:
-    with path.open("rb") as file:
-        first = file.readline()
+    """False also of a file that may not be read, or is gone since it was listed."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+    except OSError:
+        return False
     known = stamp(first) if first.endswith(b"\n") else None
     return known is not None and known.kind == "header"
 

@@ -65,7 +65,7 @@ def _escaped(text: str) -> str:
 
 
 EXPLANATION = (
-    "Seeds: finished runs. Final accuracy: mean of the last five evaluations, with its 95 % interval (Student's t) "
-    "over seeds. vs a base, the speed-up: rounds the base needs to its own final accuracy, over rounds the method "
-    "needs to that; geometric mean over the seeds that did, '-' when none did."
+    "Seeds: finished, of those begun. Final accuracy: mean of the last five evaluations, with its 95 % interval "
+    "(Student's t) over seeds. vs a base: rounds it needs to its own final accuracy, over rounds the method needs to "
+    "that; geometric mean over the seeds that got there, '-' when none did."
 )

@@ -99,6 +99,7 @@ class Observer:
         return Round(
             round=round_,
             participants=tuple(sorted(set(self._participants)))[:_LISTED],
+            participations=len(self._participants),
             arrivals=self._arrivals,
             kept=fates[Fate.KEPT.name],
             replaced=fates[Fate.REPLACED.name],

@@ -40,6 +40,7 @@ _CURVES = (
     "label_coverage",
     "store_turnover",
 )
+_DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
 _COUNTS = ("participants", "arrivals", "kept", "replaced", "refused", "dropouts")
 
 
@@ -53,7 +54,7 @@ class Activity:
 
     @staticmethod
     def of(line: Round) -> Activity:
-        counts = (len(line.participants), *(getattr(line, name) for name in _COUNTS[1:]))
+        counts = (line.participations or len(line.participants), *(getattr(line, name) for name in _COUNTS[1:]))
         return Activity(line.round, counts, line.staleness)
 
     def then(self, later: Activity) -> Activity:
@@ -152,7 +153,10 @@ class Digest:
 
     def _curves(self) -> Columns:
         shown = evenly(self.evaluations, POINTS)
-        return {name: [getattr(evaluation, name) for evaluation in shown] for name in _CURVES}
+        columns: Columns = {name: [getattr(evaluation, name) for evaluation in shown] for name in _CURVES}
+        for place, name in enumerate(_DEVICES):
+            columns[name] = [_at(evaluation.device_accuracy_quantiles, place) for evaluation in shown]
+        return columns
 
     def _rates(self) -> Columns:
         """The counts by the rounds they are of, so that merging neighbours does not change the scale."""
@@ -164,6 +168,10 @@ class Digest:
             columns[name] = [item.counts[place] / span for item, span in zip(items, spans, strict=True)]
         columns["staleness"] = [item.staleness for item in items]
         return columns
+
+
+def _at(values: tuple[float | None, ...], place: int) -> float | None:
+    return values[place] if place < len(values) else None
 
 
 def _shortened(plan: Plan) -> Plan:

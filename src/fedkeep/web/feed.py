@@ -14,8 +14,6 @@ from fedkeep.records.recorder import timing_path
 from fedkeep.web.digest import Digest
 from fedkeep.web.view import Update, View
 
-REFRESH_SECONDS = 0.4
-
 
 class _Followed:
     """One run's file, its clock's, and what is known of them."""
@@ -25,12 +23,17 @@ class _Followed:
         self.digest: Digest | None = None
         self.version = 0
         self.view: View | None = None
+        self.modified = 0.0
         self._tail = Tail(path)
         self._clock = timing_path(path)
 
     def refresh(self) -> bool:
-        """Whether something came."""
-        restarted, lines = self._tail.read()
+        """Whether something came; a file that is gone since it was listed has nothing new."""
+        try:
+            restarted, lines = self._tail.read()
+            self.modified = self.path.stat().st_mtime
+        except OSError:
+            return False
         if restarted:
             self.digest = None
         for raw in lines:
@@ -71,10 +74,11 @@ def _last_seconds(path: Path) -> float | None:
 class DirectoryFeed:
     """Updates from the files of a directory; safe to ask from several threads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pause: float = 0.4) -> None:
         if not directory.is_dir():
             raise DataError(f"{directory} is not a directory; give the one that `fedkeep run --out` writes to")
         self._directory = directory
+        self._pause = pause
         self._runs: dict[str, _Followed] = {}
         self._version = 1
         self._comparison = Comparison((), (), ())
@@ -83,9 +87,7 @@ class DirectoryFeed:
 
     def since(self, version: int) -> Update | None:
         with self._lock:
-            if time.monotonic() - self._looked >= REFRESH_SECONDS:
-                self._refresh()
-                self._looked = time.monotonic()
+            self._look()
             if version >= self._version:
                 return None
             changed = (run.view for run in self._runs.values() if run.version > version)
@@ -99,8 +101,19 @@ class DirectoryFeed:
 
     def device(self, key: str, device: int) -> Device | None:
         with self._lock:
+            self._look()
             run = self._runs.get(key)
             return run.digest.devices.get(device) if run is not None and run.digest is not None else None
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _look(self) -> None:
+        """Reads what came, unless somebody asked a moment ago."""
+        if time.monotonic() - self._looked < self._pause:
+            return
+        self._refresh()
+        self._looked = time.monotonic()
 
     def _refresh(self) -> None:
         paths = {self._key(path): path for path in run_paths(self._directory)}
@@ -119,8 +132,7 @@ class DirectoryFeed:
         for key in changed:
             run = self._runs[key]
             run.version = self._version
-            modified = run.path.stat().st_mtime
-            run.view = run.digest.view(key, modified) if run.digest is not None else None
+            run.view = run.digest.view(key, run.modified) if run.digest is not None else None
         self._comparison = compare(run.digest.as_run(run.path) for run in self._runs.values() if run.digest is not None)
 
     def _key(self, path: Path) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPException
 from typing import IO
 from urllib.error import HTTPError, URLError
@@ -38,6 +38,7 @@ class RemoteFeed:
         self._comparison = Comparison((), (), ())
         self._version = 1
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         stream = self._open("/api/stream")
         threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
 
@@ -60,6 +61,9 @@ class RemoteFeed:
         except (DataError, OSError, HTTPException, msgspec.DecodeError):
             return None
 
+    def close(self) -> None:
+        self._closed.set()
+
     def _open(self, path: str) -> IO[bytes]:
         """The answer's body; a refusal or silence becomes a sentence."""
         request = Request(self._base + path)
@@ -75,23 +79,25 @@ class RemoteFeed:
             raise DataError(f"cannot reach {self._base}: {getattr(error, 'reason', error)}") from error
         return answer
 
-    def _follow(self, stream: IO[bytes]) -> None:
-        while True:
-            try:
-                with stream:
-                    for update in _received(stream):
-                        self._take(update)
-            except (OSError, HTTPException, msgspec.DecodeError):
-                pass
+    def _follow(self, stream: IO[bytes] | None) -> None:
+        while stream is not None:
+            with suppress(OSError, HTTPException, msgspec.DecodeError), stream:
+                for update in self._received(stream):
+                    self._take(update)
             stream = self._reopened()
 
-    def _reopened(self) -> IO[bytes]:
-        while True:
-            time.sleep(_RETRY_SECONDS)
-            try:
+    def _reopened(self) -> IO[bytes] | None:
+        while not self._closed.wait(_RETRY_SECONDS):
+            with suppress(DataError):
                 return self._open("/api/stream")
-            except DataError:
-                continue
+        return None
+
+    def _received(self, stream: IO[bytes]) -> Iterator[Update]:
+        for line in stream:
+            if self._closed.is_set():
+                return
+            if line.startswith(b"data:"):
+                yield _updates.decode(line[5:])
 
     def _take(self, update: Update) -> None:
         with self._lock:
@@ -101,9 +107,3 @@ class RemoteFeed:
             self._views = {key: self._views[key] for key in update.keys if key in self._views}
             self._comparison = update.comparison
             self._title = update.title
-
-
-def _received(stream: IO[bytes]) -> Iterator[Update]:
-    for line in stream:
-        if line.startswith(b"data:"):
-            yield _updates.decode(line[5:])

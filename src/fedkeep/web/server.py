@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkeep.core.errors import ConfigError, MissingExtraError
+from fedkeep.core.errors import ConfigError, FedkeepError, MissingExtraError
 from fedkeep.web.feed import DirectoryFeed
 from fedkeep.web.remote import RemoteFeed
 from fedkeep.web.view import Feed
@@ -28,15 +28,20 @@ class LiveServer:
         except ImportError as error:
             raise MissingExtraError("The live page", "web") from error
         check_exposure(host, token)
-        feed = _feed(source)
         self._socket = _bound(host, port)
-        self._server = _server(feed, token)
+        try:
+            self._feed = _feed(source)
+        except FedkeepError:
+            self._socket.close()
+            raise
+        self._server = _server(self._feed, token)
         self.url = _address(host, self._socket.getsockname()[1]) + (f"/?token={token}" if token else "")
 
     def run(self) -> None:
         """Serves until `stop` is called from elsewhere or, in the main thread, until Ctrl-C."""
         with suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
+        self._feed.close()
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -66,6 +71,7 @@ def _server(feed: Feed, token: str | None) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        ws="none",
         server_header=False,
         timeout_graceful_shutdown=2,
     )

@@ -70,3 +70,6 @@ class Feed(Protocol):
 
     def device(self, key: str, device: int) -> Device | None:
         """The latest snapshot of one device of one run."""
+
+    def close(self) -> None:
+        """Stops following."""

@@ -35,13 +35,13 @@ function roomFor(values, { fromZero = false } = {}) {
 }
 
 /** Grid lines with their numbers. */
-function drawAxes(frame, x, y, xs, ys, { xFormat, yFormat, xName }) {
+function drawAxes(frame, x, y, xs, { xFormat, xName }) {
   const group = draw("g", { class: "axes" });
-  for (const tick of niceTicks(...ys, frame.height / 48)) {
-    const at = Math.round(y(tick)) + 0.5;
+  for (const { value, text } of frame.marks) {
+    const at = Math.round(y(value)) + 0.5;
     group.append(
       draw("line", { x1: frame.left, x2: frame.left + frame.width, y1: at, y2: at }),
-      draw("text", { x: frame.left - 8, y: at, dy: "0.32em", "text-anchor": "end" }, yFormat(tick)),
+      draw("text", { x: frame.left - 8, y: at, dy: "0.32em", "text-anchor": "end" }, text),
     );
   }
   for (const tick of niceTicks(...xs, frame.width / 90)) {

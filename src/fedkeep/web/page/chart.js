@@ -2,23 +2,43 @@
 // A line or stacked-area chart: resizes with its card, explains a point under the pointer or the arrow keys.
 
 const CHART_HEIGHT = 240;
+const NAME_LENGTH = 14;
 
 class Chart {
-  /** `options`: title, note, yFormat, tickFormat, stacked, fromZero, labelled (method names at the lines' ends), height. */
+  /** `options`: title, note, yFormat, tickFormat, stacked, fromZero, labelled (names at the lines' ends), height. */
   constructor(options) {
     this.options = options;
     this.data = { series: [], xName: "round", xFormat: formatNumber };
     this.svg = draw("svg", { "aria-hidden": "true", focusable: "false" });
     this.tip = make("div", { class: "tip", hidden: true });
-    this.plot = make("div", {
-      class: "plot", tabindex: 0, role: "group", "aria-roledescription": "chart",
-      onpointermove: (event) => this.point(event), onpointerleave: () => this.hide(),
-      onkeydown: (event) => this.key(event), onblur: () => this.hide(),
-    }, this.svg, this.tip);
-    this.key_ = make("div", { class: "key" });
-    this.node = make("figure", { class: "card chart" },
-      make("figcaption", {}, make("strong", {}, options.title), options.note && make("span", {}, options.note), this.key_),
-      this.plot);
+    this.plot = make(
+      "div",
+      {
+        class: "plot",
+        tabindex: 0,
+        role: "group",
+        "aria-roledescription": "chart",
+        onpointermove: (event) => this.point(event),
+        onpointerleave: () => this.hide(),
+        onkeydown: (event) => this.key(event),
+        onblur: () => this.hide(),
+      },
+      this.svg,
+      this.tip,
+    );
+    this.legend = make("div", { class: "key" });
+    this.node = make(
+      "figure",
+      { class: "card chart" },
+      make(
+        "figcaption",
+        {},
+        make("strong", {}, options.title),
+        options.note && make("span", {}, options.note),
+        this.legend,
+      ),
+      this.plot,
+    );
     this.drawnWidth = 0;
     new ResizeObserver(() => this.resized()).observe(this.plot);
   }
@@ -33,18 +53,22 @@ class Chart {
     if (Math.abs(this.plot.clientWidth - this.drawnWidth) > 1) this.render();
   }
 
-  tick(value) {
-    return (this.options.tickFormat || this.options.yFormat)(value);
+  /** The numbers beside the vertical axis and how they are written. */
+  marks(ys, height) {
+    const at = niceTicks(...ys, height / 48);
+    const step = at.length > 1 ? at[1] - at[0] : Math.abs(at[0] ?? 1);
+    return at.map((value) => ({ value, text: (this.options.tickFormat || tickNumber)(value, step) }));
   }
 
   frame(ys) {
     const width = this.plot.clientWidth;
-    const roomForNames = this.options.labelled && width > 460 ? 92 : 10;
+    const longest = Math.max(0, ...this.shown.map((series) => Math.min(NAME_LENGTH, series.name.length)));
+    const roomForNames = this.options.labelled && width > 460 ? 16 + 7.6 * longest : 18;
     const full = this.options.height || CHART_HEIGHT;
     const height = full - 46;
-    const numbers = niceTicks(...ys, height / 48).map((tick) => this.tick(tick).length);
-    const left = 14 + 6.6 * Math.max(2, ...numbers);
-    return { left, top: 10, width: Math.max(40, width - left - roomForNames), height, full };
+    const marks = this.marks(ys, height);
+    const left = 14 + 6.6 * Math.max(2, ...marks.map(({ text }) => text.length));
+    return { left, marks, top: 10, width: Math.max(40, width - left - roomForNames), height, full };
   }
 
   /** The series as drawn: stacked ones lie on those before them. */
@@ -63,33 +87,45 @@ class Chart {
   }
 
   render() {
-    const width = this.plot.clientWidth;
-    if (!width) return;
-    this.drawnWidth = width;
+    if (!this.plot.clientWidth) return;
+    this.drawnWidth = this.plot.clientWidth;
     this.shown = this.layers().filter((series) => series.points.length);
     const all = this.shown.flatMap((series) => series.points);
-    const [first, final] = span(all.map((point) => point.x));
-    const domain = first === final ? [first - 1, final + 1] : [first, final];
-    const ys = roomFor(all.flatMap((point) => [point.y, point.low, point.high]), this.options);
-    const frame = this.frame(ys);
-    this.frame_ = frame;
-    this.x = scale(domain, [frame.left, frame.left + frame.width]);
-    this.y = scale(ys, [frame.top + frame.height, frame.top]);
-    this.xs = [...new Set(all.map((point) => point.x))].sort((a, b) => a - b);
-    this.svg.setAttribute("width", width);
-    this.svg.setAttribute("height", frame.full);
-    const formats = { ...this.data, yFormat: (value) => this.tick(value) };
+    const domain = this.measure(all);
     this.cursor = draw("g", { class: "cursor" });
     this.svg.replaceChildren(
-      drawAxes(frame, this.x, this.y, domain, ys, formats),
+      drawAxes(this.box, this.x, this.y, domain, this.data),
       ...this.shown.map((series) => this.area(series)),
       ...this.shown.map((series) => this.line(series)),
-      all.length ? this.names() : draw("text", { class: "nothing", x: width / 2, y: frame.full / 2, "text-anchor": "middle" }, "nothing yet"),
+      all.length ? this.names() : this.nothing(),
       this.cursor,
     );
     this.describe();
-    this.drawKey();
+    this.drawLegend();
     if (this.at != null && !this.tip.hidden) this.show(Math.min(this.at, this.xs.length - 1));
+  }
+
+  /** Sets the frame and the scales for all points; returns the horizontal range. */
+  measure(all) {
+    const [first, final] = span(all.map((point) => point.x));
+    const domain = first === final ? [first - 1, final + 1] : [first, final];
+    const ys = roomFor(
+      all.flatMap((point) => [point.y, point.low, point.high]),
+      this.options,
+    );
+    this.box = this.frame(ys);
+    const { left, top, width, height, full } = this.box;
+    this.x = scale(domain, [left, left + width]);
+    this.y = scale(ys, [top + height, top]);
+    this.xs = [...new Set(all.map((point) => point.x))].sort((a, b) => a - b);
+    this.svg.setAttribute("width", this.drawnWidth);
+    this.svg.setAttribute("height", full);
+    return domain;
+  }
+
+  nothing() {
+    const middle = { x: this.drawnWidth / 2, y: this.box.full / 2, "text-anchor": "middle" };
+    return draw("text", { class: "nothing", ...middle }, "nothing yet");
   }
 
   area(series) {
@@ -115,22 +151,25 @@ class Chart {
   /** The series' names at the ends of their lines, pushed apart. */
   names() {
     const group = draw("g", { class: "names" });
-    if (!this.options.labelled || this.frame_.width + 60 > this.plot.clientWidth) return group;
+    if (!this.options.labelled || this.plot.clientWidth <= 460) return group;
     const ends = this.shown.map((series) => ({ series, at: this.y(last(series.points).y) }));
     ends.sort((a, b) => a.at - b.at);
-    for (let place = 1; place < ends.length; place += 1) ends[place].at = Math.max(ends[place].at, ends[place - 1].at + 14);
-    const over = ends.length ? Math.max(0, last(ends).at - (this.frame_.top + this.frame_.height)) : 0;
+    for (let place = 1; place < ends.length; place += 1)
+      ends[place].at = Math.max(ends[place].at, ends[place - 1].at + 14);
+    const over = ends.length ? Math.max(0, last(ends).at - (this.box.top + this.box.height)) : 0;
     for (const { series, at } of ends) {
-      const name = series.name.length > 13 ? `${series.name.slice(0, 12)}…` : series.name;
-      group.append(draw("text", { class: `c${series.colour}`, x: this.frame_.left + this.frame_.width + 8, y: at - over, dy: "0.32em" }, name));
+      const name = series.name.length > NAME_LENGTH ? `${series.name.slice(0, NAME_LENGTH - 1)}…` : series.name;
+      const x = this.x(last(series.points).x) + 8;
+      group.append(draw("text", { class: `c${series.colour}`, x, y: at - over, dy: "0.32em" }, name));
     }
     return group;
   }
 
-  drawKey() {
+  drawLegend() {
     if (this.options.labelled || this.shown.length < 2) return;
-    this.key_.replaceChildren(...this.shown.map((series) =>
-      make("span", {}, make("i", { class: `swatch c${series.colour}` }), series.name)));
+    this.legend.replaceChildren(
+      ...this.shown.map((series) => make("span", {}, make("i", { class: `swatch c${series.colour}` }), series.name)),
+    );
   }
 
   describe() {
@@ -165,7 +204,7 @@ class Chart {
   show(place) {
     this.at = place;
     const x = this.xs[place];
-    const { top, height } = this.frame_;
+    const { top, height } = this.box;
     const found = this.shown.map((series) => ({ series, point: nearest(series.points, x) }));
     const near = found.filter(({ point }) => Math.abs(this.x(point.x) - this.x(x)) < 12);
     if (!this.options.stacked) near.sort((a, b) => b.point.y - a.point.y);
@@ -185,9 +224,14 @@ class Chart {
 
   tipRow(series, point) {
     const seeds = point.seeds > 1 ? ` (${point.seeds} seeds) ` : " ";
-    return make("div", { class: "tip-row" }, make("i", { class: `swatch c${series.colour}` }),
-      make("span", {}, `${series.name} `), make("b", {}, this.options.yFormat(point.own ?? point.y)),
-      make("small", {}, seeds));
+    return make(
+      "div",
+      { class: "tip-row" },
+      make("i", { class: `swatch c${series.colour}` }),
+      make("span", {}, `${series.name} `),
+      make("b", {}, this.options.yFormat(point.own ?? point.y)),
+      make("small", {}, seeds),
+    );
   }
 
   hide() {

@@ -14,9 +14,15 @@ class DevicePane {
     this.summary = make("p", { class: "quiet" });
     this.slots = make("div", { class: "scroll slots", tabindex: 0, role: "region", "aria-label": "Slots" });
     this.changes = make("ol", { class: "changes" });
-    this.node = make("div", {},
-      make("div", { class: "pane-head" }, make("h3", {}, "One device"), this.choice.node), this.summary, this.slots,
-      make("h4", {}, "Came and went"), this.changes);
+    this.node = make(
+      "div",
+      {},
+      make("div", { class: "pane-head" }, make("h3", {}, "One device"), this.choice.node),
+      this.summary,
+      this.slots,
+      make("h4", {}, "Came and went"),
+      this.changes,
+    );
   }
 
   update(view, device, snapshot) {
@@ -31,8 +37,11 @@ class DevicePane {
       return;
     }
     const filled = plural(snapshot.slots.length, "sample", "samples");
-    this.summary.textContent = `${filled} in ${plural(snapshot.capacity, "slot", "slots")}, as of round ${snapshot.round}`;
-    this.slots.replaceChildren(snapshot.slots.length ? this.table(view, snapshot) : make("p", { class: "quiet" }, "The store is empty."));
+    const slots = plural(snapshot.capacity, "slot", "slots");
+    this.summary.textContent = `${filled} in ${slots}, as of round ${snapshot.round}`;
+    this.slots.replaceChildren(
+      snapshot.slots.length ? this.table(view, snapshot) : make("p", { class: "quiet" }, "The store is empty."),
+    );
     this.changes.replaceChildren(...this.history(view, snapshot));
   }
 
@@ -40,20 +49,35 @@ class DevicePane {
     const images = view.image && slots.some((slot) => slot.thumbnail);
     const largest = Math.max(...slots.map((slot) => Math.abs(slot.score ?? 0)), 1e-12);
     const head = ["Sample", "Label", "Value", "Age", "Used"].map((name, place) =>
-      make("th", { scope: "col", class: place > 2 ? "number" : null }, name));
-    return make("table", {}, make("thead", {}, make("tr", {}, head)),
-      make("tbody", {}, slots.map((slot) => this.row(view, slot, largest, images))));
+      make("th", { scope: "col", class: place > 2 ? "number" : null }, name),
+    );
+    return make(
+      "table",
+      {},
+      make("thead", {}, make("tr", {}, head)),
+      make(
+        "tbody",
+        {},
+        slots.map((slot) => this.row(view, slot, largest, images)),
+      ),
+    );
   }
 
   row(view, slot, largest, images) {
     const label = labelName(view, slot.label);
     const bar = make("i", { class: slot.score < 0 ? "bar negative" : "bar" });
     bar.style.width = `${(56 * Math.abs(slot.score ?? 0)) / largest}px`;
-    const image = images && slot.thumbnail ? makeImage(slot.thumbnail, view.image, `sample ${slot.id}, ${label}`) : null;
-    return make("tr", {},
-      make("td", { class: "sample" }, image, make("span", {}, `#${slot.id}`)), make("td", {}, label),
+    const image =
+      images && slot.thumbnail ? makeImage(slot.thumbnail, view.image, `sample ${slot.id}, ${label}`) : null;
+    return make(
+      "tr",
+      {},
+      make("td", { class: "sample" }, image, make("span", {}, `#${slot.id}`)),
+      make("td", {}, label),
       make("td", {}, make("span", { class: "value" }, bar, formatNumber(slot.score))),
-      make("td", { class: "number" }, formatCount(slot.age)), make("td", { class: "number" }, `${slot.uses ?? 0}×`));
+      make("td", { class: "number" }, formatCount(slot.age)),
+      make("td", { class: "number" }, `${slot.uses ?? 0}×`),
+    );
   }
 
   history(view, { changes = [] }) {
@@ -61,14 +85,20 @@ class DevicePane {
     return [...changes].reverse().map((change) => {
       const [sign, words] = Object.hasOwn(FATES, change.fate) ? FATES[change.fate] : ["?", change.fate];
       const instead = change.displaced == null ? "" : ` for #${change.displaced}`;
-      return make("li", { class: Object.hasOwn(FATES, change.fate) ? change.fate : null },
+      return make(
+        "li",
+        { class: Object.hasOwn(FATES, change.fate) ? change.fate : null },
         make("b", { "aria-hidden": "true" }, sign),
         make("span", {}, `#${change.id} ${labelName(view, change.label)}`),
-        make("span", { class: "quiet" }, `${words}${instead}`), make("span", { class: "number" }, formatNumber(change.score)));
+        make("span", { class: "quiet" }, `${words}${instead}`),
+        change.score != null && make("span", { class: "number" }, formatNumber(change.score)),
+      );
     });
   }
 }
 
+/** A label in words: one that is called by a number, or by nothing, is "label 3". */
 function labelName(view, label) {
-  return view.labels[label] ?? `label ${label}`;
+  const name = view.labels[label] ?? String(label);
+  return /^\d+$/.test(name) ? `label ${name}` : name;
 }

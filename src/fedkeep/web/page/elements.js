@@ -62,7 +62,8 @@ class Choice {
 class Segments {
   constructor(label, options, choose) {
     this.buttons = options.map(([value, text]) =>
-      make("button", { type: "button", value, onclick: () => choose(value) }, text));
+      make("button", { type: "button", value, onclick: () => choose(value) }, text),
+    );
     this.node = make("div", { class: "segments", role: "group", "aria-label": label }, this.buttons);
   }
 

@@ -17,6 +17,20 @@ function formatNumber(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+/** Decimals that tell numbers apart which lie `step` from each other. */
+function decimals(step) {
+  return step > 0 ? Math.min(6, Math.max(0, Math.ceil(-Math.log10(step) - 1e-9))) : 0;
+}
+
+/** A number on an axis whose marks lie `step` apart. */
+function tickNumber(value, step) {
+  return Math.abs(value) >= 1000 ? groupedDigits.format(value) : value.toFixed(decimals(step));
+}
+
+function tickPercent(value, step) {
+  return formatPercent(value, decimals(100 * step));
+}
+
 function formatCount(value) {
   return value == null ? NONE : groupedDigits.format(value);
 }

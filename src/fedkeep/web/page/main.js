@@ -2,8 +2,17 @@
 // What is chosen, what is known, and the drawing of it.
 
 const state = {
-  views: new Map(), comparison: { bases: [], rows: [], notes: [] }, title: "", connection: "lost",
-  group: null, across: "round", hidden: new Set(), method: null, key: null, device: null, sides: { left: null, right: null },
+  views: new Map(),
+  comparison: { bases: [], rows: [], notes: [] },
+  title: "",
+  connection: "opening",
+  group: null,
+  across: "round",
+  hidden: new Set(),
+  method: null,
+  key: null,
+  device: null,
+  sides: { left: null, right: null },
 };
 const snapshots = new Map();
 
@@ -13,21 +22,32 @@ const choose = (change) => (value) => {
 };
 const actions = {
   chooseGroup: choose((group) => Object.assign(state, { group, method: null, key: null, device: null })),
-  chooseAcross: choose((across) => { state.across = across; }),
-  toggleMethod: choose((method) => { if (!state.hidden.delete(method)) state.hidden.add(method); }),
+  chooseAcross: choose((across) => {
+    state.across = across;
+  }),
+  toggleMethod: choose((method) => {
+    if (!state.hidden.delete(method)) state.hidden.add(method);
+  }),
   onlyMethod: choose((method) => {
     state.hidden = new Set(orderedMethods(groupViews()).filter((other) => other !== method));
   }),
   chooseMethod: choose((method) => Object.assign(state, { method, key: sameSeed(method) })),
-  chooseSeed: choose((key) => { state.key = key; }),
-  chooseDevice: choose((device) => { state.device = device; }),
+  chooseSeed: choose((key) => {
+    state.key = key;
+  }),
+  chooseDevice: choose((device) => {
+    state.device = device;
+  }),
 };
 
 const overview = new Overview(actions);
 const panels = new Panels(actions);
 const matrix = new Matrix(actions.chooseDevice);
 const devicePane = new DevicePane(actions.chooseDevice);
-const gallery = new Gallery((side, method) => { state.sides[side] = method; render(); });
+const gallery = new Gallery((side, method) => {
+  state.sides[side] = method;
+  render();
+});
 byId("matrix").append(matrix.node);
 byId("device").append(devicePane.node);
 byId("gallery-tools").append(...gallery.tools);
@@ -64,13 +84,16 @@ function settle() {
   const views = groupViews();
   const methods = orderedMethods(views);
   if (!methods.includes(state.method)) state.method = methods[0] ?? null;
-  if (state.views.get(state.key)?.method !== state.method || !views.some((view) => view.key === state.key)) state.key = sameSeed(state.method);
+  if (state.views.get(state.key)?.method !== state.method || !views.some((view) => view.key === state.key))
+    state.key = sameSeed(state.method);
   const view = state.views.get(state.key);
   if (view && state.device == null && view.snapshots.length) [[state.device]] = view.snapshots;
   const pictured = orderedMethods(views.filter((other) => other.image));
   const random = pictured.filter(isRandom);
   if (!pictured.includes(state.sides.left)) state.sides.left = pictured[0] ?? null;
-  if (!pictured.includes(state.sides.right)) state.sides.right = random.find((method) => method === "reservoir") ?? random[0] ?? pictured[1] ?? pictured[0] ?? null;
+  if (!pictured.includes(state.sides.right))
+    state.sides.right =
+      random.find((method) => method === "reservoir") ?? random[0] ?? pictured[1] ?? pictured[0] ?? null;
   return { views, view, pictured };
 }
 
@@ -82,10 +105,13 @@ function snapshotOf(view, device) {
   const known = snapshots.get(name) ?? { round: null, value: null };
   if (known.round !== round) {
     snapshots.set(name, { ...known, round });
-    source.device(view.key, device).then((value) => {
-      snapshots.set(name, { round, value });
-      schedule();
-    }, () => snapshots.delete(name));
+    source.device(view.key, device).then(
+      (value) => {
+        snapshots.set(name, { round, value });
+        schedule();
+      },
+      () => snapshots.delete(name),
+    );
   }
   return known.value;
 }
@@ -132,7 +158,10 @@ function drawStatus() {
   const views = [...state.views.values()];
   const going = views.filter((view) => stateOf(view) === "running").length;
   const words = {
-    live: going ? `Live, ${going} of ${plural(views.length, "run", "runs")} going` : `Live, ${plural(views.length, "run", "runs")}`,
+    live: going
+      ? `Live, ${going} of ${plural(views.length, "run", "runs")} going`
+      : `Live, ${plural(views.length, "run", "runs")}`,
+    opening: "Connecting…",
     lost: "Reconnecting…",
     report: `Report of ${plural(views.length, "run", "runs")}`,
   }[state.connection];
@@ -167,4 +196,6 @@ byId("theme").addEventListener("click", () => {
 });
 applyTheme(storedTheme());
 setInterval(drawStatus, 5000);
-const source = byId("snapshot") ? new ReportSource((update) => setTimeout(() => deliver(update)), tell) : new LiveSource(deliver, tell);
+const source = byId("snapshot")
+  ? new ReportSource((update) => setTimeout(() => deliver(update)), tell)
+  : new LiveSource(deliver, tell);

@@ -14,13 +14,33 @@ class Matrix {
     this.foot = draw("svg", { "aria-hidden": "true" });
     this.tip = make("div", { class: "tip", hidden: true });
     this.rows = make("div", { class: "matrix-rows" }, this.body);
-    this.plot = make("div", {
-      class: "matrix", tabindex: 0, role: "group", "aria-roledescription": "heat map",
-      onpointermove: (event) => this.point(event), onpointerleave: () => this.leave(),
-      onclick: (event) => this.click(event), onkeydown: (event) => this.press(event), onblur: () => this.leave(),
-    }, this.head, this.rows, this.foot);
-    this.node = make("div", { class: "matrix-pane" },
-      make("h3", {}, "Coordination"), this.summary, this.warning, this.key, this.plot, this.tip);
+    this.plot = make(
+      "div",
+      {
+        class: "matrix",
+        tabindex: 0,
+        role: "group",
+        "aria-roledescription": "heat map",
+        onpointermove: (event) => this.point(event),
+        onpointerleave: () => this.leave(),
+        onclick: (event) => this.click(event),
+        onkeydown: (event) => this.press(event),
+        onblur: () => this.leave(),
+      },
+      this.head,
+      this.rows,
+      this.foot,
+    );
+    this.node = make(
+      "div",
+      { class: "matrix-pane" },
+      make("h3", {}, "Coordination"),
+      this.summary,
+      this.warning,
+      this.key,
+      this.plot,
+      this.tip,
+    );
     new ResizeObserver(() => this.render()).observe(this.node);
   }
 
@@ -36,10 +56,12 @@ class Matrix {
     const listed = plan || holdings;
     if (!listed) return null;
     const filled = new Map(holdings ? holdings.devices.map((device, row) => [device, holdings.filled[row]]) : []);
-    const cells = listed.devices.map((device, row) => labels.map((_, column) => ({
-      quota: plan ? plan.quotas[row]?.[column] ?? 0 : 0,
-      filled: filled.get(device)?.[column] ?? 0,
-    })));
+    const cells = listed.devices.map((device, row) =>
+      labels.map((_, column) => ({
+        quota: plan ? (plan.quotas[row]?.[column] ?? 0) : 0,
+        filled: filled.get(device)?.[column] ?? 0,
+      })),
+    );
     return { devices: listed.devices, labels, cells, planned: Boolean(plan) };
   }
 
@@ -71,22 +93,32 @@ class Matrix {
       return;
     }
     const listed = this.shown.devices.length;
-    const some = listed < devices ? `the first ${formatCount(listed)} of ${plural(devices, "device", "devices")}` : plural(devices, "device", "devices");
+    const some =
+      listed < devices
+        ? `the first ${formatCount(listed)} of ${plural(devices, "device", "devices")}`
+        : plural(devices, "device", "devices");
     const what = plan ? `planned at round ${plan.round}` : "no plan: each device stores what its own policy keeps";
     this.summary.textContent = `${some}, ${what}${holdings ? `, filled as of round ${holdings.round}` : ""}`;
-    const missing = plan ? this.shown.labels.map((label, place) => ({ label, has: plan.holders[place], wants: plan.wanted[place] }))
-      .filter(({ has, wants }) => has < wants) : [];
+    const missing = plan
+      ? this.shown.labels
+          .map((label, place) => ({ label, has: plan.holders[place], wants: plan.wanted[place] }))
+          .filter(({ has, wants }) => has < wants)
+      : [];
     this.warning.hidden = !missing.length;
     const named = missing.slice(0, 6).map(({ label, has, wants }) => `${label} (${has} of ${wants})`);
     const more = missing.length > 6 ? ` and ${missing.length - 6} more` : "";
     this.warning.textContent = `Missing holders: ${named.join(", ")}${more}`;
-    this.plot.setAttribute("aria-label", `Coordination matrix, ${this.summary.textContent}. Arrow keys read cells, Enter opens a device.`);
+    this.plot.setAttribute(
+      "aria-label",
+      `Coordination matrix, ${this.summary.textContent}. Arrow keys read cells, Enter opens a device.`,
+    );
   }
 
   cellPath(column, row) {
     const { left, width, height } = this.size;
     const gap = height > 8 ? 1.5 : 0.5;
-    return `M${left + column * width + gap},${row * height + gap}h${width - 2 * gap}v${height - 2 * gap}h${2 * gap - width}Z`;
+    const across = width - 2 * gap;
+    return `M${left + column * width + gap},${row * height + gap}h${across}v${height - 2 * gap}h${-across}Z`;
   }
 
   kind({ quota, filled }) {
@@ -99,20 +131,31 @@ class Matrix {
     const { devices, labels, cells } = this.shown;
     const { left, width, height } = this.size;
     const paths = { none: "", empty: "", part: "", full: "", extra: "" };
-    cells.forEach((row, place) => row.forEach((cell, column) => {
-      paths[this.kind(cell) || "none"] += this.cellPath(column, place);
-    }));
+    cells.forEach((row, place) =>
+      row.forEach((cell, column) => {
+        paths[this.kind(cell) || "none"] += this.cellPath(column, place);
+      }),
+    );
     this.used = Object.keys(MATRIX_KINDS).filter((kind) => paths[kind]);
     const every = Math.ceil(16 / height);
-    const names = devices.map((device, row) => row % every ? null
-      : draw("text", { x: left - 6, y: (row + 0.5) * height, dy: "0.34em", "text-anchor": "end" }, device));
+    const names = devices.map((device, row) =>
+      row % every
+        ? null
+        : draw("text", { x: left - 6, y: (row + 0.5) * height, dy: "0.34em", "text-anchor": "end" }, device),
+    );
     const at = devices.indexOf(this.chosen);
-    const mark = at < 0 ? null : draw("rect", { class: "chosen", x: 1, y: at * height, width: left + labels.length * width, height });
+    const mark =
+      at < 0
+        ? null
+        : draw("rect", { class: "chosen", x: 1, y: at * height, width: left + labels.length * width, height });
     this.pointer = draw("rect", { class: "pointer", width, height, visibility: "hidden" });
     this.body.setAttribute("width", left + labels.length * width + 2);
     this.body.setAttribute("height", devices.length * height + 1);
-    this.body.replaceChildren(...[mark, ...names].filter(Boolean),
-      ...Object.entries(paths).map(([kind, d]) => draw("path", { class: `cell ${kind}`, d })), this.pointer);
+    this.body.replaceChildren(
+      ...[mark, ...names].filter(Boolean),
+      ...Object.entries(paths).map(([kind, d]) => draw("path", { class: `cell ${kind}`, d })),
+      this.pointer,
+    );
   }
 
   drawHead() {
@@ -122,12 +165,16 @@ class Matrix {
     const height = tilted ? 14 + longest * 4.6 : 20;
     this.head.setAttribute("width", left + this.shown.labels.length * width + 40);
     this.head.setAttribute("height", height);
-    this.head.replaceChildren(...this.shown.labels.map((label, column) => {
-      const x = left + (column + 0.5) * width;
-      const short = label.length > 12 ? `${label.slice(0, 11)}…` : label;
-      const place = tilted ? { transform: `translate(${x},${height - 5}) rotate(-42)` } : { x, y: height - 6, "text-anchor": "middle" };
-      return draw("text", place, short);
-    }));
+    this.head.replaceChildren(
+      ...this.shown.labels.map((label, column) => {
+        const x = left + (column + 0.5) * width;
+        const short = label.length > 12 ? `${label.slice(0, 11)}…` : label;
+        const place = tilted
+          ? { transform: `translate(${x},${height - 5}) rotate(-42)` }
+          : { x, y: height - 6, "text-anchor": "middle" };
+        return draw("text", place, short);
+      }),
+    );
   }
 
   drawFoot() {
@@ -152,14 +199,20 @@ class Matrix {
 
   drawKey() {
     const names = this.shown.planned ? MATRIX_KINDS : { full: "held" };
-    this.key.replaceChildren(...this.used.map((kind) => make("span", {}, make("i", { class: `swatch cell-${kind}` }), names[kind])));
+    this.key.replaceChildren(
+      ...this.used.map((kind) => make("span", {}, make("i", { class: `swatch cell-${kind}` }), names[kind])),
+    );
   }
 
   cellAt(event) {
     const box = this.body.getBoundingClientRect();
     const column = Math.floor((event.clientX - box.left - this.size.left) / this.size.width);
     const row = Math.floor((event.clientY - box.top) / this.size.height);
-    const inside = this.rows.contains(event.target) && column < this.shown.labels.length && row >= 0 && row < this.shown.devices.length;
+    const inside =
+      this.rows.contains(event.target) &&
+      column < this.shown.labels.length &&
+      row >= 0 &&
+      row < this.shown.devices.length;
     return inside ? { row, column } : null;
   }
 
@@ -184,7 +237,10 @@ class Matrix {
     event.preventDefault();
     const [down, right] = moves[event.key];
     const clamp = (value, end) => Math.max(0, Math.min(end, value));
-    this.show({ row: clamp(row + down, this.shown.devices.length - 1), column: clamp(column + right, this.shown.labels.length - 1) });
+    this.show({
+      row: clamp(row + down, this.shown.devices.length - 1),
+      column: clamp(column + right, this.shown.labels.length - 1),
+    });
     this.rows.scrollTop = Math.max(0, (this.at.row + 1) * this.size.height - this.rows.clientHeight / 2);
     announce(this.tip.textContent);
   }
@@ -193,11 +249,18 @@ class Matrix {
     this.at = { row, column };
     const { left, width, height } = this.size;
     const { quota, filled } = this.shown.cells[row][column];
-    const state = this.shown.planned && quota ? `${filled} of ${plural(quota, "slot", "slots")} filled`
-      : filled ? `holds ${filled}${this.shown.planned ? ", not assigned" : ""}` : this.shown.planned ? "not assigned" : "holds none";
+    const state =
+      this.shown.planned && quota
+        ? `${filled} of ${plural(quota, "slot", "slots")} filled`
+        : filled
+          ? `holds ${filled}${this.shown.planned ? ", not assigned" : ""}`
+          : this.shown.planned
+            ? "not assigned"
+            : "holds none";
     this.tip.textContent = `device ${this.shown.devices[row]}, ${this.shown.labels[column]}: ${state}`;
     this.tip.hidden = false;
-    for (const [name, value] of Object.entries({ x: left + column * width, y: row * height, visibility: "visible" })) this.pointer.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ x: left + column * width, y: row * height, visibility: "visible" }))
+      this.pointer.setAttribute(name, value);
     const box = this.pointer.getBoundingClientRect();
     const pane = this.node.getBoundingClientRect();
     this.tip.style.left = `${Math.min(box.left - pane.left + 10, Math.max(0, pane.width - 220))}px`;

@@ -5,17 +5,40 @@ class Overview {
   constructor(actions) {
     this.actions = actions;
     this.group = new Choice("Task", actions.chooseGroup);
-    this.across = new Segments("Horizontal axis", [["round", "by round"], ["bytes", "by bytes sent"]], actions.chooseAcross);
+    this.across = new Segments(
+      "Horizontal axis",
+      [
+        ["round", "by round"],
+        ["bytes", "by bytes sent"],
+      ],
+      actions.chooseAcross,
+    );
     byId("overview-tools").append(this.group.node, this.across.node);
-    this.accuracy = new Chart({ title: "Accuracy", note: "mean over seeds, shaded from lowest to highest", yFormat: (v) => formatPercent(v), tickFormat: (v) => formatPercent(v, 0), labelled: true, height: 300 });
-    this.loss = new Chart({ title: "Loss", note: "on the test data", yFormat: formatNumber, labelled: true, height: 300 });
+    this.accuracy = new Chart({
+      title: "Accuracy",
+      note: "mean over seeds, shaded from lowest to highest",
+      yFormat: (v) => formatPercent(v),
+      tickFormat: tickPercent,
+      labelled: true,
+      height: 300,
+    });
+    this.loss = new Chart({
+      title: "Loss",
+      note: "on the test data",
+      yFormat: formatNumber,
+      labelled: true,
+      height: 300,
+    });
     byId("curves").append(this.accuracy.node, this.loss.node);
   }
 
   /** `views` are those of the chosen group. */
   update(state, views, styles) {
     const groups = [...new Set([...state.views.values()].map(groupName))].sort();
-    this.group.update(groups.map((name) => [name, name]), state.group);
+    this.group.update(
+      groups.map((name) => [name, name]),
+      state.group,
+    );
     this.across.update(state.across);
     const methods = orderedMethods(views);
     this.drawLegend(methods, styles, state.hidden);
@@ -29,10 +52,22 @@ class Overview {
     const legend = byId("legend");
     if (legend.dataset.methods !== JSON.stringify(methods)) {
       legend.dataset.methods = JSON.stringify(methods);
-      legend.replaceChildren(...methods.map((method) => make("button", {
-        type: "button", value: method, title: "Show or hide; double-click shows only this one",
-        onclick: () => this.actions.toggleMethod(method), ondblclick: () => this.actions.onlyMethod(method),
-      }, swatchLine(styles.get(method)), method)));
+      legend.replaceChildren(
+        ...methods.map((method) =>
+          make(
+            "button",
+            {
+              type: "button",
+              value: method,
+              title: "Show or hide; double-click shows only this one",
+              onclick: () => this.actions.toggleMethod(method),
+              ondblclick: () => this.actions.onlyMethod(method),
+            },
+            swatchLine(styles.get(method)),
+            method,
+          ),
+        ),
+      );
     }
     for (const button of legend.children) button.setAttribute("aria-pressed", String(!hidden.has(button.value)));
   }
@@ -40,10 +75,18 @@ class Overview {
   drawCurves(views, methods, styles, across) {
     const xName = across === "round" ? "round" : "sent";
     const xFormat = across === "round" ? formatCount : formatBytes;
-    for (const [chart, column] of [[this.accuracy, "accuracy"], [this.loss, "loss"]]) {
+    for (const [chart, column] of [
+      [this.accuracy, "accuracy"],
+      [this.loss, "loss"],
+    ]) {
       const series = methods.map((method) => ({
-        name: method, ...styles.get(method),
-        points: meanOverSeeds(views.filter((view) => view.method === method), column, across),
+        name: method,
+        ...styles.get(method),
+        points: meanOverSeeds(
+          views.filter((view) => view.method === method),
+          column,
+          across,
+        ),
       }));
       chart.update({ series, xName, xFormat });
     }
@@ -53,18 +96,41 @@ class Overview {
     const { bases, rows } = state.comparison;
     const known = new Map(rows.filter((row) => groupName(row) === state.group).map((row) => [row.method, row]));
     const heads = ["Method", "Final accuracy", ...bases.map((base) => `Speed-up over ${base}`), "Seeds", "Progress"];
-    return make("table", {},
-      make("thead", {}, make("tr", {}, heads.map((head, place) => make("th", { scope: "col", class: place ? "number" : null }, head)))),
-      make("tbody", {}, methods.map((method) => this.row(method, known.get(method), bases, views, styles))));
+    return make(
+      "table",
+      {},
+      make(
+        "thead",
+        {},
+        make(
+          "tr",
+          {},
+          heads.map((head, place) => make("th", { scope: "col", class: place ? "number" : null }, head)),
+        ),
+      ),
+      make(
+        "tbody",
+        {},
+        methods.map((method) => this.row(method, known.get(method), bases, views, styles)),
+      ),
+    );
   }
 
   row(method, row, bases, views, styles) {
     const own = views.filter((view) => view.method === method);
-    const accuracy = row ? formatPercent(row.accuracy, 2) + (row.half_width == null ? "" : ` ± ${(100 * row.half_width).toFixed(2)}`) : NONE;
+    const accuracy = row
+      ? formatPercent(row.accuracy, 2) + (row.half_width == null ? "" : ` ± ${(100 * row.half_width).toFixed(2)}`)
+      : NONE;
     const ratios = bases.map((_, place) => make("td", { class: "number" }, row ? speedup(row.ratios[place]) : NONE));
-    return make("tr", {}, make("th", { scope: "row" }, swatchLine(styles.get(method)), method),
-      make("td", { class: "number strong" }, accuracy), ratios,
-      make("td", { class: "number" }, own.length), make("td", { class: "number" }, progress(own)));
+    return make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, swatchLine(styles.get(method)), method),
+      make("td", { class: "number strong" }, accuracy),
+      ratios,
+      make("td", { class: "number" }, own.length),
+      make("td", { class: "number" }, progress(own)),
+    );
   }
 
   drawNotes(notes) {
@@ -72,8 +138,12 @@ class Overview {
     if (node.dataset.notes === JSON.stringify(notes)) return;
     node.dataset.notes = JSON.stringify(notes);
     const items = notes.map((note) => make("li", {}, note));
-    const details = make("details", { open: node.querySelector("details")?.open },
-      make("summary", {}, plural(notes.length, "note", "notes")), make("ul", {}, items));
+    const details = make(
+      "details",
+      { open: node.querySelector("details")?.open },
+      make("summary", {}, plural(notes.length, "note", "notes")),
+      make("ul", {}, items),
+    );
     node.replaceChildren(...(notes.length ? [details] : []));
   }
 }
@@ -96,6 +166,9 @@ function progress(views) {
 }
 
 function swatchLine({ colour, dash }) {
-  return draw("svg", { class: "swatch-line", width: 22, height: 10, "aria-hidden": "true" },
-    draw("path", { class: `line c${colour}`, d: "M1,5H21", "stroke-dasharray": dash }));
+  return draw(
+    "svg",
+    { class: "swatch-line", width: 22, height: 10, "aria-hidden": "true" },
+    draw("path", { class: `line c${colour}`, d: "M1,5H21", "stroke-dasharray": dash }),
+  );
 }

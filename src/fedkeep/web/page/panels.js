@@ -6,45 +6,103 @@ class Panels {
     this.method = new Choice("Method", actions.chooseMethod);
     this.seed = new Choice("Seed", actions.chooseSeed);
     byId("run-tools").append(this.method.node, this.seed.node);
-    this.stream = new Chart({ title: "Stream", note: "samples a round", yFormat: formatNumber, stacked: true, fromZero: true });
-    this.stale = new Chart({ title: "Age of ĝ", note: "mean rounds since its parts were measured", yFormat: formatNumber, fromZero: true });
-    this.traffic = new Chart({ title: "Bytes sent", note: "since the start", yFormat: formatBytes, fromZero: true });
-    this.store = new Chart({ title: "Store", note: "labels covered, samples exchanged", yFormat: (v) => formatPercent(v, 0), fromZero: true });
+    this.spread = new Chart({
+      title: "Across devices",
+      note: "accuracy, quartiles shaded",
+      yFormat: (v) => formatPercent(v),
+      tickFormat: tickPercent,
+    });
+    this.stream = new Chart({
+      title: "Stream",
+      note: "samples a round",
+      yFormat: formatNumber,
+      stacked: true,
+      fromZero: true,
+    });
+    this.stale = new Chart({
+      title: "Age of ĝ",
+      note: "in rounds, mean over its parts",
+      yFormat: formatNumber,
+      fromZero: true,
+    });
+    this.traffic = new Chart({
+      title: "Bytes sent",
+      note: "since the start",
+      yFormat: formatBytes,
+      tickFormat: formatBytes,
+      fromZero: true,
+    });
+    this.store = new Chart({
+      title: "Store",
+      note: "of labels and samples",
+      yFormat: (v) => formatPercent(v, 0),
+      tickFormat: tickPercent,
+      fromZero: true,
+    });
     this.failures = make("div", { class: "card" });
-    this.privacy = new Chart({ title: "Privacy budget", note: "ε spent", yFormat: formatNumber, fromZero: true, height: 150 });
-    this.budget = make("div", {});
-    this.privacy.node.append(this.budget);
-    byId("panels").append(this.stream.node, this.traffic.node, this.stale.node, this.store.node, this.failures, this.privacy.node);
+    this.privacy = make("div", { class: "card" });
+    byId("panels").append(
+      this.spread.node,
+      this.stream.node,
+      this.traffic.node,
+      this.stale.node,
+      this.store.node,
+      make("div", { class: "stack" }, this.failures, this.privacy),
+    );
   }
 
   update(views, view) {
-    this.method.update(orderedMethods(views).map((method) => [method, method]), view.method, { always: true });
+    this.method.update(
+      orderedMethods(views).map((method) => [method, method]),
+      view.method,
+      { always: true },
+    );
     const runs = views.filter((other) => other.method === view.method);
-    this.seed.update(runs.map((run) => [run.key, seedName(run, runs)]), view.key, { always: true });
+    this.seed.update(
+      runs.map((run) => [run.key, seedName(run, runs)]),
+      view.key,
+      { always: true },
+    );
     byId("tiles").replaceChildren(...tiles(view));
     this.drawCharts(view);
     this.failures.replaceChildren(...failures(view));
-    this.drawPrivacy(view);
-  }
-
-  drawPrivacy(view) {
-    const accounted = view.privacy.round.length > 0;
-    this.privacy.plot.hidden = !accounted;
-    if (accounted) this.privacy.update({ series: [{ name: "ε spent", colour: 7, points: columnPoints(view.privacy, "spent") }] });
-    this.budget.replaceChildren(...budget(view));
+    this.privacy.replaceChildren(make("h3", {}, "Privacy budget"), ...budget(view));
   }
 
   drawCharts({ activity, evaluations }) {
-    const line = (name, colour, columns, column, dash = null) => ({ name, colour, dash, points: columnPoints(columns, column) });
-    this.stream.update({ series: [
-      line("kept", 0, activity, "kept"), line("replaced", 2, activity, "replaced"), line("refused", 6, activity, "refused"),
-    ] });
+    const line = (name, colour, columns, column, dash = null) => ({
+      name,
+      colour,
+      dash,
+      points: columnPoints(columns, column),
+    });
+    this.spread.update({
+      series: [
+        { name: "median", colour: 0, points: quartilePoints(evaluations) },
+        line("worst", 1, evaluations, "worst_device", "6 4"),
+      ],
+    });
+    this.stream.update({
+      series: ["kept", "replaced", "refused"].map((fate, place) => line(fate, [0, 2, 6][place], activity, fate)),
+    });
     this.stale.update({ series: [line("age of ĝ", 0, activity, "staleness")] });
-    this.traffic.update({ series: [line("up", 0, evaluations, "bytes_up"), line("down", 1, evaluations, "bytes_down", "6 4")] });
-    this.store.update({ series: [
-      line("labels covered", 2, evaluations, "label_coverage"), line("exchanged", 3, evaluations, "store_turnover", "6 4"),
-    ] });
+    this.traffic.update({
+      series: [line("up", 0, evaluations, "bytes_up"), line("down", 1, evaluations, "bytes_down", "6 4")],
+    });
+    this.store.update({
+      series: [
+        line("labels covered", 2, evaluations, "label_coverage"),
+        line("exchanged", 3, evaluations, "store_turnover", "6 4"),
+      ],
+    });
   }
+}
+
+/** The median device's accuracy, with the span from the lower to the upper quartile. */
+function quartilePoints({ round, median_device: middle, lower_device: low, upper_device: high }) {
+  return round
+    .map((x, place) => ({ x, y: middle[place], low: low[place], high: high[place] }))
+    .filter((point) => point.y != null);
 }
 
 function seedName(view, among) {
@@ -53,7 +111,12 @@ function seedName(view, among) {
 }
 
 function tile(name, value, detail) {
-  return make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, make("b", {}, value), make("small", {}, detail)));
+  return make(
+    "div",
+    { class: "tile" },
+    make("dt", {}, name),
+    make("dd", {}, make("b", {}, value), make("small", {}, detail)),
+  );
 }
 
 function tiles(view) {
@@ -65,28 +128,48 @@ function tiles(view) {
     tile("Round", formatCount(view.round), view.rounds ? `of ${formatCount(view.rounds)}` : stateOf(view)),
     tile("Accuracy", formatPercent(last(evaluations.accuracy)), `loss ${formatNumber(last(evaluations.loss))}`),
     tile("Stream", formatNumber(last(activity.arrivals)), "arrivals a round"),
-    tile("Stored", formatPercent(totals.arrivals ? stored / totals.arrivals : null, 0), `of ${plural(totals.arrivals, "arrival", "arrivals")}`),
+    tile(
+      "Stored",
+      formatPercent(totals.arrivals ? stored / totals.arrivals : null, 0),
+      `of ${plural(totals.arrivals, "arrival", "arrivals")}`,
+    ),
     tile("Sent up", formatBytes(last(evaluations.bytes_up)), `${formatBytes(last(evaluations.bytes_down))} down`),
-    tile("Lost", formatCount(totals.dropouts + refusedReports), `${formatCount(totals.dropouts)} dropped, ${formatCount(refusedReports)} refused`),
+    tile(
+      "Lost",
+      formatCount(totals.dropouts + refusedReports),
+      `${formatCount(totals.dropouts)} dropped, ${formatCount(refusedReports)} refused`,
+    ),
     tile("Age of ĝ", formatNumber(last(activity.staleness)), "rounds"),
   ];
-  if (spent != null) found.push(tile("Privacy ε", formatNumber(spent), `${formatNumber(last(view.privacy.left))} left`));
+  if (spent != null)
+    found.push(tile("Privacy ε", formatNumber(spent), `${formatNumber(last(view.privacy.left))} left`));
   if (view.seconds != null) found.push(tile("Time", formatDuration(view.seconds), stateOf(view)));
   return found;
 }
 
 /** Dropouts and refused updates, by reason. */
 function failures({ totals, refused_reports: refused, damaged }) {
-  const counts = [["dropped out", totals.dropouts], ...Object.entries(refused).map(([reason, count]) => [`refused: ${reason}`, count])];
+  const counts = [
+    ["dropped out", totals.dropouts],
+    ...Object.entries(refused).map(([reason, count]) => [`refused: ${reason}`, count]),
+  ];
   if (damaged) counts.push(["damaged lines in the record", damaged]);
+  const head = make("h3", {}, "Dropouts and refused updates");
+  const of = `of ${plural(totals.participants, "participation", "participations")}`;
+  if (counts.every(([, count]) => count === 0)) return [head, make("p", { class: "quiet" }, `None, ${of}.`)];
   const largest = Math.max(1, ...counts.map(([, count]) => count));
   const rows = counts.map(([name, count]) => {
     const bar = make("i", { class: "bar" });
     bar.style.width = `${(100 * count) / largest}%`;
-    return make("li", {}, make("span", {}, name), make("b", {}, formatCount(count)), make("span", { class: "track", "aria-hidden": "true" }, bar));
+    return make(
+      "li",
+      {},
+      make("span", {}, name),
+      make("b", {}, formatCount(count)),
+      make("span", { class: "track", "aria-hidden": "true" }, bar),
+    );
   });
-  const of = `of ${plural(totals.participants, "participation", "participations")}`;
-  return [make("h3", {}, "Dropouts and refused updates"), make("p", { class: "quiet" }, of), make("ul", { class: "reasons" }, rows)];
+  return [head, make("p", { class: "quiet" }, of), make("ul", { class: "reasons" }, rows)];
 }
 
 /** What the ledger says of the budget. */
@@ -94,13 +177,20 @@ function budget({ privacy: columns, delta }) {
   const spent = last(columns.spent);
   if (spent == null) return [make("p", { class: "quiet" }, "This run adds no noise: nothing is accounted.")];
   const left = last(columns.left);
-  const text = make("p", { class: "quiet" },
-    `ε ${formatNumber(spent)} spent, ${left == null ? "no limit set" : `${formatNumber(left)} left`}, at δ = ${delta}`);
+  const rest = left == null ? "no limit set" : `${formatNumber(left)} left`;
+  const text = make("p", { class: "quiet" }, `ε ${formatNumber(spent)} spent, ${rest}, at δ = ${delta}`);
   if (left == null) return [text];
   const share = spent / (spent + left || 1);
   const bar = make("i", { class: share > 0.9 ? "nearly" : null });
   bar.style.width = `${100 * share}%`;
-  const meter = { class: "meter", role: "meter", "aria-label": "Privacy budget spent", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(100 * share) };
+  const meter = {
+    class: "meter",
+    role: "meter",
+    "aria-label": "Privacy budget spent",
+    "aria-valuemin": 0,
+    "aria-valuemax": 100,
+    "aria-valuenow": Math.round(100 * share),
+  };
   return [make("div", meter, bar), text];
 }
 

@@ -3,7 +3,14 @@
 
 const COLOURS = 8;
 const USUAL_COLOUR = {
-  ode: 0, fifo: 1, reservoir: 2, "high-loss": 3, "gradient-norm": 4, fedbalancer: 5, sld: 6, "full-data": 7,
+  ode: 0,
+  fifo: 1,
+  reservoir: 2,
+  "high-loss": 3,
+  "gradient-norm": 4,
+  fedbalancer: 5,
+  sld: 6,
+  "full-data": 7,
 };
 const RANDOM = ["fifo", "reservoir", "reservoir-reset", "random"];
 
@@ -65,12 +72,14 @@ function valueAt(xs, ys, x) {
 /** The mean over the seeds of one method, with the span from lowest to highest. */
 function meanOverSeeds(views, column, across) {
   const longest = views.reduce((best, view) =>
-    (view.evaluations.round.length > best.evaluations.round.length ? view : best));
+    view.evaluations.round.length > best.evaluations.round.length ? view : best,
+  );
   const points = [];
   for (const round of longest.evaluations.round) {
-    const at = (name) => views
-      .map(({ evaluations }) => valueAt(evaluations.round, evaluations[name], round))
-      .filter((value) => value != null);
+    const at = (name) =>
+      views
+        .map(({ evaluations }) => valueAt(evaluations.round, evaluations[name], round))
+        .filter((value) => value != null);
     const values = at(column);
     if (!values.length) continue;
     const x = across === "round" ? round : mean(at("bytes_up")) + mean(at("bytes_down"));
