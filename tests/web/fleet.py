@@ -140,7 +140,7 @@ class FakeRun:
                 round=self.round,
                 accuracy=float(accuracy),
                 loss=float(2.3 * (1 - accuracy) + 0.1),
-                device_accuracy_quantiles=tuple((accuracy + np.array([-0.3, -0.08, 0.01, 0.07, 0.12])).tolist()),
+                device_accuracy_quantiles=tuple((accuracy * np.array([0.4, 0.8, 1.0, 1.05, 1.1])).tolist()),
                 samples_valued=self.round * 60,
                 bytes_stored=self._devices * 5 * 785,
                 bytes_up=self._sent,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -206,6 +207,25 @@ def test_a_taken_port_ends_in_one_sentence_with_the_address(tmp_path: Path) -> N
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"fedkeep: http://127.0.0.1:{port} is taken")
     assert ended.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_cleanly_while_somebody_looks(directory: Path) -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    command = [sys.executable, "-m", "fedkeep", "watch", str(directory), "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": source}
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        port = int(said.split("127.0.0.1:")[1].split()[0])
+        connection = HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/api/stream")
+        assert next_update(connection.getresponse())["views"]
+        process.send_signal(signal.SIGINT)
+        _, complained = process.communicate(timeout=30)
+        connection.close()
+    assert process.returncode == 0
+    assert complained == ""
 
 
 def test_a_missing_directory_ends_in_one_sentence(tmp_path: Path) -> None:
