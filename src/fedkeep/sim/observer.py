@@ -17,7 +17,7 @@ from fedkeep.sim.evaluation import Evaluated
 from fedkeep.sim.fleet import Fleet
 
 _LISTED = 50
-"""The most devices that a line lists."""
+"""Devices that lines list: the first ones, the same in all lines."""
 _CHANGES = 12
 """The most comings and goings that a line tells of a device."""
 
@@ -110,7 +110,7 @@ class Observer:
         )
 
     def _stored_lines(self, round_: int) -> Iterator[Line]:
-        listed = [(d, stored) for d, stored in self._stores() if len(stored.batch)][:_LISTED]
+        listed = [(d, stored) for d, stored in self._stores() if d < _LISTED]
         filled = [np.bincount(stored.batch.y, minlength=self._data.labels) for _, stored in listed]
         yield Holdings(round=round_, devices=tuple(d for d, _ in listed), filled=_rows(filled))
         for d, stored in self._stores():
