@@ -1,7 +1,7 @@
 """Keys agreed between two devices, and the masks and envelopes made of them.
 
-Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the two
-libraries that Flower's own secure aggregation rests on: a Flower device has them already, any other needs no Flower.
+Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the libraries
+that Flower's own secure aggregation rests on: a Flower device has them already, any other needs no Flower.
 """
 
 from __future__ import annotations

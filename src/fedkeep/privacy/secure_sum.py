@@ -2,8 +2,8 @@
 
 Four exchanges, after Bonawitz et al. (CCS'17): (1) devices publish keys; (2) each shares its two secrets
 among all, in envelopes the server cannot open; (3) each sends its integers under one mask of its own and one
-per peer, which cancel in the sum; (4) the survivors give shares of the own masks of those who sent, and of the
-keys of those who dropped out. Up to n - threshold devices may drop out at any step.
+per peer, which cancel in the sum; (4) the survivors give shares of the own masks of those who sent, and of
+the keys of those who dropped out. Up to n - threshold devices may drop out at any step.
 
 It holds against a server that follows the protocol but looks at everything, even together with fewer than
 2 * threshold - n devices. Devices are told apart by the transport's authentication.
