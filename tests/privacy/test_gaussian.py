@@ -48,9 +48,7 @@ def test_opacus_agrees_with_a_composition_of_fifty_releases() -> None:
 
 def test_opacus_agrees_with_the_amplification_by_poisson_sampling() -> None:
     epsilon = _opacus_epsilon(noise=1.1, rate=0.05, steps=100, delta=1e-5)
-    ours = amplified_epsilon(
-        1.1, 100, 1e-5, participants=5, population=100, sampling="poisson", observer="outsider"
-    )
+    ours = amplified_epsilon(1.1, 100, 1e-5, participants=5, population=100, sampling="poisson", observer="outsider")
     assert ours == pytest.approx(epsilon, rel=0.03)
 
 
@@ -65,9 +63,7 @@ def _opacus_epsilon(noise: float, rate: float, steps: int, delta: float) -> floa
 
 def test_sampling_amplifies_for_an_outsider_and_not_against_the_server() -> None:
     def epsilon(sampling: Sampling, observer: Observer) -> float:
-        return amplified_epsilon(
-            4.0, 20, 1e-5, participants=5, population=100, sampling=sampling, observer=observer
-        )
+        return amplified_epsilon(4.0, 20, 1e-5, participants=5, population=100, sampling=sampling, observer=observer)
 
     full = epsilon_spent(20 / 16.0, 1e-5)
     assert epsilon("poisson", "server") == full
@@ -95,9 +91,7 @@ def test_a_delta_outside_its_range_is_refused(delta: float) -> None:
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan])
 def test_noise_that_is_negative_or_not_a_number_is_refused(multiplier: float) -> None:
     with pytest.raises(ConfigError, match="noise multiplier must"):
-        amplified_epsilon(
-            multiplier, 1, 1e-5, participants=1, population=2, sampling="poisson", observer="server"
-        )
+        amplified_epsilon(multiplier, 1, 1e-5, participants=1, population=2, sampling="poisson", observer="server")
 
 
 def test_system_noise_is_standard_normal_and_never_repeats() -> None:

@@ -155,9 +155,7 @@ def test_the_estimator_gives_way_to_a_protected_model() -> None:
 def test_a_report_of_no_data_costs_nothing() -> None:
     journal = Journal()
     empty = replace(report(weight=0.0), local_gradient=None, gradient_samples=0)
-    guard(PrivacyOptions(epsilon=1.0, protect=("estimator", "model")), journal=journal).release(
-        empty, order()
-    )
+    guard(PrivacyOptions(epsilon=1.0, protect=("estimator", "model")), journal=journal).release(empty, order())
     assert journal.states == []
 
 
@@ -167,9 +165,7 @@ def test_what_is_not_finite_stays_on_the_device(field: str, bad: float) -> None:
     journal = Journal()
     vector = np.zeros(P, np.float32)
     vector[7] = bad
-    spoiled = (
-        replace(report(), model=vector) if field == "model" else replace(report(), local_gradient=vector)
-    )
+    spoiled = replace(report(), model=vector) if field == "model" else replace(report(), local_gradient=vector)
     for options in (PrivacyOptions(epsilon=1.0), PrivacyOptions()):
         with pytest.raises(RefusedError, match="not finite"):
             guard(options, journal=journal).release(spoiled, order())
@@ -195,7 +191,5 @@ def test_a_protected_profile_is_noised_once_and_then_refused(unit: str) -> None:
 
 
 def test_noisy_velocities_are_never_negative() -> None:
-    door = Guard(
-        PrivacyOptions(epsilon=1.0, protect=("profile",)), Ledger(), Journal().commit, lambda n: -ones(n)
-    )
+    door = Guard(PrivacyOptions(epsilon=1.0, protect=("profile",)), Ledger(), Journal().commit, lambda n: -ones(n))
     assert door.release_profile(Profile(5, np.zeros(3)), window=1.0).velocity.min() == 0

@@ -52,9 +52,7 @@ def test_model_updates_compose_for_a_sample_too() -> None:
 @pytest.mark.parametrize(
     ("last", "accepted", "awaits"), [(None, None, False), (3, None, True), (3, 2, True), (3, 3, False)]
 )
-def test_an_estimator_waits_until_its_round_is_accepted(
-    last: int | None, accepted: int | None, awaits: bool
-) -> None:
+def test_an_estimator_waits_until_its_round_is_accepted(last: int | None, accepted: int | None, awaits: bool) -> None:
     ledger = Ledger()
     if last is not None:
         ledger.charge(estimator(0.04, last))

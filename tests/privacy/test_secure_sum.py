@@ -37,9 +37,7 @@ class Session:
         return {d: self.devices[d].unmask(survivors) for d in survivors if d not in without}
 
 
-def session(
-    count: int, threshold: int, *, silent: frozenset[int] = frozenset(), name: bytes = b"run/1"
-) -> Session:
+def session(count: int, threshold: int, *, silent: frozenset[int] = frozenset(), name: bytes = b"run/1") -> Session:
     devices = {10 * i: MaskingDevice(10 * i, name, threshold) for i in range(count)}
     server = SumServer(name, threshold, SIZE, DTYPE)
     roster = server.open({d: device.keys() for d, device in devices.items()})

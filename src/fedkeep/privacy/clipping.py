@@ -71,9 +71,7 @@ class ClippedLearner:
     def probe(self, model: Vector) -> Probe:
         return ClippedProbe(self.exact.probe(model), self.clip)
 
-    def train(
-        self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int
-    ) -> Vector:
+    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
         return self.exact.train(model, batch, weights, local, seed)
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:

@@ -110,9 +110,7 @@ class RunningSum:
     def add(self, differences: Words) -> None:
         """Counts the unmasked sum of one round."""
         if differences.shape != self._total.shape or differences.dtype != self._total.dtype:
-            raise RefusedError(
-                "sum of the wrong form", f"expected {self._total.shape} of {self._total.dtype}"
-            )
+            raise RefusedError("sum of the wrong form", f"expected {self._total.shape} of {self._total.dtype}")
         self._total = self._total + differences
 
     def rebase(self) -> None:

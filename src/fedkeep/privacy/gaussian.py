@@ -78,9 +78,7 @@ def amplified_epsilon(
     require_positive("noise multiplier", multiplier)
     require_positive("rounds", rounds)
     if not 0 < participants <= population:
-        raise ConfigError(
-            f"participants must be between 1 and the population {population}, got {participants}"
-        )
+        raise ConfigError(f"participants must be between 1 and the population {population}, got {participants}")
     if observer == "server":
         return epsilon_spent(rounds * multiplier**-2, delta)
     accounting = _accounting()

@@ -38,9 +38,7 @@ class Guard:
     def release(self, report: Report, order: TrainOrder) -> Report:
         """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError)."""
         _require_finite("model", report.model)
-        charges = [
-            charge for charge in (self._estimator_charge(report, order), self._model_charge(report)) if charge
-        ]
+        charges = [charge for charge in (self._estimator_charge(report, order), self._model_charge(report)) if charge]
         allowed = self._affordable(charges)
         if allowed:
             self._ledger.charge(*allowed)
@@ -84,9 +82,7 @@ class Guard:
         epsilon = self._options.epsilon
         if not charges or epsilon is None:
             return True
-        return self._ledger.affords(
-            *charges, unit=self._options.unit, epsilon=epsilon, delta=self._options.delta
-        )
+        return self._ledger.affords(*charges, unit=self._options.unit, epsilon=epsilon, delta=self._options.delta)
 
     def _estimator_charge(self, report: Report, order: TrainOrder) -> Charge | None:
         if report.local_gradient is None:
@@ -95,9 +91,7 @@ class Guard:
         if not self._options.protects("estimator"):
             return None
         if report.gradient_samples < 1:
-            raise RefusedError(
-                "local gradient of no samples", f"gradient_samples is {report.gradient_samples}"
-            )
+            raise RefusedError("local gradient of no samples", f"gradient_samples is {report.gradient_samples}")
         if np.linalg.norm(report.local_gradient.astype(np.float64)) > self._options.clip * (1 + _ROUNDING):
             raise RefusedError("unclipped local gradient", f"longer than privacy.clip = {self._options.clip}")
         charge, _ = self._charge("estimator", *self._estimator_sensitivities(report))

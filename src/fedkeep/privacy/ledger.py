@@ -88,9 +88,7 @@ class Ledger:
         if {name: np.shape(array) for name, array in state.items()} != _SHAPES:
             raise RefusedError("damaged privacy ledger", f"expected arrays {_SHAPES}")
         arrays = {name: np.array(array, dtype=np.float64) for name, array in state.items()}
-        if not all(
-            (array >= (_NO_ROUND if name == "last_round" else 0)).all() for name, array in arrays.items()
-        ):
+        if not all((array >= (_NO_ROUND if name == "last_round" else 0)).all() for name, array in arrays.items()):
             raise RefusedError("damaged privacy ledger", "a cost is negative or not a number")
         self._composed, self._estimator = arrays["composed"], arrays["estimator"]
         self._releases, self._last_round = arrays["releases"], arrays["last_round"]

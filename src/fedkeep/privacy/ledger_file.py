@@ -33,9 +33,7 @@ class LedgerFile:
         try:
             line = self._path.read_text()
         except FileNotFoundError:
-            raise RefusedError(
-                "lost privacy ledger", f"{self._path} is gone, so what was spent is not known"
-            ) from None
+            raise RefusedError("lost privacy ledger", f"{self._path} is gone, so what was spent is not known") from None
         body, _, checksum = line.rstrip("\n").rpartition(" ")
         if checksum != _checksum(body):
             raise RefusedError("damaged privacy ledger", f"{self._path} fails its checksum")

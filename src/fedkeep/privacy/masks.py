@@ -72,9 +72,7 @@ def unseal(key: bytes, envelope: bytes, header: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(envelope[:_NONCE_BYTES], envelope[_NONCE_BYTES:], header)
     except (InvalidTag, ValueError) as error:
-        raise RefusedError(
-            "envelope that does not open", "it was changed, or is for another device"
-        ) from error
+        raise RefusedError("envelope that does not open", "it was changed, or is for another device") from error
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:

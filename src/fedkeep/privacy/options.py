@@ -51,9 +51,7 @@ class PrivacyOptions:
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, got {self.delta}")
         if self.epsilon is not None and not self.protect:
-            raise ValueError(
-                'protect must name at least one of "estimator", "model", "profile" where epsilon is set'
-            )
+            raise ValueError('protect must name at least one of "estimator", "model", "profile" where epsilon is set')
         if len(set(self.protect)) != len(self.protect):
             raise ValueError(f"protect must name each stream once, got {list(self.protect)}")
 
@@ -74,9 +72,7 @@ class PrivacyOptions:
         return noise_multiplier(self.epsilon, self.delta, self.planned_releases())
 
 
-def refuse_conflicts(
-    options: PrivacyOptions, *, robust_mean: str | None, screens_single_reports: bool
-) -> None:
+def refuse_conflicts(options: PrivacyOptions, *, robust_mean: str | None, screens_single_reports: bool) -> None:
     """Refuses what cannot go together: whoever sees only a sum cannot compare its parts."""
     if not options.secure_sum:
         return

@@ -51,9 +51,7 @@ class Unmasking:
 def require_threshold(threshold: int, count: int) -> None:
     """Refuses thresholds under which a server could unmask twice, with two halves of the devices."""
     if not count // 2 < threshold <= count:
-        raise RefusedError(
-            "threshold", f"{threshold} of {count} devices: it must be more than half, at most all"
-        )
+        raise RefusedError("threshold", f"{threshold} of {count} devices: it must be more than half, at most all")
 
 
 class MaskingDevice:
@@ -106,9 +104,7 @@ class MaskingDevice:
             raise RefusedError("unmasking", "a device unmasks once, after it has masked")
         sent = set(survivors)
         if len(sent) < self._threshold or not sent <= self._envelopes.keys() or self._device not in sent:
-            raise RefusedError(
-                "survivors", f"{len(sent)} devices are named; at least {self._threshold} must be"
-            )
+            raise RefusedError("survivors", f"{len(sent)} devices are named; at least {self._threshold} must be")
         self._unmasked = True
         own, keys = {}, {}
         for peer, envelope in self._envelopes.items():
@@ -129,9 +125,7 @@ class MaskingDevice:
 class SumServer:
     """The server's part in one sum: it passes envelopes on, adds up, and takes the masks off the sum."""
 
-    def __init__(
-        self, session: bytes, threshold: int, size: int, dtype: np.dtype[np.unsignedinteger]
-    ) -> None:
+    def __init__(self, session: bytes, threshold: int, size: int, dtype: np.dtype[np.unsignedinteger]) -> None:
         self._session, self._threshold, self._size, self._dtype = session, threshold, size, dtype
         self._roster: dict[DeviceId, PublicKeys] = {}
         self._envelopes: dict[DeviceId, Mapping[DeviceId, bytes]] = {}
@@ -143,9 +137,7 @@ class SumServer:
         self._roster = dict(sorted(keys.items()))
         return self._roster
 
-    def route(
-        self, sent: Mapping[DeviceId, Mapping[DeviceId, bytes]]
-    ) -> dict[DeviceId, dict[DeviceId, bytes]]:
+    def route(self, sent: Mapping[DeviceId, Mapping[DeviceId, bytes]]) -> dict[DeviceId, dict[DeviceId, bytes]]:
         """After exchange 2: what every device that is still there gets, by sender."""
         self._envelopes = {d: e for d, e in sent.items() if e.keys() == self._roster.keys()}
         self._require(len(self._envelopes))
@@ -154,13 +146,9 @@ class SumServer:
     def receive(self, device: DeviceId, answer: object) -> None:
         """Exchange 3: one device's masked integers; an answer in the clear, say, is refused."""
         if not isinstance(answer, Masked):
-            raise RefusedError(
-                "answer in the clear", f"device {device} was asked to mask; its answer is dropped"
-            )
+            raise RefusedError("answer in the clear", f"device {device} was asked to mask; its answer is dropped")
         if device not in self._envelopes or device in self._masked:
-            raise RefusedError(
-                "answer not expected", f"device {device} is not in this sum, or already counted"
-            )
+            raise RefusedError("answer not expected", f"device {device} is not in this sum, or already counted")
         if answer.session != self._session:
             raise RefusedError("answer of another sum", f"device {device}")
         if answer.words.shape != (self._size,) or answer.words.dtype != self._dtype:
@@ -183,9 +171,7 @@ class SumServer:
         for device in self._masked:
             seed = self._recover({d: u.own_masks.get(device) for d, u in unmaskings.items()})
             if masks.derive(seed, b"digest") != self._roster[device].own_mask:
-                raise RefusedError(
-                    "shares that do not fit", f"the mask of device {device} cannot be recovered"
-                )
+                raise RefusedError("shares that do not fit", f"the mask of device {device} cannot be recovered")
             total = total - _own_mask(seed, self._session, total)
         for dropped in self._envelopes.keys() - self._masked.keys():
             seed = self._recover({d: u.masking_keys.get(dropped) for d, u in unmaskings.items()})
@@ -209,9 +195,7 @@ class SumServer:
 
     def _require(self, count: int) -> None:
         if count < self._threshold:
-            raise RefusedError(
-                "too few devices", f"{count} are left, {self._threshold} are needed: no sum this round"
-            )
+            raise RefusedError("too few devices", f"{count} are left, {self._threshold} are needed: no sum this round")
 
 
 def _own_mask(seed: bytes, session: bytes, like: Words) -> Words:
