@@ -25,7 +25,7 @@ def order(round_: int = 0, accepted: int | None = None) -> TrainOrder:
 
 
 def report(round_: int = 0, *, weight: float = 3.0) -> Report:
-    gradient = np.full(P, 0.5 / math.sqrt(P), np.float32)
+    gradient = np.full(P, (0.5 - 0.001 * round_) / math.sqrt(P), np.float32)
     return Report(round_, np.full(P, 0.01, np.float32), weight, 1, 5, gradient, N)
 
 
@@ -107,6 +107,30 @@ def test_a_lost_estimator_is_not_sent_twice_unless_the_budget_planned_for_it() -
     assert lenient.release(report(1), order(1)).local_gradient is not None
     assert strict.release(report(2), order(2, accepted=1)).local_gradient is not None
     assert lenient.release(report(2), order(2, accepted=0)).local_gradient is None
+
+
+def test_the_same_estimator_goes_out_again_with_the_same_noise_and_for_nothing() -> None:
+    ledger, journal = Ledger(), Journal()
+    door = Guard(PrivacyOptions(epsilon=1.0), ledger, journal.commit)
+    first = door.release(report(0), order(0)).local_gradient
+    again = door.release(replace(report(0), round=1), order(1)).local_gradient
+    assert first is not None
+    assert again is not None
+    np.testing.assert_array_equal(first, again)
+    assert ledger.releases("estimator") == len(journal.states) == 1
+
+
+def test_spending_tells_both_units_and_what_is_left() -> None:
+    door = guard(PrivacyOptions(epsilon=2.0, unit="device", releases=4))
+    assert door.spending().left == 2.0
+    for round_ in range(4):
+        door.release(report(round_), order(round_))
+    spending = door.spending()
+    assert spending.device_epsilon == pytest.approx(2.0)
+    assert spending.sample_epsilon < 0.1
+    assert spending.left == pytest.approx(0.0, abs=1e-6)
+    assert spending.releases == {"estimator": 4, "model": 0, "profile": 0}
+    assert guard(PrivacyOptions()).spending().left is None
 
 
 @pytest.mark.parametrize("when_spent", ["without-estimator", "absent"])

@@ -28,7 +28,7 @@ _CLEAR = 0.9
 
 def tenseal() -> ModuleType:
     try:
-        import tenseal as module  # type: ignore[import-untyped]
+        import tenseal as module
     except ImportError as error:
         raise MissingExtraError("encrypted profiles", "privacy") from error
     loaded: ModuleType = module

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkeep.core.ports import Learner, Measurements, Probe
+from fedkeep.core.ports import FleetLearner, Learner, Measurements, Probe
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
 from fedkeep.privacy.gaussian import clip_weights
 
@@ -50,29 +51,49 @@ class ClippedProbe:
         return ClippedMeasurements(self.exact.measure(batch), self.clip)
 
 
-@dataclass(frozen=True)
 class ClippedLearner:
     """A learner like `exact`, except that its probes clip each sample's gradient before they average."""
 
-    exact: Learner
-    clip: float
+    def __init__(self, exact: Learner, clip: float) -> None:
+        self._exact, self._clip = exact, clip
 
     @property
     def size(self) -> int:
-        return self.exact.size
+        return self._exact.size
 
     @property
     def gradient_size(self) -> int:
-        return self.exact.gradient_size
+        return self._exact.gradient_size
 
     def initial(self, seed: int) -> Vector:
-        return self.exact.initial(seed)
+        return self._exact.initial(seed)
 
     def probe(self, model: Vector) -> Probe:
-        return ClippedProbe(self.exact.probe(model), self.clip)
+        return ClippedProbe(self._exact.probe(model), self._clip)
 
     def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
-        return self.exact.train(model, batch, weights, local, seed)
+        return self._exact.train(model, batch, weights, local, seed)
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        return self.exact.logits(model, x)
+        return self._exact.logits(model, x)
+
+
+class ClippedFleetLearner(ClippedLearner):
+    """The same for a learner that serves many devices at once."""
+
+    def __init__(self, exact: FleetLearner, clip: float) -> None:
+        super().__init__(exact, clip)
+        self._fleet = exact
+
+    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[ClippedMeasurements]:
+        return [ClippedMeasurements(exact, self._clip) for exact in self._fleet.measure_many(models, batches)]
+
+    def train_many(
+        self,
+        model: Vector,
+        batches: Sequence[Batch],
+        weights: Sequence[FloatArray],
+        local: LocalTraining,
+        seeds: Sequence[int],
+    ) -> list[Vector]:
+        return self._fleet.train_many(model, batches, weights, local, seeds)

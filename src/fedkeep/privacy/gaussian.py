@@ -28,7 +28,7 @@ _DRAWS_PER_NORMAL = 4
 
 def _accounting() -> ModuleType:
     try:
-        import dp_accounting  # type: ignore[import-untyped]
+        import dp_accounting
     except ImportError as error:
         raise MissingExtraError("privacy accounting", "privacy") from error
     module: ModuleType = dp_accounting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -12,14 +12,32 @@ import numpy as np
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.privacy.gaussian import NormalSource, clipped, require_positive, system_normal
-from fedkeep.privacy.ledger import BudgetSpentError, Charge, Ledger
-from fedkeep.privacy.options import PrivacyOptions, Stream
+from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
+from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
 
 Commit: TypeAlias = Callable[[State], None]
 """Makes the ledger's snapshot durable; returns only once it is, and raises where it cannot be."""
 
 _ROUNDING = 1e-3
 """By how much a float32 mean of clipped gradients may exceed the clip."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    """A device's ledger in plain numbers; the unit says which epsilon the budget bounds."""
+
+    unit: Unit
+    budget: float | None
+    delta: float
+    sample_epsilon: float
+    device_epsilon: float
+    releases: dict[Stream, int]
+
+    @property
+    def left(self) -> float | None:
+        """The epsilon that is left of the budget; None without a budget."""
+        spent = self.sample_epsilon if self.unit == "sample" else self.device_epsilon
+        return None if self.budget is None else max(0.0, self.budget - spent)
 
 
 class Guard:
@@ -34,22 +52,28 @@ class Guard:
     ) -> None:
         self._options, self._ledger, self._commit, self._normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
+        self._last: tuple[Vector, Vector] | None = None
 
     def release(self, report: Report, order: TrainOrder) -> Report:
-        """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError)."""
+        """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError).
+
+        An estimator that was sent before, and whose reply was lost, goes out again with the noise it had: that tells
+        nothing new and costs nothing.
+        """
         _require_finite("model", report.model)
-        charges = [charge for charge in (self._estimator_charge(report, order), self._model_charge(report)) if charge]
-        allowed = self._affordable(charges)
+        again = self._sent_before(report)
+        estimator = self._estimator_charge(report, order) if again is None else None
+        allowed = self._affordable([c for c in (estimator, self._model_charge(report)) if c is not None])
         if allowed:
             self._ledger.charge(*allowed)
             self._commit(self._ledger.snapshot())
         if any(charge.stream == "model" for charge in allowed):
             report = replace(report, model=self._noised_model(report, order))
-        if any(charge.stream == "estimator" for charge in allowed):
-            return replace(report, local_gradient=self._noised_gradient(report))
-        if self._options.protects("estimator"):
+        if again is None and estimator in allowed:
+            again = self._noised_gradient(report)
+        if again is None and self._options.protects("estimator"):
             return replace(report, local_gradient=None, gradient_samples=0)
-        return report
+        return report if again is None else replace(report, local_gradient=again)
 
     def release_profile(self, profile: Profile, window: float) -> Profile:
         """The profile, with noise on its velocities if so configured, which were counted over `window`."""
@@ -65,6 +89,18 @@ class Guard:
         self._ledger.charge(charge)
         self._commit(self._ledger.snapshot())
         return replace(profile, velocity=np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0))
+
+    def spending(self) -> Spending:
+        """What has been spent so far, for people and gauges."""
+        delta, ledger = self._options.delta, self._ledger
+        return Spending(
+            self._options.unit,
+            self._options.epsilon,
+            delta,
+            ledger.epsilon("sample", delta),
+            ledger.epsilon("device", delta),
+            {stream: ledger.releases(stream) for stream in STREAMS},
+        )
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
         """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""
@@ -103,11 +139,20 @@ class Guard:
             return None
         return self._charge("model", *self._model_sensitivities())[0]
 
+    def _sent_before(self, report: Report) -> Vector | None:
+        """The noisy estimator that was sent for this very one, if it was the last."""
+        if self._last is None or report.local_gradient is None:
+            return None
+        clean, noisy = self._last
+        return noisy if np.array_equal(clean, report.local_gradient) else None
+
     def _noised_gradient(self, report: Report) -> Vector | None:
         if report.local_gradient is None:
             return None
         _, deviation = self._charge("estimator", *self._estimator_sensitivities(report))
-        return self._noised(clipped(report.local_gradient, self._options.clip), deviation)
+        noisy = self._noised(clipped(report.local_gradient, self._options.clip), deviation)
+        self._last = (report.local_gradient.copy(), noisy)
+        return noisy
 
     def _noised_model(self, report: Report, order: TrainOrder) -> Vector:
         _, deviation = self._charge("model", *self._model_sensitivities())

@@ -17,7 +17,7 @@ from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
 from fedkeep.privacy.options import Stream, Unit
 
 _ROUNDING = 1e-9
-_STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
+STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
 _SHAPES = {"composed": (2,), "estimator": (2,), "releases": (3,), "last_round": (1,)}
 _NO_ROUND = -1.0
 
@@ -51,7 +51,7 @@ class Ledger:
         """Adds the costs of releases that are about to be sent together."""
         for charge in charges:
             self._composed, self._estimator = _after(self._composed, self._estimator, charge)
-            self._releases[_STREAMS.index(charge.stream)] += 1
+            self._releases[STREAMS.index(charge.stream)] += 1
             if charge.stream == "estimator":
                 self._last_round[:] = charge.round
 
@@ -72,7 +72,7 @@ class Ledger:
 
     def releases(self, stream: Stream) -> int:
         """How many releases of this stream were charged."""
-        return int(self._releases[_STREAMS.index(stream)])
+        return int(self._releases[STREAMS.index(stream)])
 
     def snapshot(self) -> State:
         """Plain arrays, to be committed in the same transaction as the rest of the device's state."""
