@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 
@@ -43,11 +44,9 @@ def test_noise_without_a_budget_is_refused() -> None:
         PrivacyOptions().noise_multiplier()
 
 
-def test_robust_means_and_screening_exclude_secure_sums() -> None:
-    masked, plain = PrivacyOptions(secure_sum=True), PrivacyOptions()
-    with pytest.raises(ConfigError, match='"median" exclude'):
-        refuse_conflicts(masked, robust_mean="median", screens_single_reports=False)
-    with pytest.raises(ConfigError, match="screen"):
-        refuse_conflicts(masked, robust_mean=None, screens_single_reports=True)
-    refuse_conflicts(masked, robust_mean=None, screens_single_reports=False)
-    refuse_conflicts(plain, robust_mean="median", screens_single_reports=True)
+@pytest.mark.parametrize("robust", ["trimmed", "norm-bounded"])
+def test_robust_means_exclude_secure_sums(robust: Literal["trimmed", "norm-bounded"]) -> None:
+    with pytest.raises(ConfigError, match=f'"{robust}" exclude'):
+        refuse_conflicts(PrivacyOptions(secure_sum=True), Aggregation(robust))
+    refuse_conflicts(PrivacyOptions(secure_sum=True), Aggregation("fednova"))
+    refuse_conflicts(PrivacyOptions(), Aggregation(robust))

@@ -34,10 +34,14 @@ class Spending:
     releases: dict[Stream, int]
 
     @property
+    def spent(self) -> float:
+        """The epsilon that counts against the budget."""
+        return self.sample_epsilon if self.unit == "sample" else self.device_epsilon
+
+    @property
     def left(self) -> float | None:
         """The epsilon that is left of the budget; None without a budget."""
-        spent = self.sample_epsilon if self.unit == "sample" else self.device_epsilon
-        return None if self.budget is None else max(0.0, self.budget - spent)
+        return None if self.budget is None else max(0.0, self.budget - self.spent)
 
 
 class Guard:
@@ -101,6 +105,19 @@ class Guard:
             ledger.epsilon("device", delta),
             {stream: ledger.releases(stream) for stream in STREAMS},
         )
+
+    def snapshot(self) -> State:
+        """The ledger, and the last estimator with and without noise, so that it can go out again for nothing."""
+        state = {f"ledger.{name}": array for name, array in self._ledger.snapshot().items()}
+        if self._last is not None:
+            state["clean"], state["noisy"] = self._last
+        return state
+
+    def restore(self, state: State) -> None:
+        """Becomes the guard that `snapshot` described."""
+        prefix = "ledger."
+        self._ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
+        self._last = (state["clean"], state["noisy"]) if "clean" in state else None
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
         """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""

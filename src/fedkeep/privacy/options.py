@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy.gaussian import noise_multiplier
 
@@ -13,6 +14,7 @@ Unit: TypeAlias = Literal["sample", "device"]
 """Whose presence the noise hides: one sample's, or all that one device has."""
 Stream: TypeAlias = Literal["estimator", "model", "profile"]
 """The three things that leave a device."""
+_ROBUST = frozenset({"trimmed", "norm-bounded"})
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,10 @@ class PrivacyOptions:
         return noise_multiplier(self.epsilon, self.delta, self.planned_releases())
 
 
-def refuse_conflicts(options: PrivacyOptions, *, robust_mean: str | None, screens_single_reports: bool) -> None:
+def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:
     """Refuses what cannot go together: whoever sees only a sum cannot compare its parts."""
-    if not options.secure_sum:
-        return
-    if robust_mean is not None:
+    if options.secure_sum and aggregation.name in _ROBUST:
         raise ConfigError(
-            f'privacy.secure_sum and aggregation "{robust_mean}" exclude each other: a robust mean must see '
+            f'privacy.secure_sum and aggregation "{aggregation.name}" exclude each other: a robust mean must see '
             "single reports, which secure aggregation hides; drop one of the two"
-        )
-    if screens_single_reports:
-        raise ConfigError(
-            "privacy.secure_sum hides single reports, so the server cannot screen them: switch screening off "
-            "(the devices check NaN and norms before they mask)"
         )
