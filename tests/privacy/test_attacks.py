@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedkeep.core.types import Batch, LocalTraining, Report, Scores, TrainOrder, Vector
+from fedkeep.core.types import Batch, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.privacy.attacks import (
     LastLayer,
+    Membership,
     advantage,
     guess_labels,
     invert_analytically,
     invert_by_matching,
-    membership_scores,
     similarity,
 )
 from fedkeep.privacy.clipping import ClippedLearner
@@ -86,13 +86,27 @@ def test_matching_recovers_a_few_samples_without_noise_and_none_with_it() -> Non
 
 @pytest.mark.parametrize(("epsilon", "least", "most"), [(None, 0.9, 1.0), (8.0, 0.55, 0.85), (1.0, 0.4, 0.62)])
 def test_membership_shows_without_noise_and_fades_with_it(epsilon: float | None, least: float, most: float) -> None:
+    options = PrivacyOptions(epsilon=epsilon)
+    learner = ClippedLearner(LEARNER, options.clip) if epsilon else LEARNER
+    public = samples(2000, seed=77)
+    typical = [learner.probe(MODEL).measure(public.take(public.y == y)).mean_gradient() for y in range(CLASSES)]
+    members, others = [], []
+    for seed in range(60):
+        batch, strangers = samples(10, seed), samples(10, seed + 1000)
+        clip = options.clip if epsilon else np.inf
+        attack = Membership(uploaded(batch, epsilon, seed), batch.y, np.array(typical, dtype=np.float64), clip)
+        members.append(attack.scores(LEARNER.probe(MODEL).measure(batch), batch.y))
+        others.append(attack.scores(LEARNER.probe(MODEL).measure(strangers), strangers.y))
+    assert least <= advantage(np.concatenate(members), np.concatenate(others)) <= most
+
+
+def test_whether_it_was_the_one_sample_is_certain_without_noise() -> None:
     public = samples(2000, seed=77)
     typical = [LEARNER.probe(MODEL).measure(public.take(public.y == y)).mean_gradient() for y in range(CLASSES)]
-    members: list[Scores] = []
-    others: list[Scores] = []
-    for seed in range(40):
-        batch = samples(10, seed)
-        upload = uploaded(batch, epsilon, seed)
-        for scores, tried in ((members, batch), (others, samples(10, seed + 1000))):
-            scores.append(membership_scores(upload, typical, LEARNER.probe(MODEL).measure(tried), tried.y))
-    assert least <= advantage(np.concatenate(members), np.concatenate(others)) <= most
+    members, others = [], []
+    for seed in range(30):
+        batch, strangers = samples(1, seed), samples(20, seed + 1000)
+        attack = Membership(uploaded(batch, None), batch.y, np.array(typical, dtype=np.float64), np.inf)
+        members.append(attack.scores(LEARNER.probe(MODEL).measure(batch), batch.y))
+        others.append(attack.scores(LEARNER.probe(MODEL).measure(strangers), strangers.y))
+    assert advantage(np.concatenate(members), np.concatenate(others)) == 1.0

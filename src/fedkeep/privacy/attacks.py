@@ -6,13 +6,13 @@ e = softmax(W h + b) - onehot(y) has the gradient e (h, 1)^T, and g_hat_c is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import FloatArray, IntArray, Scores, Vector
+from fedkeep.privacy.gaussian import clip_weights
 
 _MOMENTUM, _SCALE, _TINY = 0.9, 0.999, 1e-12
 
@@ -87,21 +87,34 @@ def _slope(layer: LastLayer, gradient: LastLayer, inputs: FloatArray, labels: In
     return slope
 
 
-def membership_scores(
-    uploaded: Vector, typical: Sequence[Vector], candidates: Measurements, labels: IntArray
-) -> Scores:
-    """How far the upload leans towards what is particular to each candidate; members score higher.
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """An attacker who holds an upload, knows how many samples it is of and their labels, and has data like theirs."""
 
-    `typical` holds the mean gradient of each label, which a server can have from data of its own. What a candidate's
-    gradient shares with its label tells nothing of the candidate, so it is taken off first.
-    """
-    lean = uploaded - np.mean(typical, axis=0)
-    along, squares = candidates.projections(lean.astype(np.float32)), candidates.norms() ** 2
-    for label, usual in enumerate(typical):
-        own = labels == label
-        along[own] -= float(lean @ usual)
-        squares[own] += float(usual @ usual) - 2 * candidates.projections(usual)[own]
-    return along / np.sqrt(np.maximum(squares, _TINY))
+    uploaded: Vector
+    labels: IntArray
+    typical: FloatArray
+    """The mean gradient of each label, (Y, P), from the attacker's own data."""
+    clip: float
+    """The clip of the devices, infinity for none."""
+
+    def scores(self, candidates: Measurements, labels: IntArray) -> Scores:
+        """How much better the upload is explained with each candidate among its samples than without it.
+
+        Without it, the mean of the labels' typical gradients is expected; with it, that mean moved by what is
+        particular to the candidate, over n. The score is the squared distance gained, over what there was to gain.
+        """
+        n = len(self.labels)
+        lean = self.uploaded - self.typical[self.labels].mean(axis=0)
+        weights = clip_weights(candidates.norms(), self.clip) if np.isfinite(self.clip) else np.ones(len(labels))
+        along = weights * candidates.projections(lean.astype(np.float32))
+        squares = (weights * candidates.norms()) ** 2
+        for label, usual in enumerate(self.typical):
+            own = labels == label
+            along[own] -= float(lean @ usual)
+            shared = weights[own] * candidates.projections(usual.astype(np.float32))[own]
+            squares[own] += float(usual @ usual) - 2 * shared
+        return (2 * along / n - squares / n**2) / max(float(lean @ lean), _TINY)
 
 
 def advantage(members: Scores, others: Scores) -> float:
