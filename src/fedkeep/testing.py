@@ -55,6 +55,12 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
         float(mean.astype(np.float64) @ direction),
         "the mean of the projections is that of the mean",
     )
+    weights = rng.random(len(batch))
+    _close(
+        float((weights * projections).mean()),
+        float(measured.weighted_gradient(weights).astype(np.float64) @ direction),
+        "the weighted gradient weighs each sample's own",
+    )
     length = float(np.linalg.norm(direction))
     _require(bool((np.abs(projections) <= norms * length * (1 + 1e-4) + 1e-6).all()), "no projection exceeds its norm")
     _close(measured.losses().mean(), _cross_entropy(learner.logits(model, batch.x), batch), "losses follow the logits")

@@ -33,6 +33,9 @@ class Measurements(Protocol):
     def mean_gradient(self) -> Vector:
         """The mean over the batch of the samples' gradients (Eq. 7)."""
 
+    def weighted_gradient(self, weights: Scores) -> Vector:
+        """The same mean with each gradient multiplied by its sample's weight: sum_i w_i grad_i / n."""
+
     def activations(self) -> AnyArray:
         """The inputs of the last layer, (n, d): a space in which regions can be drawn."""
 

@@ -32,6 +32,9 @@ class SliceOf:
     def mean_gradient(self) -> Vector:
         raise TypeError("a part of a measured batch has no mean gradient; measure it as a batch of its own")
 
+    def weighted_gradient(self, weights: Scores) -> Vector:  # noqa: ARG002
+        return self.mean_gradient()
+
 
 class Deferred:
     """Measurements that are begun when first asked for; a policy that never asks costs nothing."""
@@ -57,6 +60,9 @@ class Deferred:
 
     def mean_gradient(self) -> Vector:
         return self._measured().mean_gradient()
+
+    def weighted_gradient(self, weights: Scores) -> Vector:
+        return self._measured().weighted_gradient(weights)
 
     def _measured(self) -> Measurements:
         if self._known is None:

@@ -44,12 +44,15 @@ class AutogradMeasurements:
         return self._norms(self._network.valued.names[-own:])
 
     def mean_gradient(self) -> Vector:
+        return self.weighted_gradient(np.ones(self._n))
+
+    def weighted_gradient(self, weights: Scores) -> Vector:
         total = torch.zeros(self._network.valued.size)
-        for x, y in self._pieces(self._chunk):
+        shares = torch.split(torch.from_numpy(weights.astype(np.float32)), self._chunk)
+        for (x, y), share in zip(self._pieces(self._chunk), shares, strict=False):
             with self._network.differentiable():
-                parts = torch.autograd.grad(
-                    self._losses(x, y).sum(), self._network.valued_parameters, materialize_grads=True
-                )
+                losses = self._losses(x, y)
+                parts = torch.autograd.grad(losses, self._network.valued_parameters, share, materialize_grads=True)
             total += torch.cat([part.reshape(-1) for part in parts])
         gradient: Vector = total.div_(self._n).numpy()
         return gradient

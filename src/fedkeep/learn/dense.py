@@ -123,9 +123,16 @@ class DenseMeasurements:
         return np.sqrt(_float64_sum([_square_norms(self._own(a), self._own(e))]))
 
     def mean_gradient(self) -> Vector:
+        return self._combined(self._valued)
+
+    def weighted_gradient(self, weights: Scores) -> Vector:
+        column = weights.astype(np.float32)[:, None]
+        return self._combined([(a, e * column) for a, e in self._valued])
+
+    def _combined(self, valued: list[tuple[AnyArray, AnyArray]]) -> Vector:
         gradient = np.empty(self._layout.size, dtype=np.float32)
         views = self._layout.views(gradient)
-        for (a, e), weight, bias in zip(self._valued, views[::2], views[1::2], strict=True):
+        for (a, e), weight, bias in zip(valued, views[::2], views[1::2], strict=True):
             np.matmul(e.T, a, out=weight)
             np.add.reduce(e, axis=0, out=bias)
         gradient /= max(1, self._n)

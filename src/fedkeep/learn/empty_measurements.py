@@ -28,5 +28,8 @@ class EmptyMeasurements:
     def mean_gradient(self) -> Vector:
         return np.zeros(self._gradient_size, dtype=np.float32)
 
+    def weighted_gradient(self, weights: Scores) -> Vector:  # noqa: ARG002 - there is nothing to weigh
+        return self.mean_gradient()
+
     def activations(self) -> AnyArray:
         return np.zeros((0, 0), dtype=np.float32)

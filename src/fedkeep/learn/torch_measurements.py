@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import islice
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.layers import BilinearLayer, project, square_norms, summed_gradient
 from fedkeep.learn.network import Network, Record, as_tensor
 
+ValuedLayers: TypeAlias = list[tuple[BilinearLayer, Tensor, Tensor]]
+"""Each valued layer with its inputs and errors, sample by sample."""
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for the activations to be small."""
 KEPT_BYTES = 1 << 28
@@ -69,9 +71,22 @@ class TorchMeasurements:
         return np.sqrt(per_sample(_square_norms(record.head_only) for record in self._inferred()))
 
     def mean_gradient(self) -> Vector:
-        total = _sum(_summed_gradient(record) for record in self._recorded())
-        gradient: Vector = total.div_(self._n).numpy()
+        return self._combined(_valued(record) for record in self._recorded())
+
+    def weighted_gradient(self, weights: Scores) -> Vector:
+        return self._combined(self._weighed(torch.from_numpy(weights.astype(np.float32))))
+
+    def _combined(self, chunks: Iterable[ValuedLayers]) -> Vector:
+        gradient: Vector = _sum(_summed_gradient(valued) for valued in chunks).div_(self._n).numpy()
         return gradient
+
+    def _weighed(self, weights: Tensor) -> Iterator[ValuedLayers]:
+        """Each chunk's layers, with the error of every sample multiplied by its weight."""
+        done = 0
+        for valued in map(_valued, self._recorded()):
+            own = weights[done : done + len(valued[-1][-1])]
+            done += len(own)
+            yield [(layer, a, e * own.view(-1, *[1] * (e.dim() - 1))) for layer, a, e in valued]
 
     def activations(self) -> AnyArray:
         return join([record.layers[-1][1].flatten(1) for record in self._inferred()])
@@ -101,13 +116,13 @@ def _sum(terms: Iterable[Tensor]) -> Tensor:
     return reduce(torch.Tensor.add_, terms)
 
 
-def _summed_gradient(record: Record) -> Tensor:
-    parts = [part for layer, a, e in _valued(record) for part in summed_gradient(layer, a, e)]
+def _summed_gradient(valued: ValuedLayers) -> Tensor:
+    parts = [part for layer, a, e in valued for part in summed_gradient(layer, a, e)]
     return torch.cat([part.reshape(-1) for part in parts])
 
 
-def _valued(record: Record) -> list[tuple[BilinearLayer, Tensor, Tensor]]:
-    return cast("list[tuple[BilinearLayer, Tensor, Tensor]]", record.layers)
+def _valued(record: Record) -> ValuedLayers:
+    return cast("ValuedLayers", record.layers)
 
 
 def pieces(rows: Tensor, size: int) -> Sequence[Tensor]:

@@ -19,9 +19,11 @@ from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, Stream
 from fedkeep.learn.models import learner_for
+from fedkeep.privacy.clipping import ClippedFleetLearner
 from fedkeep.sim.division import divide, region_counts
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.guards import Guards, guards_for
 from fedkeep.sim.oracle import Oracle
 from fedkeep.sim.reference import FullFleet, pooled
 
@@ -39,6 +41,8 @@ class Assembly:
     fleet: Fleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
+    guards: Guards
+    """What the devices' reports pass on their way out."""
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
@@ -54,7 +58,9 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     regions = divide(experiment, data, probe)
     velocities = declared_velocities(experiment, region_counts(data, regions, probe), stream)
     server = _server(experiment, learner, model, regions.count)
-    server.coordinate({d: Profile(experiment.storage.capacity, velocities[d]) for d in range(data.devices)})
+    profiles = {d: Profile(experiment.storage.capacity, velocities[d]) for d in range(data.devices)}
+    guards = guards_for(experiment)
+    server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     exact = experiment.policy.uses_direction and experiment.estimator.name == "exact"
     if experiment.policy.uses_direction and experiment.estimator.cold_start == "exact":
@@ -64,9 +70,10 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     if experiment.policy.unbounded:
         fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed)
     else:
-        make = partial(_device, experiment, data, learner, server, regions, velocities, start)
-        fleet = Fleet(learner, stream, make)
-    return Assembly(data, stream, learner, server, velocities, fleet, oracle if exact else None)
+        own = _device_learner(experiment, learner)
+        make = partial(_device, experiment, data, own, server, regions, velocities, start)
+        fleet = Fleet(own, stream, make)
+    return Assembly(data, stream, learner, server, velocities, fleet, oracle if exact else None, guards)
 
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
@@ -76,6 +83,12 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     last_layers = overrides.pop("last_layers", None)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
     return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
+
+
+def _device_learner(experiment: Experiment, learner: FleetLearner) -> FleetLearner:
+    """The learner on the devices, which clips gradients where noise is to hide them."""
+    options = experiment.privacy
+    return ClippedFleetLearner(learner, options.clip) if options.protects("estimator") else learner
 
 
 def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:

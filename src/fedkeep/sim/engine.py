@@ -76,7 +76,7 @@ class Simulator:
         participants = self.server.select(round_, self._population, self._k)
         arrivals = self._bring_up_to_date(participants, round_ + 1)
         orders = self.server.open_round(participants)
-        reports = self.parts.fleet.take_part(orders)
+        reports = self.parts.guards.release(orders, self.parts.fleet.take_part(orders))
         self._deliver(reports, round_)
         summary = self.server.close_round()
         return RoundRecord(self.server.round, summary, arrivals, self.evaluate() if evaluated else None)
@@ -94,6 +94,7 @@ class Simulator:
         state = {f"server.{name}": array for name, array in self.server.snapshot().items()}
         if isinstance(self.parts.fleet, Fleet):
             state |= {f"fleet.{name}": array for name, array in self.parts.fleet.snapshot().items()}
+        state |= {f"guards.{name}": array for name, array in self.parts.guards.snapshot().items()}
         return state | self.tally.snapshot()
 
     def restore(self, state: State) -> None:
@@ -101,6 +102,7 @@ class Simulator:
         self.server.restore({n.removeprefix("server."): a for n, a in state.items() if n.startswith("server.")})
         if isinstance(self.parts.fleet, Fleet):
             self.parts.fleet.restore({n.removeprefix("fleet."): a for n, a in state.items() if n.startswith("fleet.")})
+        self.parts.guards.restore({n.removeprefix("guards."): a for n, a in state.items() if n.startswith("guards.")})
         self.tally.restore(state)
 
     def _is_evaluated(self, round_: int, last: int) -> bool:

@@ -21,6 +21,7 @@ from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.screening import Limits
 from fedkeep.core.weighting import Weighting
 from fedkeep.data import TASKS, StreamOptions, Task
+from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.registry import find_policy
 from fedkeep.sim.options import (
     EstimatorOptions,
@@ -42,6 +43,7 @@ _PLAIN: dict[str, type[Any]] = {
     "profile": ProfileOptions,
     "regions": RegionOptions,
     "limits": Limits,
+    "privacy": PrivacyOptions,
     "record": RecordOptions,
 }
 _KEYS = {"task", "model", "policy", "coordinator", "seed", "label", "preset", *_PLAIN}
@@ -65,6 +67,7 @@ class Experiment:
     profile: ProfileOptions
     regions: RegionOptions
     limits: Limits
+    privacy: PrivacyOptions
     record: RecordOptions
     seed: int
     label: str

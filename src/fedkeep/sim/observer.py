@@ -11,7 +11,7 @@ import numpy as np
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.types import AnyArray, Batch, DeviceId
-from fedkeep.records import Change, Device, Evaluation, Holdings, Line, Plan, Round, Slot
+from fedkeep.records import Change, Device, Evaluation, Holdings, Line, Plan, Privacy, Round, Slot
 from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
 from fedkeep.sim.evaluation import Evaluated
 from fedkeep.sim.fleet import Fleet
@@ -72,6 +72,9 @@ class Observer:
         yield self._round(round_)
         if self._fleet is not None:
             yield from self._stored_lines(round_)
+        spending = self._simulator.parts.guards.most_spent()
+        if spending is not None:
+            yield Privacy(round=round_, epsilon_spent=spending.spent, epsilon_left=spending.left, delta=spending.delta)
         yield self._evaluation(round_, evaluated)
 
     def _evaluation(self, round_: int, evaluated: Evaluated) -> Evaluation:

@@ -1,0 +1,97 @@
+"""What a plan from encrypted profiles costs: per device, per label, for the server and for the key-holder.
+
+    python benchmarks/encrypted_plan.py [--quick] [--json FILE]
+
+Prints seconds of CPU and megabytes; every plan is checked against the plain greedy plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.types import Profile
+from fedkeep.privacy.ckks import COARSE, Scheme
+from fedkeep.privacy.encrypted import EncryptedFleet, KeyHolder, encrypt_profile
+from fedkeep.privacy.order import Comparisons
+
+Result = TypeVar("Result")
+SIZES = ((10, 10), (25, 10), (50, 10), (50, 20), (100, 10))
+QUICK = ((5, 4), (10, 5))
+
+
+def timed(action: Callable[[], Result]) -> tuple[Result, float]:
+    """The result, and the CPU seconds over all threads that it took."""
+    start = time.process_time()
+    return action(), time.process_time() - start
+
+
+def measure(holder: KeyHolder, scheme: Scheme, devices: int, labels: int) -> dict[str, float | bool | int]:
+    """One fleet, planned in secret."""
+    rng = np.random.default_rng(devices * labels)
+    velocities = rng.lognormal(0, 1.5, (devices, labels)) * (rng.random((devices, labels)) < 0.5)
+    levels = holder.for_devices().grid.level_of(velocities)
+    capacities = rng.integers(5, 20, devices)
+    server = EncryptedFleet(holder.for_server(), range(devices), labels)
+    public, encrypting, adding, size = holder.for_devices(), 0.0, 0.0, 0
+    for device in range(devices):
+        profile = Profile(int(capacities[device]), velocities[device])
+        answer, took = timed(lambda d=device, p=profile: encrypt_profile(server.request(d, public), p))  # type: ignore[misc]
+        encrypting += took
+        adding += timed(lambda d=device, a=answer: server.receive(d, a))[1]  # type: ignore[misc]
+        size = sum(map(len, answer.comparisons)) + len(answer.velocities)
+    tables, comparing = timed(server.tables)
+    plan, planning = timed(lambda: holder.plan(tables, Greedy()))
+    tied = Greedy(improve_up_to=0).plan(Fleet.numbered(capacities, levels.astype(float)))
+    exact = Greedy(improve_up_to=0).plan(Fleet.numbered(capacities, velocities))
+    return {
+        "devices": devices,
+        "labels": labels,
+        "levels": scheme.levels,
+        "comparisons": Comparisons(devices, labels).count,
+        "ciphertexts": len(tables.signs),
+        "device_s": encrypting / devices,
+        "device_MB": size / 1e6,
+        "server_add_s": adding,
+        "server_compare_s": comparing,
+        "server_ms_per_device_and_label": 1e3 * (adding + comparing) / (devices * labels),
+        "key_holder_s": planning,
+        "equals_plain_plan_on_grid": bool((plan.quotas == tied.quotas).all()),
+        "holdings_shared_with_exact_plan": float(((plan.quotas > 0) == (exact.quotas > 0)).mean()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small fleets and the coarse scheme only")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    runs = []
+    for name, scheme in (("coarse", COARSE),) if options.quick else (("coarse", COARSE), ("full", Scheme())):
+        holder, making = timed(lambda s=scheme: KeyHolder.create(s))  # type: ignore[misc]
+        server_keys = len(holder.for_server().comparing) / 1e6
+        print(f"{name}: {scheme.levels} levels, keys made in {making:.1f} s, {server_keys:.0f} MB for the server")
+        print("devices labels comparisons   a device: s   MB   server: s  ms/(device*label)   key-holder s  equal")
+        for devices, labels in QUICK if options.quick else SIZES:
+            run = measure(holder, scheme, devices, labels)
+            runs.append({"scheme": name, **run})
+            print(
+                f"{devices:7} {labels:6} {run['comparisons']:11} {run['device_s']:13.2f} {run['device_MB']:5.1f}"
+                f" {run['server_add_s'] + run['server_compare_s']:9.1f}"
+                f" {run['server_ms_per_device_and_label']:18.1f} {run['key_holder_s']:14.2f}"
+                f"  {run['equals_plain_plan_on_grid']}"
+            )
+    if options.json:
+        options.json.write_text(json.dumps(runs, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The accuracy that each epsilon costs on two tasks, and the figure of docs/privacy.md.
+
+    FEDKEEP_DATA=... python experiments/privacy/accuracy.py run TASK [--seeds 2]     # TASK: synthetic or har
+    python experiments/privacy/accuracy.py draw
+
+Runs are added to accuracy-TASK.json beside this file; what is there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.data.federation import Federation
+from fedkeep.sim.engine import Simulator
+from fedkeep.sim.experiment import resolve
+
+HERE = Path(__file__).parent
+EPSILONS = (0.5, 2.0, 8.0, 32.0)
+TASKS: dict[str, dict[str, Any]] = {
+    "synthetic": {
+        "task": {"name": "synthetic", "smallest": 400, "largest": 600},
+        "train": {"rounds": 150, "participation": 0.05, "learning_rate": 0.02, "epochs": 5},
+    },
+    "har": {
+        "task": {"name": "har"},
+        "model": {"last_layers": 1},
+        "train": {"rounds": 80, "participation": 0.1, "learning_rate": 0.01, "epochs": 5},
+    },
+}
+TITLES = {
+    "synthetic": "Synthetic, 200 devices, softmax regression (610 parameters)",
+    "har": "Activity windows, 46 devices, last layer of 900-100-5 (505 of 90,605)",
+}
+CURVES: dict[str, dict[str, Any]] = {
+    "estimator, per sample": {"unit": "sample"},
+    "estimator, per device": {"unit": "device", "releases": 12},
+    "estimator and model, per device": {
+        "unit": "device",
+        "releases": 12,
+        "protect": ["estimator", "model"],
+        "model_clip": 0.5,
+    },
+}
+COLOURS = ("#2471a3", "#e08e0b", "#c0392b")
+
+
+def cells(seeds: int) -> Iterator[tuple[str, float | None, int, dict[str, Any]]]:
+    """Name, epsilon, seed and what differs, for every run of a task."""
+    for seed in range(seeds):
+        yield "no noise", None, seed, {"policy": {"name": "ode"}}
+        yield "no estimator (reservoir)", None, seed, {"policy": {"name": "reservoir"}}
+        for name, options in CURVES.items():
+            for epsilon in EPSILONS:
+                yield name, epsilon, seed, {"policy": {"name": "ode"}, "privacy": {"epsilon": epsilon, **options}}
+
+
+def run(task: str, seeds: int) -> None:
+    path = HERE / f"accuracy-{task}.json"
+    done: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    known = {(r["curve"], r["epsilon"], r["seed"]) for r in done}
+    data: dict[int, Federation] = {}
+    for name, epsilon, seed, differs in cells(seeds):
+        if (name, epsilon, seed) in known:
+            continue
+        experiment = resolve({**TASKS[task], **differs, "seed": seed, "record": {"every": 10}})
+        if seed not in data:
+            data = {seed: experiment.task.load(seed)}
+        evaluated = [r.evaluation for r in Simulator(experiment, data[seed]).run() if r.evaluation is not None]
+        accuracy = float(np.mean([e.accuracy for e in evaluated[-3:]]))
+        done.append({"curve": name, "epsilon": epsilon, "seed": seed, "accuracy": round(accuracy, 5)})
+        path.write_text(json.dumps(done, indent=0) + "\n")
+
+
+def draw(path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, both = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for axes, task in zip(both, TASKS, strict=True):
+        runs = json.loads((HERE / f"accuracy-{task}.json").read_text())
+        for name, style in (("no noise", "k-"), ("no estimator (reservoir)", "k:")):
+            axes.axhline(
+                np.mean([r["accuracy"] for r in runs if r["curve"] == name]), ls=style[1:], color="k", label=name
+            )
+        for name, colour in zip(CURVES, COLOURS, strict=True):
+            own = [[r["accuracy"] for r in runs if (r["curve"], r["epsilon"]) == (name, e)] for e in EPSILONS]
+            axes.plot(EPSILONS, [np.mean(a) for a in own], "o-", ms=4, color=colour, label=name)
+            axes.fill_between(EPSILONS, [min(a) for a in own], [max(a) for a in own], color=colour, alpha=0.15)
+        axes.set(xscale="log", xlabel="epsilon (delta = 1e-5)", ylabel="accuracy", title=TITLES[task], ylim=(0, 0.9))
+        axes.title.set_fontsize(9)
+        axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    both[0].legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=80)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("action", choices=["run", "draw"])
+    parser.add_argument("task", nargs="?", choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--figure", type=Path, default=Path("docs/figures/privacy-accuracy.png"))
+    options = parser.parse_args()
+    if options.action == "draw":
+        draw(options.figure)
+    else:
+        for task in [options.task] if options.task else TASKS:
+            run(task, options.seeds)
+
+
+if __name__ == "__main__":
+    main()

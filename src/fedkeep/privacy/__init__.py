@@ -1,0 +1,1 @@
+"""What leaves a device, bounded, accounted and, where wanted, encrypted."""

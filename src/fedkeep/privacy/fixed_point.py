@@ -1,0 +1,129 @@
+"""Numbers as integers modulo 2^bits, which masks can hide perfectly and which add up without any rounding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.types import AnyArray, FloatArray, State
+
+Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""Integers modulo 2^bits."""
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """The finest grid on which the sum over `summands` devices, each within `bound`, cannot overflow."""
+
+    bound: float
+    """The largest magnitude of any number of one device."""
+    summands: int
+    bits: Literal[32, 64] = 32
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise ValueError(f"bound must be a finite number above 0, got {self.bound}")
+        if self.summands < 1:
+            raise ValueError(f"summands must be 1 or more, got {self.summands}")
+        if self.step > self.bound / 2**8:
+            raise ValueError(f"bits must leave 8 bits to each of {self.summands} devices, got {self.bits}")
+
+    @property
+    def step(self) -> float:
+        """The distance between two neighbouring numbers of the grid, a power of two."""
+        return float(2.0 ** (math.ceil(math.log2(self.bound * self.summands)) - (self.bits - 2)))
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        return np.dtype(np.uint32 if self.bits == 32 else np.uint64)
+
+    def encode(self, values: AnyArray) -> Words:
+        """The values on the grid; what is not finite or out of bounds is refused, for a sum would hide it."""
+        if not np.isfinite(values).all():
+            raise RefusedError("value that is not finite", "it may not be masked: nothing was sent")
+        largest = float(np.abs(values).max(initial=0.0))
+        if largest > self.bound:
+            raise RefusedError("value out of bounds", f"{largest:g} exceeds {self.bound:g}: nothing was sent")
+        signed = np.rint(np.asarray(values, dtype=np.float64) / self.step).astype(np.int64)
+        return signed.astype(self.dtype)
+
+    def decode(self, total: Words) -> FloatArray:
+        """The numbers that integers stand for, taken as the signed ones nearest to 0."""
+        signed = total.astype(self.dtype).view(np.int32 if self.bits == 32 else np.int64)
+        return signed.astype(np.float64) * self.step
+
+
+def weighted(values: AnyArray, weight: float) -> FloatArray:
+    """The values times their weight, then the weight: sums of these tell the weighted mean."""
+    return np.append(np.asarray(values, dtype=np.float64) * weight, weight)
+
+
+def weighted_mean(total: FloatArray) -> FloatArray | None:
+    """The mean behind a sum of `weighted` vectors; None without weight."""
+    return total[:-1] / total[-1] if total[-1] > 0 else None
+
+
+class Differences:
+    """A device's side of a running sum (Eq. 8): it sends what changed since its last accepted report."""
+
+    def __init__(self, size: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> None:
+        self._counted: Words = np.zeros(size, dtype)
+        self._sent: Words = np.zeros(size, dtype)
+        self._sent_round = -1
+        self._epoch = 0
+
+    def send(self, words: Words, round_: int, *, epoch: int, accepted_round: int | None) -> Words:
+        """What to add to the running sum so that this device counts with `words` and nothing older."""
+        if epoch != self._epoch:
+            self._counted, self._epoch = np.zeros_like(self._counted), epoch
+        elif accepted_round is not None and accepted_round >= self._sent_round >= 0:
+            self._counted = self._sent
+        self._sent, self._sent_round = words.copy(), round_
+        return words - self._counted
+
+    def snapshot(self) -> State:
+        numbers = np.array([self._sent_round, self._epoch])
+        return {"counted": self._counted.copy(), "sent": self._sent.copy(), "numbers": numbers}
+
+    def restore(self, state: State) -> None:
+        self._counted, self._sent = state["counted"].copy(), state["sent"].copy()
+        self._sent_round, self._epoch = state["numbers"].tolist()
+
+
+class RunningSum:
+    """The server's side: it never sees a single summand, and in integers no rounding ever gathers.
+
+    Devices that left cannot be taken out of a sum nobody can look into: re-basing starts a new one, an epoch,
+    into which every device sends all it has when it next takes part.
+    """
+
+    def __init__(self, size: int, grid: FixedPoint) -> None:
+        self._grid = grid
+        self._total: Words = np.zeros(size, grid.dtype)
+        self.epoch = 0
+
+    def add(self, differences: Words) -> None:
+        """Counts the unmasked sum of one round."""
+        if differences.shape != self._total.shape or differences.dtype != self._total.dtype:
+            raise RefusedError("sum of the wrong form", f"expected {self._total.shape} of {self._total.dtype}")
+        self._total = self._total + differences
+
+    def rebase(self) -> None:
+        """Starts a new epoch from nothing."""
+        self._total = np.zeros_like(self._total)
+        self.epoch += 1
+
+    def values(self) -> FloatArray:
+        """The sum over all devices of what each last sent in this epoch."""
+        return self._grid.decode(self._total)
+
+    def snapshot(self) -> State:
+        return {"total": self._total.copy(), "epoch": np.array(self.epoch)}
+
+    def restore(self, state: State) -> None:
+        self._total, self.epoch = state["total"].copy(), int(state["epoch"])

@@ -1,0 +1,197 @@
+"""The only door of a device: what goes out is checked, charged, committed and noised, in this order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.types import AnyArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.privacy.gaussian import NormalSource, clipped, require_positive, system_normal
+from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
+from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
+
+Commit: TypeAlias = Callable[[State], None]
+"""Makes the ledger's snapshot durable; returns only once it is, and raises where it cannot be."""
+
+_ROUNDING = 1e-3
+"""By how much a float32 mean of clipped gradients may exceed the clip."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    """A device's ledger in plain numbers; the unit says which epsilon the budget bounds."""
+
+    unit: Unit
+    budget: float | None
+    delta: float
+    sample_epsilon: float
+    device_epsilon: float
+    releases: dict[Stream, int]
+
+    @property
+    def spent(self) -> float:
+        """The epsilon that counts against the budget."""
+        return self.sample_epsilon if self.unit == "sample" else self.device_epsilon
+
+    @property
+    def left(self) -> float | None:
+        """The epsilon that is left of the budget; None without a budget."""
+        return None if self.budget is None else max(0.0, self.budget - self.spent)
+
+
+class Guard:
+    """Stands between a device and the outside; what is over budget it withholds and never sends in the clear.
+
+    Neighbours are data sets in which one sample, or all samples of a device, are replaced: the counts that a
+    report carries in the clear (samples, steps, weight) are taken as public and are not protected.
+    """
+
+    def __init__(
+        self, options: PrivacyOptions, ledger: Ledger, commit: Commit, normal: NormalSource = system_normal
+    ) -> None:
+        self._options, self._ledger, self._commit, self._normal = options, ledger, commit, normal
+        self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
+        self._last: tuple[Vector, Vector] | None = None
+
+    def release(self, report: Report, order: TrainOrder) -> Report:
+        """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError).
+
+        An estimator that was sent before, and whose reply was lost, goes out again with the noise it had: that tells
+        nothing new and costs nothing.
+        """
+        _require_finite("model", report.model)
+        again = self._sent_before(report)
+        estimator = self._estimator_charge(report, order) if again is None else None
+        allowed = self._affordable([c for c in (estimator, self._model_charge(report)) if c is not None])
+        if allowed:
+            self._ledger.charge(*allowed)
+            self._commit(self._ledger.snapshot())
+        if any(charge.stream == "model" for charge in allowed):
+            report = replace(report, model=self._noised_model(report, order))
+        if again is None and estimator in allowed:
+            again = self._noised_gradient(report)
+        if again is None and self._options.protects("estimator"):
+            return replace(report, local_gradient=None, gradient_samples=0)
+        return report if again is None else replace(report, local_gradient=again)
+
+    def release_profile(self, profile: Profile, window: float) -> Profile:
+        """The profile, with noise on its velocities if so configured, which were counted over `window`."""
+        _require_finite("velocity", profile.velocity)
+        if not self._options.protects("profile"):
+            return profile
+        require_positive("the window of a profile", window)
+        bounded = clipped(profile.velocity, self._options.profile_bound)
+        one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
+        charge, deviation = self._charge("profile", min(one_sample, everything), everything)
+        if not self._fits([charge]):
+            raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
+        self._ledger.charge(charge)
+        self._commit(self._ledger.snapshot())
+        return replace(profile, velocity=np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0))
+
+    def spending(self) -> Spending:
+        """What has been spent so far, for people and gauges."""
+        delta, ledger = self._options.delta, self._ledger
+        return Spending(
+            self._options.unit,
+            self._options.epsilon,
+            delta,
+            ledger.epsilon("sample", delta),
+            ledger.epsilon("device", delta),
+            {stream: ledger.releases(stream) for stream in STREAMS},
+        )
+
+    def snapshot(self) -> State:
+        """The ledger, and the last estimator with and without noise, so that it can go out again for nothing."""
+        state = {f"ledger.{name}": array for name, array in self._ledger.snapshot().items()}
+        if self._last is not None:
+            state["clean"], state["noisy"] = self._last
+        return state
+
+    def restore(self, state: State) -> None:
+        """Becomes the guard that `snapshot` described."""
+        prefix = "ledger."
+        self._ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
+        self._last = (state["clean"], state["noisy"]) if "clean" in state else None
+
+    def _affordable(self, charges: list[Charge]) -> list[Charge]:
+        """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""
+        if not charges or self._fits(charges):
+            return charges
+        without_estimator = [charge for charge in charges if charge.stream != "estimator"]
+        if self._options.when_spent == "absent" or not self._fits(without_estimator):
+            raise BudgetSpentError(
+                f"the privacy budget of epsilon {self._options.epsilon} per {self._options.unit} is spent: "
+                "nothing was sent; raise privacy.epsilon, or keep this device out"
+            )
+        return without_estimator
+
+    def _fits(self, charges: list[Charge]) -> bool:
+        epsilon = self._options.epsilon
+        if not charges or epsilon is None:
+            return True
+        return self._ledger.affords(*charges, unit=self._options.unit, epsilon=epsilon, delta=self._options.delta)
+
+    def _estimator_charge(self, report: Report, order: TrainOrder) -> Charge | None:
+        if report.local_gradient is None:
+            return None
+        _require_finite("local gradient", report.local_gradient)
+        if not self._options.protects("estimator"):
+            return None
+        if report.gradient_samples < 1:
+            raise RefusedError("local gradient of no samples", f"gradient_samples is {report.gradient_samples}")
+        if np.linalg.norm(report.local_gradient.astype(np.float64)) > self._options.clip * (1 + _ROUNDING):
+            raise RefusedError("unclipped local gradient", f"longer than privacy.clip = {self._options.clip}")
+        charge, _ = self._charge("estimator", *self._estimator_sensitivities(report))
+        resends = self._ledger.awaits_acceptance(order.accepted_round)
+        return replace(charge, round=order.round, resends=resends)
+
+    def _model_charge(self, report: Report) -> Charge | None:
+        if not self._options.protects("model") or report.weight == 0:
+            return None
+        return self._charge("model", *self._model_sensitivities())[0]
+
+    def _sent_before(self, report: Report) -> Vector | None:
+        """The noisy estimator that was sent for this very one, if it was the last."""
+        if self._last is None or report.local_gradient is None:
+            return None
+        clean, noisy = self._last
+        return noisy if np.array_equal(clean, report.local_gradient) else None
+
+    def _noised_gradient(self, report: Report) -> Vector | None:
+        if report.local_gradient is None:
+            return None
+        _, deviation = self._charge("estimator", *self._estimator_sensitivities(report))
+        noisy = self._noised(clipped(report.local_gradient, self._options.clip), deviation)
+        self._last = (report.local_gradient.copy(), noisy)
+        return noisy
+
+    def _noised_model(self, report: Report, order: TrainOrder) -> Vector:
+        _, deviation = self._charge("model", *self._model_sensitivities())
+        update = clipped(report.model.astype(np.float64) - order.model, self._options.model_clip)
+        return self._noised(order.model + update, deviation)
+
+    def _estimator_sensitivities(self, report: Report) -> tuple[float, float]:
+        return 2 * self._options.clip / report.gradient_samples, 2 * self._options.clip
+
+    def _model_sensitivities(self) -> tuple[float, float]:
+        """The whole update is clipped, so one sample can move it as far as all of them."""
+        return 2 * self._options.model_clip, 2 * self._options.model_clip
+
+    def _charge(self, stream: Stream, sample: float, device: float) -> tuple[Charge, float]:
+        """The charge of a release with these sensitivities, and the deviation of its noise."""
+        deviation = self._multiplier * (sample if self._options.unit == "sample" else device)
+        return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2), deviation
+
+    def _noised(self, values: AnyArray, deviation: float) -> Vector:
+        return np.asarray(values + deviation * self._normal(len(values)), dtype=np.float32)
+
+
+def _require_finite(what: str, values: AnyArray) -> None:
+    if not np.isfinite(values).all():
+        raise RefusedError(f"{what} that is not finite", "it holds NaN or infinity; nothing was sent")

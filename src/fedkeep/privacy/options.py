@@ -1,0 +1,83 @@
+"""The `[privacy]` table of a configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.errors import ConfigError
+from fedkeep.privacy.gaussian import noise_multiplier
+
+Unit: TypeAlias = Literal["sample", "device"]
+"""Whose presence the noise hides: one sample's, or all that one device has."""
+Stream: TypeAlias = Literal["estimator", "model", "profile"]
+"""The three things that leave a device."""
+_ROBUST = frozenset({"trimmed", "norm-bounded"})
+
+
+@dataclass(frozen=True)
+class PrivacyOptions:
+    """What is protected, how far, and what happens at the end of the budget; no epsilon means no noise."""
+
+    epsilon: float | None = None
+    """The whole budget of a device, over all that `protect` names."""
+    delta: float = 1e-5
+    unit: Unit = "sample"
+    protect: tuple[Stream, ...] = ("estimator",)
+    clip: float = 1.0
+    """The longest gradient of one sample that counts in full."""
+    model_clip: float = 1.0
+    """The longest model update that is sent in full."""
+    profile_bound: float = 100.0
+    """The longest velocity vector that is told in full; used where the unit is a device."""
+    releases: int = 1
+    """How many participations the budget is made for: each costs a model update, and a device's estimator."""
+    resends: int = 0
+    """How often a sample's estimator may be sent again after a lost reply; beyond that it is withheld."""
+    when_spent: Literal["without-estimator", "absent"] = "without-estimator"
+    """What a device does with its budget spent: take part without an estimator, or not at all."""
+    secure_sum: bool = False
+    """Whether the server sees only sums of reports (secure aggregation)."""
+    encrypted_profiles: bool = False
+    """Whether the server plans from profiles it cannot read."""
+
+    def __post_init__(self) -> None:
+        for key in ("epsilon", "clip", "model_clip", "profile_bound", "releases"):
+            value = getattr(self, key)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{key} must be a finite number above 0, got {value}")
+        if self.resends < 0:
+            raise ValueError(f"resends must be 0 or more, got {self.resends}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must lie between 0 and 1, got {self.delta}")
+        if self.epsilon is not None and not self.protect:
+            raise ValueError('protect must name at least one of "estimator", "model", "profile" where epsilon is set')
+        if len(set(self.protect)) != len(self.protect):
+            raise ValueError(f"protect must name each stream once, got {list(self.protect)}")
+
+    def protects(self, stream: Stream) -> bool:
+        """Whether this stream leaves the device with noise only."""
+        return self.epsilon is not None and stream in self.protect
+
+    def planned_releases(self) -> int:
+        """How many releases about one unit the budget is made for; a profile is told once."""
+        estimators = 1 + self.resends if self.unit == "sample" else self.releases
+        planned = {"estimator": estimators, "model": self.releases, "profile": 1}
+        return sum(planned[stream] for stream in self.protect)
+
+    def noise_multiplier(self) -> float:
+        """Noise over sensitivity, equal for all releases, such that the planned ones just fit the budget."""
+        if self.epsilon is None:
+            raise ConfigError("privacy.epsilon is not set, so there is no noise to calibrate")
+        return noise_multiplier(self.epsilon, self.delta, self.planned_releases())
+
+
+def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:
+    """Refuses what cannot go together: whoever sees only a sum cannot compare its parts."""
+    if options.secure_sum and aggregation.name in _ROBUST:
+        raise ConfigError(
+            f'privacy.secure_sum and aggregation "{aggregation.name}" exclude each other: a robust mean must see '
+            "single reports, which secure aggregation hides; drop one of the two"
+        )

@@ -1,0 +1,99 @@
+"""A privacy guard before each simulated device; their ledgers are part of the simulation's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.seeds import generator
+from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, State, TrainOrder
+from fedkeep.privacy.guard import Guard, Spending
+from fedkeep.privacy.ledger import BudgetSpentError, Ledger
+from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
+from fedkeep.sim.experiment import Experiment
+
+_WINDOW = 1.0
+"""The rounds over which a simulated device is taken to have counted the velocities it declares."""
+
+
+class SeededNoise:
+    """Normal numbers that depend on the seed, the device and the round alone: simulations repeat."""
+
+    def __init__(self, seed: int, device: DeviceId) -> None:
+        self._seed, self._device = seed, device
+        self._generator = np.random.default_rng(0)
+
+    def begin(self, round_: int) -> None:
+        self._generator = generator(self._seed, "privacy", self._device, round_)
+
+    def __call__(self, size: int) -> FloatArray:
+        return self._generator.standard_normal(size)
+
+
+class Guards:
+    """Makes a guard for each device that has something to send."""
+
+    def __init__(self, options: PrivacyOptions, seed: int) -> None:
+        self._options, self._seed = options, seed
+        self._guards: dict[DeviceId, tuple[Guard, SeededNoise]] = {}
+
+    def release(
+        self, orders: Mapping[DeviceId, TrainOrder], reports: Mapping[DeviceId, Report]
+    ) -> dict[DeviceId, Report]:
+        """What leaves the devices; those whose budget is spent may send nothing at all."""
+        if self._options.epsilon is None:
+            return dict(reports)
+        sent = {}
+        for device, report in reports.items():
+            try:
+                sent[device] = self._guard(device, report.round).release(report, orders[device])
+            except BudgetSpentError:
+                continue
+        return sent
+
+    def release_profiles(self, profiles: Mapping[DeviceId, Profile]) -> dict[DeviceId, Profile]:
+        """What the devices declare before the first round."""
+        if not self._options.protects("profile"):
+            return dict(profiles)
+        return {d: self._guard(d, -1).release_profile(profile, _WINDOW) for d, profile in profiles.items()}
+
+    def most_spent(self) -> Spending | None:
+        """The ledger of the device that has told most; None where nothing is accounted for."""
+        spendings = [guard.spending() for guard, _ in self._guards.values()]
+        return max(spendings, key=lambda s: s.spent, default=None)
+
+    def snapshot(self) -> State:
+        kept = {device: guard.snapshot() for device, (guard, _) in self._guards.items()}
+        return {f"{device}/{name}": array for device, state in kept.items() for name, array in state.items()}
+
+    def restore(self, state: State) -> None:
+        self._guards = {}
+        parts: dict[DeviceId, State] = {}
+        for name, array in state.items():
+            device, _, part = name.partition("/")
+            parts.setdefault(int(device), {})[part] = array
+        for number, part_state in parts.items():
+            self._guard(number, -1).restore(part_state)
+
+    def _guard(self, device: DeviceId, round_: int) -> Guard:
+        if device not in self._guards:
+            noise = SeededNoise(self._seed, device)
+            self._guards[device] = Guard(self._options, Ledger(), lambda _: None, noise), noise
+        guard, noise = self._guards[device]
+        noise.begin(round_)
+        return guard
+
+
+def guards_for(experiment: Experiment) -> Guards:
+    """The guards of an experiment; options under which its guarantee would not hold are refused."""
+    options, estimator = experiment.privacy, experiment.estimator
+    refuse_conflicts(options, experiment.aggregation)
+    if options.secure_sum or options.encrypted_profiles:
+        raise ConfigError("privacy.secure_sum and privacy.encrypted_profiles hide nothing in one process: deploy them")
+    if options.protects("estimator") and "exact" in (estimator.name, estimator.cold_start):
+        raise ConfigError("estimator 'exact' shows the server gradients without noise: not with privacy.epsilon")
+    if options.protects("estimator") and options.unit == "sample" and estimator.name == "stored":
+        raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
+    return Guards(options, experiment.seed)

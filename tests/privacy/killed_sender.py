@@ -1,0 +1,67 @@
+"""Sends reports through a guard from children that are killed; prints what was sent and charged.
+
+Run by test_kills.py as a process of its own: `killed_sender.py LEDGER KILLS charge-first|send-first`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.core.types import LocalTraining, Report, State, TrainOrder
+from fedkeep.privacy.guard import Guard
+from fedkeep.privacy.ledger_file import LedgerFile
+from fedkeep.privacy.options import PrivacyOptions
+
+P = 16
+OPTIONS = PrivacyOptions(epsilon=1.0, unit="device", releases=1_000_000)
+
+
+def send_until_killed(path: Path, outbox: int, charge_first: bool) -> None:
+    """The device: one report after the other, each a byte in the outbox once it has left."""
+    file = LedgerFile(path)
+    waiting: list[State] = []
+    guard = Guard(OPTIONS, file.open(), file.commit if charge_first else waiting.append, np.zeros)
+    order = TrainOrder(0, np.zeros(P, np.float32), None, LocalTraining(0.1, 1))
+    report = Report(0, np.zeros(P, np.float32), 1.0, 1, 1, np.zeros(P, np.float32), 1)
+    while True:
+        guard.release(report, order)
+        os.write(outbox, b"r")
+        while waiting:
+            file.commit(waiting.pop())
+
+
+def sent_by_a_killed_child(path: Path, delay: float, charge_first: bool) -> int:
+    """How many reports left a child that lived for `delay` seconds."""
+    inbox, outbox = os.pipe()
+    child = os.fork()
+    if child == 0:
+        send_until_killed(path, outbox, charge_first)
+    os.close(outbox)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with os.fdopen(inbox, "rb") as received:
+        return len(received.read())
+
+
+def main(path: Path, kills: int, charge_first: bool) -> None:
+    OPTIONS.noise_multiplier()  # loads the accountant once, before the children are forked
+    LedgerFile(path).create()
+    delays = np.random.default_rng(0).uniform(0.001, 0.02, kills)
+    sent, undercounts = 0, 0
+    for delay in delays:
+        sent += sent_by_a_killed_child(path, float(delay), charge_first)
+        undercounts += LedgerFile(path).open().releases("estimator") < sent
+    charged = LedgerFile(path).open().releases("estimator")
+    sys.stdout.write(json.dumps({"sent": sent, "charged": charged, "undercounts": undercounts}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "charge-first")

@@ -1,0 +1,176 @@
+"""Plans from profiles that the server cannot read, and what every party refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.types import Profile
+from fedkeep.privacy import ckks
+from fedkeep.privacy.ckks import COARSE, Scheme
+from fedkeep.privacy.encrypted import (
+    EncryptedFleet,
+    EncryptedProfile,
+    EncryptedTables,
+    KeyHolder,
+    PublicContext,
+    encrypt_profile,
+)
+from fedkeep.privacy.order import Grid
+
+pytest.importorskip("tenseal", reason="needs the privacy extra")
+
+DEVICES = (3, 5, 8, 13, 34)
+LABELS = 3
+GREEDY = Greedy(clients_per_label=2, labels_per_client=2, improve_up_to=0)
+
+
+@pytest.fixture(scope="module")
+def holder() -> KeyHolder:
+    return KeyHolder.create(COARSE)
+
+
+@pytest.fixture(scope="module")
+def keys(holder: KeyHolder) -> tuple[PublicContext, PublicContext]:
+    return holder.for_server(), holder.for_devices()
+
+
+def profiles(seed: int) -> dict[int, Profile]:
+    """Velocities with many zeros and exact ties, and differences down to one level of the coarse grid."""
+    rng = np.random.default_rng(seed)
+    velocity = rng.choice([0.0, 0.02, 1.0, 2.0, 4.0, 300.0], size=(len(DEVICES), LABELS))
+    capacity = rng.integers(1, 8, len(DEVICES)).tolist()
+    return {device: Profile(capacity[i], velocity[i]) for i, device in enumerate(DEVICES)}
+
+
+def answered(
+    keys: tuple[PublicContext, PublicContext], told: Mapping[int, Profile]
+) -> tuple[EncryptedFleet, dict[int, EncryptedProfile]]:
+    server = EncryptedFleet(keys[0], DEVICES, LABELS)
+    answers = {device: encrypt_profile(server.request(device, keys[1]), profile) for device, profile in told.items()}
+    for device, answer in answers.items():
+        server.receive(device, answer)
+    return server, answers
+
+
+@pytest.fixture(scope="module")
+def tables(keys: tuple[PublicContext, PublicContext]) -> EncryptedTables:
+    return answered(keys, profiles(0))[0].tables()
+
+
+@pytest.mark.parametrize("quantities", ["even", "frequent"])
+def test_the_plan_equals_the_plain_greedy_plan(holder: KeyHolder, tables: EncryptedTables, quantities: str) -> None:
+    greedy = replace(GREEDY, quantities=quantities)
+    plan = holder.plan(tables, greedy)
+    plain = greedy.plan(Fleet.of(profiles(0)))
+    np.testing.assert_array_equal(plan.devices, plain.devices)
+    np.testing.assert_array_equal(plan.quotas, plain.quotas)
+    np.testing.assert_allclose(plan.label_weights, plain.label_weights, rtol=1e-6)
+    assert plan.mass_per_slot == pytest.approx(plain.mass_per_slot, rel=1e-6)
+    assert plan.shortfalls == plain.shortfalls
+
+
+def test_devices_that_do_not_answer_are_left_out(holder: KeyHolder, keys: tuple[PublicContext, PublicContext]) -> None:
+    some = {device: profile for device, profile in profiles(2).items() if device in (5, 13)}
+    server, _ = answered(keys, some)
+    plan = holder.plan(server.tables(), GREEDY)
+    np.testing.assert_array_equal(plan.quotas, GREEDY.plan(Fleet.of(some)).quotas)
+    assert plan.devices.tolist() == sorted(some)
+
+
+def test_the_server_cannot_decrypt_what_it_gets(keys: tuple[PublicContext, PublicContext]) -> None:
+    _, answers = answered(keys, {3: profiles(0)[3]})
+    for public in keys:
+        with pytest.raises(RefusedError, match="only the key-holder"):
+            ckks.decrypt(ckks.read_context(public.summing), answers[3].velocities, LABELS)
+
+
+def test_the_full_scheme_tells_two_thousand_levels_apart_and_the_coarse_one_thirty() -> None:
+    assert Scheme().levels > 2000
+    assert COARSE.levels > 30
+
+
+def test_a_profile_in_the_clear_is_refused_and_the_rest_goes_on(
+    holder: KeyHolder, keys: tuple[PublicContext, PublicContext]
+) -> None:
+    told = profiles(3)
+    server, _ = answered(keys, {device: told[device] for device in DEVICES[3:]})
+    with pytest.raises(RefusedError, match="profile in the clear"):
+        server.receive(DEVICES[0], told[DEVICES[0]])
+    assert DEVICES[0] not in holder.plan(server.tables(), GREEDY).devices
+
+
+def test_ciphertexts_of_another_key_size_or_form_are_refused(
+    keys: tuple[PublicContext, PublicContext],
+) -> None:
+    server, answers = answered(keys, {3: profiles(0)[3]})
+    good = encrypt_profile(server.request(5, keys[1]), profiles(0)[5])
+    foreign = KeyHolder.create(COARSE).for_devices()
+    short = ckks.encrypt(ckks.read_context(keys[1].comparing), np.zeros(2))
+    small = ckks.encrypt(ckks.read_context(keys[1].summing), np.zeros(9))
+    bad = {
+        "another context": encrypt_profile(server.request(5, foreign), profiles(0)[5]),
+        "unreadable ciphertext": replace(good, comparisons=(good.comparisons[0][:-50],)),
+        "empty": replace(good, velocities=b""),
+        "wrong size": replace(good, comparisons=(short,)),
+        "damaged, or of another": replace(good, comparisons=(small,)),
+        "wrong form": replace(good, comparisons=()),
+        "has answered": answers[3],
+    }
+    for reason, answer in bad.items():
+        with pytest.raises(RefusedError, match=reason):
+            server.receive(3 if reason == "has answered" else 5, answer)
+    with pytest.raises(RefusedError, match="wrong form"):
+        server.receive(5, replace(good, capacity=0))
+    server.receive(5, good)
+
+
+def test_a_device_sends_nothing_where_it_cannot_encrypt(keys: tuple[PublicContext, PublicContext]) -> None:
+    server = EncryptedFleet(keys[0], DEVICES, LABELS)
+    request = server.request(3, keys[1])
+    with pytest.raises(RefusedError, match="unreadable encryption context"):
+        encrypt_profile(replace(request, public=replace(keys[1], comparing=b"none")), profiles(0)[3])
+    with pytest.raises(RefusedError, match="does not fit"):
+        encrypt_profile(replace(request, labels=4), profiles(0)[3])
+    context = ckks.SUMS.new_context()
+    leaked = context.serialize(save_secret_key=True)
+    with pytest.raises(RefusedError, match="leaked key"):
+        encrypt_profile(replace(request, public=replace(keys[1], summing=leaked)), profiles(0)[3])
+
+
+def test_a_saved_key_decrypts_and_a_lost_one_is_refused(
+    holder: KeyHolder, tables: EncryptedTables, tmp_path: Path
+) -> None:
+    with pytest.raises(RefusedError, match="lost key"):
+        KeyHolder.load(tmp_path / "keys", COARSE)
+    holder.save(tmp_path / "keys")
+    assert {(tmp_path / "keys" / f"{n}.key").stat().st_mode & 0o777 for n in ("comparing", "summing")} == {0o600}
+    with pytest.raises(FileExistsError):
+        holder.save(tmp_path / "keys")
+    restarted = KeyHolder.load(tmp_path / "keys", COARSE)
+    np.testing.assert_array_equal(restarted.plan(tables, GREEDY).quotas, holder.plan(tables, GREEDY).quotas)
+    with pytest.raises(RefusedError, match="public key not kept"):
+        restarted.for_devices()
+
+
+def test_the_wrong_key_reads_no_signs(tables: EncryptedTables) -> None:
+    with pytest.raises(RefusedError, match="unclear comparison"):
+        KeyHolder.create(COARSE).plan(tables, GREEDY)
+
+
+def test_plans_that_need_more_than_the_order_are_refused(
+    holder: KeyHolder, keys: tuple[PublicContext, PublicContext], tables: EncryptedTables
+) -> None:
+    with pytest.raises(ConfigError, match="quantities must be"):
+        holder.plan(tables, replace(GREEDY, quantities="lp"))
+    with pytest.raises(ConfigError, match="levels apart"):
+        KeyHolder.create(COARSE, Grid(1000))
+    with pytest.raises(RefusedError, match="no profiles"):
+        EncryptedFleet(keys[0], DEVICES, LABELS).tables()

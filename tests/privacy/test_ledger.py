@@ -1,0 +1,139 @@
+"""What the ledger adds up, and what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
+from fedkeep.privacy.ledger import Charge, Ledger
+from fedkeep.privacy.ledger_file import LedgerFile
+
+pytest.importorskip("dp_accounting", reason="needs the privacy extra")
+
+DELTA = 1e-5
+
+
+def estimator(cost: float, round_: int, *, resends: bool = False) -> Charge:
+    return Charge("estimator", sample=cost, device=4 * cost, round=round_, resends=resends)
+
+
+def test_estimators_of_fresh_samples_cost_a_sample_once_and_the_device_each_time() -> None:
+    ledger = Ledger()
+    for round_ in range(10):
+        ledger.charge(estimator(0.04, round_))
+    assert ledger.epsilon("sample", DELTA) == epsilon_spent(0.04, DELTA)
+    assert ledger.epsilon("device", DELTA) == pytest.approx(epsilon_spent(1.6, DELTA))
+
+
+def test_resends_of_a_lost_estimator_compose_until_one_is_accepted() -> None:
+    ledger = Ledger()
+    ledger.charge(estimator(0.04, 0))
+    ledger.charge(estimator(0.04, 1, resends=True))
+    ledger.charge(estimator(0.04, 2, resends=True))
+    ledger.charge(estimator(0.04, 3))
+    assert ledger.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(0.12, DELTA))
+
+
+def test_model_updates_compose_for_a_sample_too() -> None:
+    ledger = Ledger()
+    for _ in range(5):
+        ledger.charge(Charge("model", sample=0.1, device=0.1))
+    ledger.charge(estimator(0.04, 0))
+    assert ledger.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(0.54, DELTA))
+    assert (ledger.releases("model"), ledger.releases("estimator"), ledger.releases("profile")) == (5, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("last", "accepted", "awaits"), [(None, None, False), (3, None, True), (3, 2, True), (3, 3, False)]
+)
+def test_an_estimator_waits_until_its_round_is_accepted(last: int | None, accepted: int | None, awaits: bool) -> None:
+    ledger = Ledger()
+    if last is not None:
+        ledger.charge(estimator(0.04, last))
+    assert ledger.awaits_acceptance(accepted) == awaits
+
+
+def test_the_budget_is_met_exactly_and_not_exceeded() -> None:
+    ledger = Ledger()
+    release = Charge("model", sample=budget_cost(1.0, DELTA) / 3, device=0.0)
+    for _ in range(3):
+        assert ledger.affords(release, unit="sample", epsilon=1.0, delta=DELTA)
+        ledger.charge(release)
+    assert not ledger.affords(release, unit="sample", epsilon=1.0, delta=DELTA)
+    assert ledger.epsilon("sample", DELTA) == pytest.approx(1.0)
+
+
+charges = st.builds(
+    Charge,
+    st.sampled_from(["estimator", "model", "profile"]),
+    st.floats(0, 10),
+    st.floats(0, 10),
+    st.integers(0, 5),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(charges, max_size=12), st.integers(0, 12))
+def test_a_restored_ledger_goes_on_as_if_never_stopped(history: list[Charge], cut: int) -> None:
+    whole, first, second = Ledger(), Ledger(), Ledger()
+    whole.charge(*history)
+    first.charge(*history[:cut])
+    second.restore(first.snapshot())
+    second.charge(*history[cut:])
+    for name, array in whole.snapshot().items():
+        np.testing.assert_array_equal(second.snapshot()[name], array)
+
+
+@settings(deadline=None)
+@given(st.lists(charges, min_size=1, max_size=12))
+def test_a_charge_never_lowers_an_account(history: list[Charge]) -> None:
+    ledger, before = Ledger(), (0.0, 0.0)
+    for charge in history:
+        ledger.charge(charge)
+        state = ledger.snapshot()
+        after = (state["composed"][0] + state["estimator"][1], state["composed"][1])
+        assert after[0] >= before[0]
+        assert after[1] >= before[1]
+        before = after
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "negative", "nan"])
+def test_a_damaged_snapshot_is_refused(damage: str) -> None:
+    state = Ledger().snapshot()
+    if damage == "missing":
+        del state["composed"]
+    elif damage == "shape":
+        state["composed"] = np.zeros(3)
+    else:
+        state["composed"] = np.array([0.0, -1.0 if damage == "negative" else np.nan])
+    with pytest.raises(RefusedError, match="damaged privacy ledger"):
+        Ledger().restore(state)
+
+
+def test_a_ledger_file_keeps_what_was_committed(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "ledger")
+    ledger = file.create()
+    ledger.charge(estimator(0.1 + 0.2, 7))
+    file.commit(ledger.snapshot())
+    reopened = LedgerFile(tmp_path / "ledger").open()
+    assert reopened.epsilon("device", DELTA) == ledger.epsilon("device", DELTA)
+    assert reopened.awaits_acceptance(6)
+
+
+def test_a_lost_damaged_or_second_ledger_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with pytest.raises(RefusedError, match="lost privacy ledger"):
+        LedgerFile(path).open()
+    LedgerFile(path).create()
+    with pytest.raises(RefusedError, match="privacy ledger exists"):
+        LedgerFile(path).create()
+    path.write_text(path.read_text().replace("0.0", "0.1", 1))
+    with pytest.raises(RefusedError, match="damaged privacy ledger"):
+        LedgerFile(path).open()
