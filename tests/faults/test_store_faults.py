@@ -21,7 +21,7 @@ def test_power_cuts_lose_nothing_acknowledged() -> None:
 
 
 def test_a_disk_full_at_any_call_loses_nothing_and_recovers() -> None:
-    failures = try_every_call(steps=9)
+    failures = try_every_call(steps=20)
     assert failures.calls > 60
     assert (failures.lost, failures.wrong, failures.stuck) == (0, 0, 0)
 
