@@ -63,6 +63,7 @@ class DecisionLog:
         self._refused: NDArray[np.void] = np.zeros(len(self._chunks) * CHUNK, dtype=_ROW)
         self._written = 0
         self._refusals = 0
+        self.policy = policy
         self._policy = policy.encode()[:16]
 
     def __len__(self) -> int:

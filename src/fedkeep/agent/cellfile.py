@@ -73,6 +73,15 @@ class CellFile:
     def free(self) -> int:
         return int(self._geometry.cells - self._live.sum())
 
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of the cells that count, with everything around them."""
+        return self._geometry.size - self.free * self._geometry.cell_size
+
+    @property
+    def size(self) -> int:
+        return self._geometry.size
+
     def cells_for(self, length: int) -> int:
         """How many cells a blob of `length` bytes takes."""
         return max(1, -(-length // self.capacity))

@@ -127,11 +127,27 @@ class DurableStore:
         """Samples that the next commit has to write."""
         return len(self._staged)
 
+    @property
+    def bytes_used(self) -> int:
+        return self._file.bytes_used
+
+    @property
+    def budget(self) -> int:
+        return self._file.size
+
+    @property
+    def sample_bytes(self) -> int:
+        return self._form.nbytes
+
     def notes(self) -> list[Note]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
         stored = self._index.stored()
         columns = zip(stored.batch.ids.tolist(), stored.scores.tolist(), stored.uses.tolist(), strict=True)
         return [replace(self._notes[id_], score=score, uses=uses) for id_, score, uses in columns]
+
+    def notes_loaded(self) -> list[Note]:
+        """What is known of each sample in the file, before `restore` has put them to use."""
+        return list(self._notes.values())
 
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
         """Drops samples for good; the commit that follows must wipe. Returns how many there were."""
@@ -279,5 +295,6 @@ class DurableStore:
         state["x"] = x
         state["y"] = np.array([self._notes[i].label for i in ids], dtype=np.int64)
         state["regions"] = np.array([self._notes[i].region for i in ids], dtype=np.int64)
-        state["quotas"] = self._index.snapshot()["quotas"] if quotas is None else quotas
+        everything = np.bincount(state["regions"], minlength=len(self._index.snapshot()["quotas"]))
+        state["quotas"] = everything if quotas is None else quotas
         return state
