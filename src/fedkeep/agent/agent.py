@@ -84,7 +84,7 @@ class Agent:
             "start.seen": np.unique([note.region for note in notes]).astype(np.int64),
         }
         state = {**self._fresh, **told, **found}
-        if not _ASSIGNMENT <= found.keys():
+        if not found.keys() >= _ASSIGNMENT:
             state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
         if found and not self._fresh.keys() <= found.keys():
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))

@@ -60,7 +60,7 @@ def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] |
     except ImportError:
         raise MissingExtraError("the metrics endpoint", "agent") from None
     registry = CollectorRegistry()
-    registry.register(Collector(agent))  # type: ignore[arg-type]
+    registry.register(Collector(agent))
     try:
         server, thread = start_http_server(options.port, options.host, registry)
     except OSError as error:
