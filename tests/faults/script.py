@@ -9,7 +9,8 @@ from fedkeep.agent.cellfile import CellFile, Contents
 from fedkeep.agent.cells import Geometry, Label
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.disk import Disk
-from fedkeep.agent.durable_store import DurableStore, SampleForm
+from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.form import SampleForm
 from fedkeep.agent.opening import Layout, StoreOptions, plan
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import MemoryStore

@@ -22,6 +22,8 @@ def main(arguments: list[str]) -> int:
     # Linear algebra of this size is fastest on one thread, and the other cores belong to the device.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
+    # Without it hashlib uses Python's own hashes, and 4 MB of OpenSSL are never loaded.
+    sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:
         from fedkeep.agent.assembly import read_config

@@ -12,7 +12,8 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
-from fedkeep.agent.durable_store import DurableStore, SampleForm
+from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, Tombstones
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.screening import screen
@@ -43,7 +44,7 @@ class Agent:
     ) -> None:
         self.device, self.store, self.options = device, store, options
         self.lock = threading.RLock()
-        self.intake = Intake(options.queue)
+        self.intake = Intake(options.queue, form)
         self.counters = CounterBook()
         self.tombstones = Tombstones()
         self.labels = labels

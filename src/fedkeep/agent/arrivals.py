@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from fedkeep.agent.form import SampleForm
+
 log = logging.getLogger(__name__)
 
 Acknowledge = Callable[[str], None]
@@ -22,6 +24,7 @@ class Arrival:
     """One sample as it came; nothing about it is believed yet."""
 
     x: Any
+    """Anything a source read; in the queue, an array of the samples' form, or None if it is none."""
     y: Any
     id: Any
     source: str
@@ -71,8 +74,8 @@ class Intake:
     what is valued stays an even sample of the stream.
     """
 
-    def __init__(self, limit: int, calm_seconds: float = 1.0) -> None:
-        self._limit, self._calm = limit, calm_seconds
+    def __init__(self, limit: int, form: SampleForm, calm_seconds: float = 1.0) -> None:
+        self._limit, self._form, self._calm = limit, form, calm_seconds
         self._queue: deque[Arrival] = deque()
         self._changed = threading.Condition()
         self._stopped = False
@@ -89,6 +92,7 @@ class Intake:
         return len(self._queue)
 
     def offer(self, arrival: Arrival, *, wait: bool) -> None:
+        arrival.x = self._form.shaped(arrival.x)
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._stopped or len(self._queue) < self._limit)

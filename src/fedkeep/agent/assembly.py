@@ -13,7 +13,8 @@ from fedkeep.agent.arrivals import Source
 from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.clock import DAY, AgeClock
 from fedkeep.agent.disk import FileDisk
-from fedkeep.agent.durable_store import DurableStore, SampleForm
+from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.form import SampleForm
 from fedkeep.agent.opening import Layout, StoreOptions, open_file, plan
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.sources import make_source

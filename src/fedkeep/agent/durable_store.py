@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from fedkeep.agent.audit import Decision, DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.clock import AgeClock
+from fedkeep.agent.form import SampleForm
 from fedkeep.agent.record import SAMPLE, Note, decode_sample, encode_sample
 from fedkeep.agent.shelf import Shelf
 from fedkeep.core.ports import Fate, Outcome, Stored
@@ -25,18 +26,6 @@ RANK_BYTES = _RANK.itemsize
 _RANKS = _RANK.names or ()
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
-
-
-@dataclass(frozen=True)
-class SampleForm:
-    """What every sample of a store looks like."""
-
-    dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
 
 
 class DurableStore:

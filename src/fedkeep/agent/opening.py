@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from fedkeep.agent.cellfile import CellFile, Contents
 from fedkeep.agent.cells import HEADER, PAGE, Geometry, Label, decode_label
 from fedkeep.agent.cipher import OVERHEAD, Cipher, check_key, read_key
 from fedkeep.agent.disk import FileDisk, StoreError
-from fedkeep.agent.durable_store import RANK_BYTES, SampleForm
+from fedkeep.agent.durable_store import RANK_BYTES
+from fedkeep.agent.form import SampleForm
 from fedkeep.agent.record import META_BYTES, SAMPLE, decode_sample, encode_sample
 from fedkeep.core.errors import ConfigError
 
@@ -173,6 +173,8 @@ def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) 
 
 def _set_aside(path: Path) -> None:
     """Keeps a copy of a damaged file for whoever wants to look; without room for one, goes on all the same."""
+    import shutil  # a megabyte that most agents never need
+
     aside = set_aside_path(path)
     try:
         shutil.copyfile(path, aside)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 import signal
@@ -35,6 +37,27 @@ class Throttle:
         if self._cap < 1 and worked > 0.005:
             time.sleep(worked * (1 / self._cap - 1))
             self._start = time.process_time()
+
+
+class IdleMemory:
+    """Gives free memory back to the device once a burst of work is over: the allocator alone would keep it."""
+
+    _BURST = 256
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._worked = 0
+
+    def after(self, judged: int) -> None:
+        self._worked += judged
+        if not judged and self._worked >= self._BURST:
+            self.give_back()
+
+    def give_back(self) -> None:
+        self._worked = 0
+        gc.collect()
+        if self._trim is not None:
+            self._trim(0)
 
 
 class Reading:
@@ -74,13 +97,21 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         readings = [Reading(source, agent) for source in config.sources]
         for reading in readings:
             reading.thread.start()
+        memory = IdleMemory()
+        memory.give_back()
         log.info("ready: room for %d samples in %d bytes", assembly.layout.capacity, assembly.layout.geometry.size)
         stop = _stop_on_signals()
-        _value(agent, readings, config, stop, until_sources_end=until_sources_end)
+        _value(agent, readings, config, stop, memory, until_sources_end=until_sources_end)
 
 
 def _value(
-    agent: Agent, readings: list[Reading], config: AgentConfig, stop: Callable[[], bool], *, until_sources_end: bool
+    agent: Agent,
+    readings: list[Reading],
+    config: AgentConfig,
+    stop: Callable[[], bool],
+    memory: IdleMemory,
+    *,
+    until_sources_end: bool,
 ) -> None:
     throttle = Throttle(config.agent.cpu_cap)
     wait = config.store.commit_ms / 1000
@@ -88,6 +119,7 @@ def _value(
         ended = until_sources_end and not any(reading.thread.is_alive() for reading in readings)
         judged = agent.step(wait)
         throttle.rest()
+        memory.after(judged)
         failed = next((reading.error for reading in readings if reading.error is not None), None)
         if failed is not None or (ended and not judged):
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, sample_id
-from fedkeep.agent.durable_store import SampleForm
+from fedkeep.agent.form import SampleForm
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Batch, BoolArray
 
@@ -17,7 +17,7 @@ def screen(
     rows: list[tuple[Arrival, AnyArray, float]] = []
     refused: list[tuple[Arrival, str]] = []
     for arrival in arrivals:
-        x = _shaped(arrival.x, form)
+        x = arrival.x
         if x is None:
             refused.append((arrival, "shape"))
         elif not isinstance(arrival.y, int | float | np.number) or isinstance(arrival.y, bool):
@@ -53,31 +53,6 @@ def _identified(
             ids.append(id_)
     batch = Batch(x[kept], y[kept].astype(np.int64), np.array(ids, dtype=np.int64))
     return batch, [rows[i][0] for i in kept], refused
-
-
-def _shaped(x: object, form: SampleForm) -> AnyArray | None:
-    """The numbers in the samples' shape and type; None if they are not such numbers."""
-    try:
-        array = np.asarray(x)
-        if array.dtype.kind not in "fiu":
-            return None
-        if array.dtype != form.dtype:
-            array = _converted(array, form)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    if array.shape == form.shape:
-        return array
-    return array.reshape(form.shape) if array.ndim == 1 and array.size == np.prod(form.shape) else None
-
-
-def _converted(array: AnyArray, form: SampleForm) -> AnyArray:
-    """As the store keeps it; whole numbers that do not fit are no samples."""
-    if form.dtype.kind in "iu":
-        limits = np.iinfo(form.dtype.str)
-        if not np.all((array >= limits.min) & (array <= limits.max)):
-            raise ValueError("out of range")
-    with np.errstate(over="ignore"):
-        return array.astype(form.dtype)
 
 
 def _unlabelled(y: AnyArray, labels: int) -> BoolArray:

@@ -12,27 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
-from fedkeep.learn.onnx_probe import ACTIVATIONS, LAYOUT_KEY, LOGITS, OnnxLearner
+from fedkeep.learn.onnx_probe import INPUTS, LAYOUT_KEY, OUTPUTS, OnnxLearner
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 TOLERANCE = 1e-5
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def export(factory: Callable[[], nn.Module], shape: Sequence[int], weights: Path | None, out: Path) -> float:
-    """Writes an ONNX file with activations and logits; returns by how much it differs from torch, at most 1e-5."""
+    """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5."""
     torch = _torch()
     module = factory().float().eval()
     if weights is not None:
         load_weights(module, weights)
-    split = _split(torch, module)
-    example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-    _write(torch, split, example, out)
-    _describe(module, out)
-    difference = _difference(torch, split, shape, out)
+    valued, head = _valued(torch, module)
+    _write(torch, valued, _example(torch, head, shape, 2), out)
+    _describe(module, shape, out)
+    difference = _difference(torch, valued, head, shape, out)
     if not difference <= TOLERANCE:
         out.unlink()
         raise DataError(f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}")
@@ -73,20 +71,22 @@ def _torch() -> Any:
     return torch
 
 
-def _split(torch: Any, module: nn.Module) -> nn.Module:
-    """The module with two outputs: what goes into its last layer, and what comes out."""
+def _valued(torch: Any, module: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """The module with what valuation needs beside it, and its last layer."""
     layers = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
     if not layers or not isinstance(layers[-1][1], torch.nn.Linear) or layers[-1][1].bias is None:
         raise ConfigError("only a model whose last layer is a torch.nn.Linear with a bias can be exported")
     name, head = layers[-1]
 
-    class Split(torch.nn.Module):  # type: ignore[misc]
+    class Valued(torch.nn.Module):  # type: ignore[misc]
+        """Projections of the last layer's gradients on (weight, bias), and the input and output of that layer."""
+
         def __init__(self) -> None:
             super().__init__()
             self.whole = module
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            seen: list[torch.Tensor] = []
+        def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            seen: list[Tensor] = []
             hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
             try:
                 logits = self.whole(x)
@@ -94,24 +94,36 @@ def _split(torch: Any, module: nn.Module) -> nn.Module:
                 hook.remove()
             if len(seen) != 1 or seen[0].dim() != 2:
                 raise ConfigError(f"the last layer '{name}' must be used once, on one row per sample")
-            return seen[0], logits
+            response = torch.nn.functional.linear(seen[0], weight, bias)
+            projections = (torch.softmax(logits, 1) * response).sum(1, keepdim=True) - response.gather(1, y)
+            return projections, seen[0], logits
 
-    split: nn.Module = Split().eval()
-    return split
+    valued: nn.Module = Valued().eval()
+    return valued, head
 
 
-def _write(torch: Any, split: nn.Module, example: torch.Tensor, out: Path) -> None:
+def _example(torch: Any, head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...]:
+    """Samples, labels and a direction."""
+    random = torch.Generator().manual_seed(n)
+    labels = torch.randint(0, head.out_features, (n, 1), generator=random)
+    weight = torch.randn(head.weight.shape, generator=random) / head.in_features**0.5
+    return (torch.randn(n, *shape, generator=random), labels, weight, torch.randn(head.out_features, generator=random))
+
+
+def _write(torch: Any, valued: nn.Module, example: tuple[Tensor, ...], out: Path) -> None:
     """The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    samples = {0: torch.export.Dim("n", min=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            split, (example,), out, input_names=["x"], output_names=[ACTIVATIONS, LOGITS],
-            dynamic_shapes={"x": {0: torch.export.Dim("n", min=1)}}, dynamo=True, external_data=False, verbose=False,
+            valued, example, out, input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
+            dynamic_shapes={"x": samples, "y": samples, "weight": None, "bias": None}, external_data=False,
+            verbose=False,
         )  # fmt: skip
 
 
-def _describe(module: nn.Module, out: Path) -> None:
+def _describe(module: nn.Module, shape: Sequence[int], out: Path) -> None:
     """Writes down the flat order of the parameters, under the names that torch gives them."""
     import onnx
 
@@ -125,19 +137,21 @@ def _describe(module: nn.Module, out: Path) -> None:
             node.input[i] = renamed.get(name, name)
     entry = model.metadata_props.add()
     entry.key = LAYOUT_KEY
-    entry.value = json.dumps([[name for name, _ in named], [list(p.shape) for _, p in named]])
+    names, shapes = [name for name, _ in named], [list(p.shape) for _, p in named]
+    entry.value = json.dumps({"names": names, "shapes": shapes, "sample": list(shape)})
     onnx.save(model, out)
 
 
-def _difference(torch: Any, split: nn.Module, shape: Sequence[int], out: Path) -> float:
+def _difference(torch: Any, valued: nn.Module, head: nn.Linear, shape: Sequence[int], out: Path) -> float:
     """The largest difference between torch and the file, over batches of several sizes."""
     learner = OnnxLearner(out)
     probe = learner.probe(learner.initial(0))
     worst = 0.0
     for n in (1, 3, 64):
-        x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(n))
+        example = _example(torch, head, shape, n)
         with torch.no_grad():
-            expected = [part.numpy() for part in split(x)]
-        for ours, theirs in zip(probe.run(x.numpy()), expected, strict=True):
-            worst = max(worst, float(np.abs(ours - theirs).max()))
+            expected = [part.numpy() for part in valued(*example)]
+        x, y, weight, bias = (part.numpy() for part in example)
+        ours = probe.run(x, y[:, 0], np.concatenate([weight.ravel(), bias]))
+        worst = max(worst, *(float(np.abs(a - b).max()) for a, b in zip(ours, expected, strict=True)))
     return worst

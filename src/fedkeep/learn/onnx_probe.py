@@ -17,80 +17,111 @@ from fedkeep.core.errors import DataError, MissingExtraError
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.flat import Layout
-from fedkeep.learn.onnx_weights import OnnxWeights
+from fedkeep.learn.onnx_weights import OnnxWeights, read_metadata
 
 LAYOUT_KEY = "fedkeep.layout"
-ACTIVATIONS, LOGITS = "activations", "logits"
+INPUTS = ("x", "y", "weight", "bias")
+OUTPUTS = ("values", "activations", "logits")
 _CHUNK = 256
+_FLOAT32 = np.dtype(np.float32)
 
 
-class HeadMeasurements:
-    """What a last linear layer sees in a batch."""
+class OnnxMeasurements:
+    """What a last linear layer sees in a batch; nothing runs before something is asked for.
 
-    def __init__(self, activations: AnyArray, logits: AnyArray, y: AnyArray) -> None:
-        self._h, self._z, self._y = activations, logits, y
+    Asked for projections first, the session gives them together with activations and logits: for a single sample
+    a few calls into numpy would cost more than the network itself. All else is numpy.
+    """
 
-    @cached_property
-    def _softmax(self) -> tuple[AnyArray, AnyArray]:
-        """The losses and the errors."""
-        z = self._z - self._z.max(axis=1, keepdims=True)
-        rows = np.arange(len(z))
-        of_label = z[rows, self._y]
-        error = np.exp(z)
-        total = error.sum(axis=1)
-        error /= total[:, None]
-        error[rows, self._y] -= 1.0
-        return np.log(total) - of_label, error
+    def __init__(self, probe: OnnxProbe, batch: Batch) -> None:
+        self._probe, self._batch = probe, batch
+        self._seen: tuple[AnyArray, AnyArray] | None = None
 
     def losses(self) -> Scores:
         return self._softmax[0].astype(np.float64)
 
     def projections(self, direction: Vector) -> Scores:
-        error = self._softmax[1]
-        classes = error.shape[1]
-        weight, bias = direction[:-classes].reshape(classes, -1), direction[-classes:]
-        response = self._h @ weight.T
+        if self._seen is None:
+            values, activations, logits = self._probe.run(self._batch.x, self._batch.y, direction)
+            self._seen = activations, logits
+            return values.ravel().astype(np.float64)
+        weight, bias = self._probe.split(direction)
+        response = self._activations @ weight.T
         response += bias
-        response *= error
-        values: Scores = response.sum(axis=1).astype(np.float64)
-        return values
+        response *= self._softmax[1]
+        return np.asarray(response.sum(axis=1), dtype=np.float64)
 
     def norms(self) -> Scores:
-        error = self._softmax[1]
-        squares: Scores = (np.einsum("ni,ni->n", self._h, self._h) + 1.0) * np.einsum("no,no->n", error, error)
+        h, error = self._activations, self._softmax[1]
+        squares: Scores = (np.einsum("ni,ni->n", h, h) + 1.0) * np.einsum("no,no->n", error, error)
         return np.sqrt(squares).astype(np.float64)
 
     def head_norms(self) -> Scores:
         return self.norms()
 
     def mean_gradient(self) -> Vector:
-        error, n = self._softmax[1], max(1, len(self._h))
-        gradient = np.concatenate([(error.T @ self._h).ravel(), error.sum(axis=0)])
+        error, n = self._softmax[1], max(1, len(self._batch))
+        gradient = np.concatenate([(error.T @ self._activations).ravel(), error.sum(axis=0)])
         gradient /= n
         return gradient.astype(np.float32, copy=False)
 
     def activations(self) -> AnyArray:
-        return self._h.copy()
+        return self._activations.copy()
+
+    @property
+    def _activations(self) -> AnyArray:
+        return self._outputs()[0]
+
+    @cached_property
+    def _softmax(self) -> tuple[AnyArray, AnyArray]:
+        """The losses, and the errors softmax(z) - onehot(y)."""
+        logits = self._outputs()[1]
+        z = logits - logits.max(axis=1, keepdims=True)
+        rows, y = np.arange(len(z)), self._batch.y
+        of_label = z[rows, y]
+        error = np.exp(z)
+        total = error.sum(axis=1)
+        error /= total[:, None]
+        error[rows, y] -= 1.0
+        return np.log(total) - of_label, error
+
+    def _outputs(self) -> tuple[AnyArray, AnyArray]:
+        if self._seen is None:
+            self._seen = self._probe.infer(self._batch.x)
+        return self._seen
 
 
 class OnnxProbe:
     """A frozen model in an ONNX Runtime session."""
 
-    def __init__(self, data: bytes, shape: tuple[int, ...]) -> None:
-        self._session = _session(data)
-        self._input = self._session.get_inputs()[0].name
-        self._shape = shape
+    def __init__(self, data: bytes, shape: tuple[int, ...], head: tuple[int, ...]) -> None:
+        self.session = session(data)
+        self._shape, self._head = shape, head
+        self._nowhere = np.zeros(head[0] * (head[1] + 1), dtype=np.float32)
+        self._last: tuple[Vector, AnyArray, AnyArray] | None = None
 
-    def measure(self, batch: Batch) -> HeadMeasurements:
-        activations, logits = self.run(batch.x)
-        return HeadMeasurements(activations, logits, batch.y)
+    def measure(self, batch: Batch) -> OnnxMeasurements:
+        return OnnxMeasurements(self, batch)
 
-    def run(self, x: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Activations and logits, (n, d) and (n, classes)."""
-        x = np.ascontiguousarray(x, dtype=np.float32)
-        if x.shape[1:] != self._shape:
-            x = x.reshape(-1, *self._shape)
-        activations, logits = self._session.run((ACTIVATIONS, LOGITS), {self._input: x})
+    def split(self, direction: Vector) -> tuple[AnyArray, AnyArray]:
+        """A direction as weight and bias of the last layer."""
+        classes = self._head[0]
+        return direction[:-classes].reshape(self._head), direction[-classes:]
+
+    def run(self, x: AnyArray, y: AnyArray, direction: Vector) -> list[AnyArray]:
+        """Projections (n, 1), activations (n, d) and logits (n, classes)."""
+        last = self._last
+        if last is None or last[0] is not direction:
+            self._last = last = (direction, *self.split(direction))
+        if x.dtype is not _FLOAT32 or x.shape[1:] != self._shape:
+            x = np.ascontiguousarray(x, dtype=np.float32).reshape(-1, *self._shape)
+        feed = {"x": x, "y": y[:, None], "weight": last[1], "bias": last[2]}
+        found: list[AnyArray] = self.session.run(OUTPUTS, feed)
+        return found
+
+    def infer(self, x: AnyArray) -> tuple[AnyArray, AnyArray]:
+        """Activations and logits alone."""
+        _, activations, logits = self.run(x, np.zeros(len(x), dtype=np.int64), self._nowhere)
         return activations, logits
 
 
@@ -107,7 +138,7 @@ class OnnxLearner:
             raise DataError(f"cannot read the model {path}: {error.strerror}") from error
         if not data or data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):
             raise DataError(f"{path} is not an ONNX file but a pickle or an archive: write one by `fedkeep export`")
-        self._layout, self._shape = _describe(_session(data), path)
+        self._layout, self._shape = _describe(data, path)
         self._weights = OnnxWeights(data, self._layout)
         head = self._layout.shapes[-2]
         self._head = DenseLearner((head[1], head[0]))
@@ -130,22 +161,22 @@ class OnnxLearner:
 
     def probe(self, model: Vector) -> OnnxProbe:
         if self._loaded is None or self._loaded[0] is not model:
-            self._loaded = (model, OnnxProbe(self._weights.replaced(model), self._shape))
+            self._loaded = (model, OnnxProbe(self._weights.replaced(model), self._shape, self._layout.shapes[-2]))
         return self._loaded[1]
 
     def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
         body = self.size - self._head.size
-        activations, _ = self.probe(model).run(batch.x)
+        activations, _ = self.probe(model).infer(batch.x)
         head = self._head.train(model[body:], Batch(activations, batch.y, batch.ids), weights, local, seed)
         return np.concatenate([model[:body], head])
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         probe = self.probe(model)
-        parts = [probe.run(x[i : i + _CHUNK])[1] for i in range(0, len(x), _CHUNK)]
+        parts = [probe.infer(x[i : i + _CHUNK])[1] for i in range(0, len(x), _CHUNK)]
         return np.concatenate(parts) if parts else np.empty((0, self._layout.shapes[-1][0]), dtype=np.float32)
 
 
-def _session(data: bytes) -> Any:
+def session(data: bytes) -> Any:
     """A session that uses one thread and gives memory back: the device has other work."""
     try:
         import onnxruntime
@@ -161,12 +192,11 @@ def _session(data: bytes) -> Any:
         raise DataError(f"this is not an ONNX file: {error}") from error
 
 
-def _describe(session: Any, path: Path) -> tuple[Layout, tuple[int, ...]]:
-    """The layout of the parameters, as `fedkeep export` wrote it down, and the shape of a sample."""
-    outputs = [output.name for output in session.get_outputs()]
-    written = session.get_modelmeta().custom_metadata_map.get(LAYOUT_KEY)
-    if written is None or ACTIVATIONS not in outputs or LOGITS not in outputs:
-        raise DataError(f"{path} gives no activations and logits: write it by `fedkeep export`")
-    names, shapes = json.loads(written)
-    layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
-    return layout, tuple(int(side) for side in session.get_inputs()[0].shape[1:])
+def _describe(data: bytes, path: Path) -> tuple[Layout, tuple[int, ...]]:
+    """The layout of the parameters and the shape of a sample, as `fedkeep export` wrote them down."""
+    written = read_metadata(data).get(LAYOUT_KEY)
+    if written is None:
+        raise DataError(f"{path} does not give {', '.join(OUTPUTS)}: write it by `fedkeep export`")
+    described = json.loads(written)
+    layout = Layout(tuple(described["names"]), tuple(tuple(shape) for shape in described["shapes"]))
+    return layout, tuple(described["sample"])

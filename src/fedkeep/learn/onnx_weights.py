@@ -1,7 +1,8 @@
 """Where the parameters lie inside an ONNX file, so that a device can put new ones in without the onnx library.
 
 An ONNX file is a protobuf message: ModelProto.graph (field 7) holds GraphProto.initializer (field 5), each a
-TensorProto with dims (1), data_type (2), name (8) and raw_data (9).
+TensorProto with dims (1), data_type (2), name (8) and raw_data (9). ModelProto.metadata_props (field 14) holds
+pairs of key (1) and value (2).
 """
 
 from __future__ import annotations
@@ -76,6 +77,19 @@ def _tensor(data: bytes, start: int, end: int) -> _Tensor:
         elif number == 9:
             place = (at, to)
     return _Tensor(name, data_type, *place)
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """What the writer of an ONNX file noted in it; raises `DataError` if it is none."""
+    try:
+        pairs = [
+            {inner: data[at:to].decode() for inner, _, at, to in _fields(data, start, end)}
+            for number, _, start, end in _fields(data, 0, len(data))
+            if number == 14
+        ]
+    except (ValueError, IndexError) as error:
+        raise DataError(f"this is not an ONNX file: {error}") from error
+    return {pair.get(1, ""): pair.get(2, "") for pair in pairs}
 
 
 class OnnxWeights:

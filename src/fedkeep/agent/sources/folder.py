@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -75,6 +74,8 @@ class FolderSource:
             time.sleep(0.01)
 
     def _read(self, file: Path, sink: Sink) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+        from zipfile import BadZipFile  # a megabyte that other agents do not need
+
         if file.stat().st_size > self._options.max_bytes:
             sink.refuse("oversized")
             return None
@@ -82,7 +83,7 @@ class FolderSource:
             with np.load(file, allow_pickle=False) as arrays:
                 x, y = arrays["x"], arrays["y"]
                 ids = arrays.get("ids")
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, BadZipFile):
             sink.refuse("malformed")
             return None
         if y.ndim != 1 or len(x) != len(y) or not len(y) or (ids is not None and ids.shape != y.shape):
