@@ -18,7 +18,7 @@ def config_table(folder: Path, **tables: Any) -> dict[str, Any]:
     """A configuration for samples of six numbers and three labels."""
     table: dict[str, Any] = {
         "samples": {"shape": list(SHAPE), "labels": LABELS},
-        "store": {"path": str(folder / "a.store"), "budget": 60_000, "log_length": 64},
+        "store": {"path": str(folder / "a.store"), "budget": 100_000, "log_length": 64},
         "agent": {"socket": str(folder / "a.sock"), "nice": 0, "linger_ms": 0},
     }
     for name, changes in tables.items():

@@ -120,7 +120,7 @@ def test_what_is_no_sample_is_refused_by_its_reason(bad: Arrival, reason: str) -
 
 
 def test_the_agent_counts_refusals_and_values_the_rest(tmp_path: Path) -> None:
-    assembly = make_agent(tmp_path)
+    assembly = make_agent(tmp_path, store={"commit_ms": 10_000})
     agent = assembly.agent
     fates: list[str] = []
     for one in [arrival(1), Arrival([1.0], 0, 2, "s"), Arrival([0.0] * 6, 7, 3, "s"), arrival(4)]:

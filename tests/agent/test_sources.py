@@ -64,10 +64,11 @@ def test_csv(tmp_path: Path) -> None:
     got, counted = read(source(kind="lines", path=str(file), format="csv", label="class"), 2)
     assert [(a.x.tolist(), a.y, a.id) for a in got] == [([1, 2], 0, "p"), ([3, 4], 1, "r")]
     assert counted == {"refused.malformed": 2}
+    made = source(kind="lines", path=str(file), format="csv")
+    made.open()
     with pytest.raises(ConfigError, match="no column 'y'"):
-        made = source(kind="lines", path=str(file), format="csv")
-        made.open()
         made.run(Intake(8, FORM))
+    made.close()
 
 
 def test_a_folder_of_npz_files(tmp_path: Path) -> None:
@@ -133,13 +134,13 @@ def test_records_over_a_socket_are_answered_with_their_fate(tmp_path: Path, kind
 def _connect(address: str) -> socket.socket:
     deadline = time.monotonic() + 10
     while True:
+        unix = address.startswith("unix")
+        client = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            if address.startswith("unix"):
-                client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                client.connect(address.removeprefix("unix://"))
-                return client
-            return socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])))
+            client.connect(address.removeprefix("unix://") if unix else ("127.0.0.1", int(address.rsplit(":", 1)[1])))
+            return client
         except OSError:
+            client.close()
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)

@@ -52,7 +52,7 @@ class Agent:
         self.model_received: float | None = None
         """When the model came, by the age clock."""
         self._form = form
-        self._batch = min(options.batch, reserve)
+        self._batch = min(options.batch, max(1, reserve // 2))
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
         self._parts: dict[str, Kept] = {
@@ -184,8 +184,8 @@ class Agent:
     def erase(self, ids: list[int]) -> int:
         """Removes samples from file, log and free space; models that learned from them stay as they are."""
         with self.lock:
-            erased = self.store.forget(ids, Verdict.ERASED)
             self.store.log.forget(np.array(ids, dtype=np.int64))
+            erased = self.store.forget(ids, Verdict.ERASED)
             self.tombstones.add(ids)
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):

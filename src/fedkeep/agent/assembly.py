@@ -15,6 +15,7 @@ from fedkeep.agent.clock import DAY, AgeClock
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.ledgers import REMEMBERED
 from fedkeep.agent.opening import Layout, StoreOptions, open_file, plan
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.sources import make_source
@@ -151,4 +152,4 @@ def assemble(config: AgentConfig) -> Assembly:
 def _state_bytes(learner: Learner, config: AgentConfig) -> int:
     """What the device commits besides samples: two vectors of a model, and the estimator with its pending copy."""
     meter = 60 * config.samples.labels * 8
-    return 4 * learner.size + (4 + 8 + 4) * learner.gradient_size + meter + 8 * 4096 + 4096
+    return 4 * learner.size + (4 + 8 + 4) * learner.gradient_size + meter + 8 * REMEMBERED + 4096

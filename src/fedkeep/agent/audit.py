@@ -130,9 +130,7 @@ def _decisions(rows: AnyArray, id_: int) -> list[Decision]:
 
 def _blanked(rows: AnyArray, ids: IntArray) -> AnyArray:
     rows = rows.copy()
-    hit = np.isin(rows["id"], ids)
-    for name, blank in (("label", -1), ("score", np.nan), ("floor", np.nan), ("displaced", -1)):
-        rows[name][hit] = blank
+    rows[np.isin(rows["id"], ids)] = np.zeros((), dtype=_ROW)
     rows["displaced"][np.isin(rows["displaced"], ids)] = -1
     rows.flags.writeable = False
     return rows

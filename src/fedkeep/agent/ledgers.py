@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeep.core.types import State
 
-_REMEMBERED = 4096
+REMEMBERED = 512
 
 
 class CounterBook:
@@ -44,7 +44,7 @@ class Tombstones:
 
     def add(self, ids: Iterable[int]) -> None:
         self._ids.update(dict.fromkeys(ids))
-        while len(self._ids) > _REMEMBERED:
+        while len(self._ids) > REMEMBERED:
             del self._ids[next(iter(self._ids))]
         self.ids = frozenset(self._ids)
 

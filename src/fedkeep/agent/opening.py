@@ -101,7 +101,7 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
 
 
 def _reserve(capacity: int) -> int:
-    return max(8, min(128, capacity // 8))
+    return max(8, min(capacity, 128, max(32, capacity // 8)))
 
 
 def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tuple[CellFile, Contents, FileDisk]:
