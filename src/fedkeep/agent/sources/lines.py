@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +58,8 @@ class LinesSource:
 
     def open(self) -> None:
         if self._options.path == "-":
-            self._file = sys.stdin.buffer
+            # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
+            self._file = open(0, "rb", closefd=False)  # noqa: SIM115, PTH123 - open until `close`
             return
         try:
             self._file = Path(self._options.path).open("rb")  # noqa: SIM115 - open until `close`
