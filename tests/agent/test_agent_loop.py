@@ -108,7 +108,7 @@ def test_valuation_goes_on_during_training_if_so_configured(tmp_path: Path) -> N
             assert go_on.wait(10)
             return train(*args)
 
-        agent.device.learner.train = slow  # type: ignore[method-assign]
+        agent.device.learner.train = slow  # type: ignore[method-assign,assignment]
         thread = threading.Thread(target=agent.participate, args=(order(assembly, 1),))
         thread.start()
         assert training.wait(10)

@@ -214,7 +214,7 @@ def test_mqtt_keeps_what_was_not_acknowledged(broker: int) -> None:
 
 def test_no_broker_is_a_clear_error() -> None:
     pytest.importorskip("paho.mqtt", reason="paho-mqtt is not installed")
-    with pytest.raises(ConfigError, match="no MQTT broker answers at 127.0.0.1"):
+    with pytest.raises(ConfigError, match=r"no MQTT broker answers at 127\.0\.0\.1"):
         source(kind="mqtt", topic="t", port=free_port()).open()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ _STRIDE = 1 << 18
 """Cells are read about this many bytes at a time, so that opening a store needs little memory."""
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(NamedTuple):
     """Bytes of one kind, stored whole or not at all."""
 
     number: int
@@ -157,13 +157,15 @@ class CellFile:
                 continue
             blobs.append(blob)
             self._places[number] = tuple(index for index, _ in found.values())
-            self._live[list(self._places[number])] = True
+        self._live[[index for place in self._places.values() for index in place]] = True
         return Contents(blobs, damage)
 
     def _join(self, number: int, parts: list[tuple[int, Cell]]) -> Blob | None:
         first = parts[0][1]
         if len(parts) != first.parts:
             return None
+        if first.parts == 1 and self._cipher is None:
+            return Blob(number, first.kind, first.version, first.data)
         opened = [self._open(cell) for _, cell in parts]
         pieces = [piece for piece in opened if piece is not None]
         return Blob(number, first.kind, first.version, b"".join(pieces)) if len(pieces) == len(parts) else None
@@ -214,8 +216,7 @@ class CellFile:
     def _seal(self, cell: Cell) -> Cell:
         if self._cipher is None:
             return cell
-        sealed = self._cipher.seal(cell.data, _place(cell))
-        return Cell(cell.kind, cell.blob, cell.part, cell.parts, cell.sequence, sealed)
+        return cell._replace(data=self._cipher.seal(cell.data, _place(cell)))
 
     def _take(self, count: int) -> list[int]:
         """Free cells, going round the file so that it wears evenly."""

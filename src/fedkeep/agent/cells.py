@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 FORMAT = 2
@@ -26,6 +26,7 @@ _ROOT_MAGIC = b"ROOT"
 _CELL = struct.Struct("<4sBBHIIQQII")
 _CELL_MAGIC = b"CELL"
 HEADER = _CELL.size
+_CHECKSUM = 4
 WIPE = 1
 """Flag of a root: free cells may still hold what was erased."""
 
@@ -41,8 +42,8 @@ class Geometry:
 
     @classmethod
     def within(cls, budget: int, cell_size: int) -> Geometry:
-        """The most cells that fit into `budget` bytes with everything else."""
-        room = budget - 2 * PAGE
+        """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
+        room = budget // PAGE * PAGE - 2 * PAGE
         cells = max(0, (room - 2 * PAGE) // cell_size)
         while cells and 2 * _root_size(cells) + cells * cell_size > room:
             cells -= 1
@@ -118,8 +119,7 @@ def decode_root(area: bytes, cells: int) -> Root | None:
     return Root(sequence, bitmap, flags) if crc32(bitmap, crc32(head)) == checksum else None
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One part of a blob; `blob` is the same in all parts and never used twice."""
 
     kind: int
@@ -131,14 +131,15 @@ class Cell:
     version: int = FORMAT
 
     def encode(self) -> bytes:
-        head = self._head(0)
-        return self._head(crc32(self.data, crc32(head))) + self.data
+        head = _CELL.pack(
+            _CELL_MAGIC, self.version, self.kind, 0, self.part, self.parts, self.sequence, self.blob, len(self.data), 0
+        )[:-_CHECKSUM]  # fmt: skip
+        return head + _checksum(head, self.data).to_bytes(_CHECKSUM, "little") + self.data
 
-    def _head(self, checksum: int) -> bytes:
-        return _CELL.pack(
-            _CELL_MAGIC, self.version, self.kind, 0, self.part, self.parts, self.sequence, self.blob,
-            len(self.data), checksum,
-        )  # fmt: skip
+
+def _checksum(head: bytes, data: bytes) -> int:
+    """Over the header, without the checksum at its end, and the data."""
+    return crc32(data, crc32(head))
 
 
 def decode_cell(raw: bytes) -> Cell | None:
@@ -146,6 +147,7 @@ def decode_cell(raw: bytes) -> Cell | None:
     magic, version, kind, _, part, parts, sequence, blob, length, checksum = _CELL.unpack_from(raw)
     if magic != _CELL_MAGIC or version not in READABLE or length > len(raw) - HEADER or part >= parts:
         return None
-    cell = Cell(kind, blob, part, parts, sequence, raw[HEADER : HEADER + length], version)
-    head = cell._head(0)
-    return cell if crc32(cell.data, crc32(head)) == checksum else None
+    data = raw[HEADER : HEADER + length]
+    if _checksum(raw[: HEADER - _CHECKSUM], data) != checksum:
+        return None
+    return Cell(kind, blob, part, parts, sequence, data, version)

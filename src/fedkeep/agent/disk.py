@@ -47,6 +47,8 @@ class FileDisk:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"{self.path} is in use by another agent: stop it first") from None
+        if os.fstat(self._fd).st_size == size:
+            return
         try:
             os.posix_fallocate(self._fd, 0, size)
             os.ftruncate(self._fd, size)

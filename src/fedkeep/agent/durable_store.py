@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import numpy as np
 
@@ -132,7 +131,7 @@ class DurableStore:
         """What is known of each stored sample, with its present score, oldest arrival first."""
         stored = self._index.stored()
         columns = zip(stored.batch.ids.tolist(), stored.scores.tolist(), stored.uses.tolist(), strict=True)
-        return [replace(self._notes[id_], score=score, uses=uses) for id_, score, uses in columns]
+        return [self._notes[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
 
     def notes_loaded(self) -> list[Note]:
         """What is known of each sample in the file, before `restore` has put them to use."""

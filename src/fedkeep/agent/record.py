@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ _ADDED = struct.Struct("<dd32s")
 META_BYTES = _FIRST.size + _ADDED.size
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """All that is stored of a sample besides the sample itself."""
 
     id: int
@@ -53,12 +52,14 @@ def encode_sample(note: Note, x: AnyArray) -> bytes:
 
 def decode_sample(blob: Blob, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> tuple[Note, AnyArray]:
     """The sample of either format."""
-    note = Note(*_FIRST.unpack_from(blob.data))
+    first = _FIRST.unpack_from(blob.data)
     start = _FIRST.size
-    if blob.version > 1:
+    if blob.version == 1:
+        note = Note(*first)
+    else:
         taken, wall, source = _ADDED.unpack_from(blob.data, start)
         start += _ADDED.size
-        note = replace(note, taken=taken, wall=wall, source=source.rstrip(b"\0").decode(errors="replace"))
+        note = Note._make((*first, taken, wall, source.rstrip(b"\0").decode(errors="replace")))
     return note, np.frombuffer(blob.data, dtype, offset=start).reshape(shape)
 
 

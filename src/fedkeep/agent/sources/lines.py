@@ -59,7 +59,7 @@ class LinesSource:
     def open(self) -> None:
         if self._options.path == "-":
             # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
-            self._file = open(0, "rb", closefd=False)  # noqa: SIM115, PTH123 - open until `close`
+            self._file = open(0, "rb", closefd=False)  # noqa: SIM115 - open until `close`
             return
         try:
             self._file = Path(self._options.path).open("rb")  # noqa: SIM115 - open until `close`
