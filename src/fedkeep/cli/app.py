@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 import fedkeep
+from fedkeep.cli.agent import agent
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
+from fedkeep.cli.export import export
 from fedkeep.cli.list_ import list_
 from fedkeep.cli.plan import plan
 from fedkeep.cli.report import report
@@ -41,9 +43,10 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (demo, run, report, watch, plan, check):
+for verb in (demo, run, report, watch, plan, check, export):
     app.command()(verb)
 app.command("list")(list_)
+app.add_typer(agent, name="agent")
 
 
 def main() -> None:

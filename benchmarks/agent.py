@@ -1,0 +1,246 @@
+"""The device agent against its targets: speed, the price of a value, memory, and wear of the flash.
+
+    python benchmarks/agent.py [--quick] [--json FILE]
+
+Needs torch, onnx and onnxscript to export the traffic model once; what is measured runs in processes without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+TARGETS = {
+    "samples_per_s": (">=", 5000.0),
+    "value_over_inference_1": ("<=", 1.3),
+    "value_over_inference_64": ("<=", 1.1),
+    "rss_mb_onnx": ("<=", 70.0),
+    "rss_mb_numpy": ("<=", 45.0),
+    "bytes_written_per_accepted": ("", 0.0),
+}
+SHAPE, LABELS = (3, 64), 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--part", choices=["throughput", "ratios"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part is not None:
+        part = throughput if options.part == "throughput" else ratios
+        print(json.dumps(part(options.folder, quick=options.quick)))
+        return
+    figures = measure(quick=options.quick)
+    for name, (sign, target) in TARGETS.items():
+        met = "" if not sign else "met" if _meets(figures[name], sign, target) else "MISSED"
+        print(
+            f"{name:28} {figures[name]:12.2f}   {sign} {target:g} {met}" if sign else f"{name:28} {figures[name]:12.2f}"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({name: figures[name] for name in TARGETS}, indent=2) + "\n")
+
+
+def _meets(value: float, sign: str, target: float) -> bool:
+    return value >= target if sign == ">=" else value <= target
+
+
+def measure(*, quick: bool) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        export_traffic(folder / "traffic.onnx")
+        figures = {**_in_child("ratios", folder, quick=quick), **_in_child("throughput", folder, quick=quick)}
+        count = 2000 if quick else 20_000
+        figures["rss_mb_onnx"] = resident_mb(folder, "onnx", count)
+        figures["rss_mb_numpy"] = resident_mb(folder, "numpy", count)
+        return figures
+
+
+def export_traffic(path: Path) -> None:
+    """The model with what valuation needs, and beside it the plain one to compare with."""
+    import torch
+
+    from fedkeep.learn.export import export
+    from fedkeep.learn.torch_models import traffic_cnn
+
+    module = traffic_cnn(LABELS)
+    export(lambda: module, SHAPE, None, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (torch.randn(2, *SHAPE),), path.with_name("plain.onnx"), input_names=["x"], external_data=False,
+            dynamic_shapes={"input": {0: torch.export.Dim("n", min=1)}}, verbose=False, dynamo=True,
+        )  # fmt: skip
+
+
+def _in_child(part: str, folder: Path, *, quick: bool) -> dict[str, float]:
+    """Runs one part in a process of its own, on one core and without torch."""
+    command = [sys.executable, __file__, "--part", part, "--folder", str(folder), *(["--quick"] if quick else [])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=_one_thread())
+    print("\n".join(done.stdout.splitlines()[:-1]), end="\n" if part == "throughput" else "")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def _one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+
+
+def traffic(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random flows; what they hold does not matter for speed."""
+    return rng.standard_normal((n, *SHAPE)).astype(np.float32), rng.integers(0, LABELS, n)
+
+
+def ratios(folder: Path, *, quick: bool) -> dict[str, float]:
+    """The time to value samples over the time of plain inference, both in turn, the median of pairs."""
+    from fedkeep.core.types import Batch
+    from fedkeep.learn.onnx_probe import OnnxLearner, session
+
+    learner = OnnxLearner(folder / "traffic.onnx")
+    probe = learner.probe(learner.initial(0))
+    plain = session((folder / "plain.onnx").read_bytes())
+    rng = np.random.default_rng(0)
+    direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
+    figures = {}
+    for n in (1, 64):
+        x, y = traffic(rng, n)
+        batch = Batch(x, y, np.arange(n))
+        repeats = (200 if n == 1 else 6) * (1 if quick else 4)
+
+        def infer(x: np.ndarray = x) -> object:
+            return plain.run(None, {"x": x})
+
+        def value(batch: Batch = batch) -> object:
+            return probe.measure(batch).projections(direction)
+
+        pairs = [(_seconds(value, repeats), _seconds(infer, repeats)) for _ in range(11)]
+        figures[f"value_over_inference_{n}"] = float(np.median([v / i for v, i in pairs]))
+    return figures
+
+
+def _seconds(call: Callable[[], object], repeats: int) -> float:
+    start = time.process_time()
+    for _ in range(repeats):
+        call()
+    return time.process_time() - start
+
+
+def throughput(folder: Path, *, quick: bool) -> dict[str, float]:
+    """Samples a second through the whole agent: queue, screening, value, store, commits; 2 % are accepted."""
+    from fedkeep.agent.arrivals import Arrival
+    from fedkeep.agent.assembly import assemble, parse_config
+    from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    table = {
+        "samples": {"shape": list(SHAPE), "labels": LABELS},
+        "model": {"path": str(folder / "traffic.onnx")},
+        "store": {"path": str(folder / "speed.store"), "budget": 9_000_000},
+    }
+    assembly = assemble(parse_config(table))
+    agent = assembly.agent
+    rng = np.random.default_rng(1)
+    learner = agent.device.learner
+    direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
+    quotas = np.full(LABELS, agent.device.capacity // LABELS)
+    plan = Assignment(quotas, np.ones(LABELS), 1.0)
+    agent.participate(TrainOrder(0, learner.initial(0), direction, LocalTraining(0.01, 1), None, plan))
+    _fill(agent, rng, direction)
+    before, written = agent.counters.counts(), assembly.disk.written
+    count = 6_400 if quick else 32_000
+    x, y = traffic(rng, 4096)
+    start, cpu, judged = time.perf_counter(), time.process_time(), 0
+    while judged < count:
+        for i in range(64):
+            k = (judged + i) % len(y)
+            agent.intake.offer(Arrival(x[k], int(y[k]), judged + i + 1_000_000, "bench"), wait=True)
+        judged += agent.step(0.0)
+    agent.commit()
+    seconds = time.perf_counter() - start
+    after = agent.counters.counts()
+    accepted = sum(after.get(name, 0) - before.get(name, 0) for name in ("kept", "replaced"))
+    print(f"accepted {accepted / judged:.2%}, {judged / (time.process_time() - cpu):.0f} samples per CPU second")
+    return {
+        "samples_per_s": judged / seconds,
+        "bytes_written_per_accepted": (assembly.disk.written - written) / max(1, accepted),
+    }
+
+
+def _fill(agent: object, rng: np.random.Generator, direction: np.ndarray) -> None:
+    """Fills the store so that about one arrival in fifty is worth more than the least of its label."""
+    from fedkeep.agent.agent import Agent
+    from fedkeep.core.types import Batch
+
+    assert isinstance(agent, Agent)
+    x, y = traffic(rng, 3000)
+    measured = agent.device.measure(Batch(x, y, np.arange(len(y))))
+    assert measured is not None
+    scores = measured.projections(direction)
+    for label in range(LABELS):
+        own = scores[y == label]
+        best = np.sort(own)[int(0.978 * len(own)) :]
+        n = agent.device.capacity // LABELS
+        xs, _ = traffic(rng, n)
+        ids = label * n + np.arange(n)
+        batch = Batch(xs, np.full(n, label), ids)
+        spread = rng.choice(best, n) + rng.random(n) * 1e-6
+        for start in range(0, n, 64):
+            part = slice(start, start + 64)
+            agent.store.offer(batch.take(part), batch.y[part], spread[part], ids[part])
+            agent.commit()
+
+
+def resident_mb(folder: Path, kind: str, count: int) -> float:
+    """Resident megabytes of a running agent after it has read a stream."""
+    shape, labels = (SHAPE, LABELS) if kind == "onnx" else ((900,), 5)
+    model = f'path = "{folder / "traffic.onnx"}"' if kind == "onnx" else 'name = "mlp"'
+    stream, socket = folder / f"{kind}.jsonl", folder / f"{kind}.sock"
+    rng = np.random.default_rng(0)
+    with stream.open("w") as file:
+        for i in range(count):
+            x = rng.standard_normal(shape).round(3).ravel().tolist()
+            file.write(json.dumps({"x": x, "y": int(rng.integers(labels)), "id": i}) + "\n")
+    config = folder / f"{kind}.toml"
+    config.write_text(
+        f'[samples]\nshape = {list(shape)}\nlabels = {labels}\n[model]\n{model}\n[agent]\nsocket = "{socket}"\n'
+        f'[store]\npath = "{folder / kind}.store"\nbudget = 2_000_000\n[[source]]\nkind = "lines"\npath = "{stream}"\n'
+    )
+    process = subprocess.Popen([sys.executable, "-m", "fedkeep.agent", str(config)], env=_one_thread())
+    try:
+        return _resident_after(process, socket, count)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _resident_after(process: subprocess.Popen[bytes], socket: Path, count: int) -> float:
+    from fedkeep.link.client import AgentClient, AgentUnreachableError
+
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            with AgentClient(str(socket), timeout=30) as client:
+                seen = client.status().counters.get("seen", 0)
+        except AgentUnreachableError:
+            continue
+        if seen >= count:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+            return int(kilobytes) / 1024
+    raise TimeoutError("the agent did not read its stream")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The device agent: a small process that reads a stream, keeps what is worth keeping, and survives a power cut."""

@@ -1,0 +1,40 @@
+"""The agent's own entry, without the command line's libraries: `python -m fedkeep.agent CONFIG.toml`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from fedkeep.core.errors import FedkeepError
+
+_USAGE = "usage: python -m fedkeep.agent CONFIG.toml [--until-sources-end]"
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the agent; a user's mistake ends in one sentence and exit code 2."""
+    files = [word for word in arguments if not word.startswith("--")]
+    flags = {word for word in arguments if word.startswith("--")}
+    if len(files) != 1 or flags - {"--until-sources-end"}:
+        sys.stderr.write(f"{_USAGE}\n")
+        return 2
+    # Linear algebra of this size is fastest on one thread, and the other cores belong to the device.
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    # Without it hashlib uses Python's own hashes, and 4 MB of OpenSSL are never loaded.
+    sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        from fedkeep.agent.assembly import read_config
+        from fedkeep.agent.running import run
+
+        run(read_config(Path(files[0])), until_sources_end=bool(flags))
+    except FedkeepError as error:
+        sys.stderr.write(f"fedkeep: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,257 @@
+"""The agent: one device, its durable store, and the loop that values, keeps and commits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedkeep.agent.arrivals import Arrival, Intake
+from fedkeep.agent.audit import Verdict
+from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.form import SampleForm
+from fedkeep.agent.ledgers import CounterBook, Tombstones
+from fedkeep.agent.options import AgentOptions
+from fedkeep.agent.screening import screen
+from fedkeep.core.device import Device, TrainJob
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.ports import Fate, Kept
+from fedkeep.core.types import Report, State, TrainOrder, Vector
+
+log = logging.getLogger(__name__)
+_HOUSEKEEPING_SECONDS = 60.0
+
+
+class Agent:
+    """Owns device, store and model; all changes go through it, one at a time, and reach the disk together."""
+
+    def __init__(
+        self,
+        device: Device,
+        store: DurableStore,
+        form: SampleForm,
+        labels: int,
+        options: AgentOptions,
+        *,
+        commit_seconds: float,
+        ttl_seconds: float,
+        reserve: int,
+        extras: Mapping[str, Kept] | None = None,
+    ) -> None:
+        self.device, self.store, self.options = device, store, options
+        self.lock = threading.RLock()
+        self.intake = Intake(options.queue, form)
+        self.counters = CounterBook()
+        self.tombstones = Tombstones()
+        self.labels = labels
+        self.seconds_per_sample = 0.0
+        self.model_received: float | None = None
+        """When the model came, by the age clock."""
+        self._form = form
+        self._batch = min(options.batch, max(1, reserve // 2))
+        self._reserve = reserve
+        self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
+        self._parts: dict[str, Kept] = {
+            "device": device, "log": store.log, "clock": store.clock, "counters": self.counters,
+            "tombstones": self.tombstones, **(extras or {}),
+        }  # fmt: skip
+        self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
+        self._judged: list[tuple[Arrival, str]] = []
+        self._training = threading.Lock()
+        self._last_commit = self._last_housekeeping = time.monotonic()
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def restore(self, state: State) -> None:
+        """Becomes what a file says; a part of the state that was damaged begins anew, the samples stay."""
+        found = _part(state, "device")
+        if found or len(self.store.notes_loaded()):
+            self.device.restore(self._mended(found))
+        for name, part in self._parts.items():
+            own = _part(state, name)
+            if own and part is not self.device:
+                part.restore(own)
+        self._freeze_vectors()
+
+    def _mended(self, found: State) -> State:
+        """The device's state with what is missing as in a new device, or as the stored samples tell it."""
+        notes = self.store.notes_loaded()
+        told = {
+            "counters": np.array([max((note.arrival for note in notes), default=-1) + 1, -1]),
+            "start.seen": np.unique([note.region for note in notes]).astype(np.int64),
+        }
+        state = {**self._fresh, **told, **found}
+        if not found.keys() >= _ASSIGNMENT:
+            state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
+        if found and not self._fresh.keys() <= found.keys():
+            log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
+        return state
+
+    def _freeze_vectors(self) -> None:
+        """Models and directions are replaced, never written to; saying so lets a commit skip them unread."""
+        for vector in (self.device.model, self.device.direction):
+            if vector is not None:
+                vector.flags.writeable = False
+
+    def _state(self) -> State:
+        return {f"{name}.{key}": array for name, part in self._parts.items() for key, array in part.snapshot().items()}
+
+    # -- the stream ------------------------------------------------------------------------------------------------
+
+    def step(self, timeout: float) -> int:
+        """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
+        arrivals = self.intake.take(self._batch, timeout, self.options.linger_ms / 1000)
+        with self.lock:
+            if arrivals:
+                self.judge(arrivals)
+            now = time.monotonic()
+            if now - self._last_commit >= self._commit_seconds or self.store.pending > self._reserve - self._batch:
+                self.commit()
+            if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
+                self._last_housekeeping = now
+                self.remove_expired()
+        return len(arrivals)
+
+    def judge(self, arrivals: list[Arrival]) -> None:
+        """Decides on samples; what was decided is acknowledged by the next commit."""
+        start = time.perf_counter()
+        by_source: dict[str, list[Arrival]] = {}
+        for arrival in arrivals:
+            by_source.setdefault(arrival.source, []).append(arrival)
+        for source, group in by_source.items():
+            self.store.source = source
+            self._judge_group(group)
+        spent = (time.perf_counter() - start) / len(arrivals)
+        self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
+
+    def _judge_group(self, arrivals: list[Arrival]) -> None:
+        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids)
+        self.counters.add("seen", len(arrivals))
+        for arrival, reason in refused:
+            self.counters.add(f"refused.{reason}")
+            self._judged.append((arrival, f"refused.{reason}"))
+        if not len(batch):
+            return
+        outcome = self.device.take_in(batch, self.store.clock.now(), self.device.measure(batch))
+        names = [_FATES[fate] for fate in outcome.fates.tolist()]
+        self.counters.add_all(Counter(names))
+        self._judged += zip(sound, names, strict=True)
+
+    def commit(self, *, wipe: bool = False) -> bool:
+        """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
+
+        Then the samples since the last commit are dropped and counted, and all is as it was after that commit.
+        """
+        self._last_commit = time.monotonic()
+        self.counters.add_all(self.intake.counted())
+        judged, self._judged = self._judged, []
+        lost: str | None = None
+        try:
+            self.store.commit(self._state(), wipe=wipe)
+        except OSError as error:
+            log.error("the store could not be written (%s): %d samples dropped", error.strerror, len(judged))
+            self._roll_back(len(judged))
+            lost = "dropped.disk"
+        for arrival, verdict in judged:
+            if arrival.acknowledge is not None:
+                arrival.acknowledge(lost or verdict)
+        return lost is None
+
+    def _roll_back(self, dropped: int) -> None:
+        counted = self.counters.snapshot()
+        self.restore(self.store.reload())
+        self.counters.restore(counted)
+        self.counters.add("dropped.disk", dropped)
+
+    # -- retention -------------------------------------------------------------------------------------------------
+
+    def remove_expired(self) -> int:
+        """Removes and overwrites what is older than the TTL."""
+        if not self._ttl:
+            return 0
+        oldest = self.store.clock.now() - self._ttl
+        with self.lock:
+            expired = [note.id for note in self.store.notes() if note.taken < oldest]
+            if expired:
+                self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
+                self.commit(wipe=True)
+        return len(expired)
+
+    def erase(self, ids: list[int]) -> int:
+        """Removes samples from file, log and free space; models that learned from them stay as they are."""
+        with self.lock:
+            self.store.log.forget(np.array(ids, dtype=np.int64))
+            erased = self.store.forget(ids, Verdict.ERASED)
+            self.tombstones.add(ids)
+            self.counters.add("erased", erased)
+            if not self.commit(wipe=True):
+                raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
+        return erased
+
+    # -- taking part -----------------------------------------------------------------------------------------------
+
+    def participate(self, order: TrainOrder) -> Report:
+        """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""
+        self._check(order)
+        with self._training:
+            with self.lock:
+                job = self.device.prepare(order)
+                if self.options.during_training == "continue":
+                    # Arrivals during training must not mix gradients of two models.
+                    self.device.install(order.model, order.direction)
+                else:
+                    return self._complete(job, self._train(job))
+            trained = self._train(job)
+            with self.lock:
+                return self._complete(job, trained)
+
+    def _train(self, job: TrainJob) -> Vector:
+        if not len(job.batch):
+            return job.order.model
+        return self.device.learner.train(job.order.model, job.batch, job.weights, job.order.local, job.seed)
+
+    def _complete(self, job: TrainJob, trained: Vector) -> Report:
+        report = self.device.complete(job, trained)
+        self.store.model_version = job.order.round
+        self.model_received = self.store.clock.now()
+        if not self.commit():
+            raise RefusedError("disk", "the store cannot be written; the device did not take part")
+        return report
+
+    def _check(self, order: TrainOrder) -> None:
+        _require(order.model, self.device.learner.size, "model")
+        if order.direction is not None:
+            _require(order.direction, self.device.learner.gradient_size, "direction")
+        if order.assignment is not None:
+            quotas, weights = order.assignment.quotas, order.assignment.label_weights
+            regions = (self.device.regions.count,)
+            if quotas.dtype != np.int64 or quotas.shape != regions or weights.shape != regions:
+                raise RefusedError("plan-shape", f"expected quotas and weights for {regions[0]} regions")
+            if quotas.min(initial=0) < 0 or quotas.sum() > self.device.capacity:
+                raise RefusedError(
+                    "plan-size", f"the quotas must be 0 or more and sum to {self.device.capacity} at most"
+                )
+
+
+_ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}
+_FATES = {
+    int(Fate.REFUSED): "refused.score",
+    int(Fate.KEPT): "kept",
+    int(Fate.REPLACED): "replaced",
+    int(Fate.REFRESHED): "refreshed",
+}
+
+
+def _part(state: State, name: str) -> State:
+    return {key.removeprefix(f"{name}."): array for key, array in state.items() if key.startswith(f"{name}.")}
+
+
+def _require(vector: Vector, size: int, name: str) -> None:
+    if vector.shape != (size,) or vector.dtype != np.float32:
+        raise RefusedError(f"{name}-shape", f"expected {size} float32 numbers, got {vector.dtype} {vector.shape}")
+    if not np.isfinite(vector).all():
+        raise RefusedError(f"{name}-not-finite", "it holds NaN or infinity")

@@ -1,0 +1,136 @@
+"""Why a sample is stored, or is not: a bounded log of decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.ports import Fate
+from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+
+CHUNK = 32
+"""Decisions that are written together."""
+_ROW = np.dtype(
+    [
+        ("id", "<i8"), ("arrival", "<i8"), ("label", "<i4"), ("verdict", "<i4"), ("score", "<f8"), ("floor", "<f8"),
+        ("displaced", "<i8"), ("model", "<i8"), ("wall", "<f8"), ("policy", "S16"),
+    ]
+)  # fmt: skip
+ROW_BYTES = _ROW.itemsize
+
+
+class Verdict(IntEnum):
+    """A sample's fate on arrival, or how it left."""
+
+    REFUSED = Fate.REFUSED
+    KEPT = Fate.KEPT
+    REPLACED = Fate.REPLACED
+    REFRESHED = Fate.REFRESHED
+    ERASED = 10
+    """On request; nothing else of the sample is left, here or elsewhere."""
+    EXPIRED = 11
+    DROPPED = 12
+    """It no longer fitted the quotas, or its new score ruled it out."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One line of the log."""
+
+    id: int
+    arrival: int
+    label: int
+    verdict: Verdict
+    score: float
+    floor: float
+    displaced: int
+    model_version: int
+    wall: float
+    policy: str
+
+
+class DecisionLog:
+    """The latest `length` decisions that changed the store, kept on disk, and as many refusals, kept in memory.
+
+    Refusals are most of a stream; writing each to flash would cost more than the samples themselves.
+    """
+
+    def __init__(self, length: int, policy: str) -> None:
+        self._chunks = [np.zeros(CHUNK, dtype=_ROW) for _ in range(max(1, -(-length // CHUNK)))]
+        self._refused: NDArray[np.void] = np.zeros(len(self._chunks) * CHUNK, dtype=_ROW)
+        self._written = 0
+        self._refusals = 0
+        self.policy = policy
+        self._policy = policy.encode()[:16]
+
+    def __len__(self) -> int:
+        return min(self._written, len(self._chunks) * CHUNK)
+
+    def add(self, decision: Decision) -> None:
+        chunk, row = divmod(self._written % (len(self._chunks) * CHUNK), CHUNK)
+        rows = self._chunks[chunk].copy()
+        rows[row] = (
+            decision.id, decision.arrival, decision.label, decision.verdict, decision.score, decision.floor,
+            decision.displaced, decision.model_version, decision.wall, self._policy,
+        )  # fmt: skip
+        rows.flags.writeable = False
+        self._chunks[chunk] = rows
+        self._written += 1
+
+    def add_refusals(
+        self, batch: Batch, arrivals: IntArray, scores: Scores, floors: Scores, model_version: int, wall: float
+    ) -> None:
+        keep = slice(-len(self._refused), None)
+        rows = np.zeros(len(batch.ids[keep]), dtype=_ROW)
+        columns = {"id": batch.ids, "arrival": arrivals, "label": batch.y, "score": scores, "floor": floors}
+        for name, values in columns.items():
+            rows[name] = values[keep]
+        rows["displaced"], rows["model"], rows["wall"], rows["policy"] = -1, model_version, wall, self._policy
+        self._refused[(self._refusals + np.arange(len(rows))) % len(self._refused)] = rows
+        self._refusals += len(rows)
+
+    def about(self, id_: int) -> list[Decision]:
+        """All decisions on one sample that are still logged, oldest first, the one that displaced it included."""
+        found = [decision for rows in (self._refused, *self._chunks) for decision in _decisions(rows, id_)]
+        return sorted(found, key=lambda d: (d.wall, d.arrival))
+
+    def forget(self, ids: IntArray) -> None:
+        """Leaves no trace of these samples' labels and values."""
+        for number, chunk in enumerate(self._chunks):
+            if np.isin(chunk["id"], ids).any():
+                self._chunks[number] = _blanked(chunk, ids)
+        self._refused = _blanked(self._refused, ids).copy()
+
+    def snapshot(self) -> State:
+        """The chunks as they are: one that did not change is the same array as in the snapshot before."""
+        return {"written": np.array(self._written), **{str(i): chunk for i, chunk in enumerate(self._chunks)}}
+
+    def restore(self, state: State) -> None:
+        for number in range(len(self._chunks)):
+            chunk = state.get(str(number))
+            if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:
+                self._chunks[number] = chunk
+        self._written = int(state.get("written", np.array(0)))
+
+
+def _decisions(rows: AnyArray, id_: int) -> list[Decision]:
+    """The decisions on one sample; a row without a policy was never written."""
+    found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
+    return [
+        Decision(
+            int(r["id"]), int(r["arrival"]), int(r["label"]), Verdict(int(r["verdict"])), float(r["score"]),
+            float(r["floor"]), int(r["displaced"]), int(r["model"]), float(r["wall"]), r["policy"].decode(),
+        )
+        for r in found
+    ]  # fmt: skip
+
+
+def _blanked(rows: AnyArray, ids: IntArray) -> AnyArray:
+    rows = rows.copy()
+    rows[np.isin(rows["id"], ids)] = np.zeros((), dtype=_ROW)
+    rows["displaced"][np.isin(rows["displaced"], ids)] = -1
+    rows.flags.writeable = False
+    return rows

@@ -1,0 +1,153 @@
+"""The store's file, byte by byte: a label, two roots, and cells of one size that each describe themselves.
+
+    [label 4096][root A][root B][cell 0][cell 1] ... [copy of the label 4096]
+
+A cell holds one part of one blob: a sample, or an array of the device's state. Its header and checksum make it
+readable without any other part of the file, which is what lets a damaged file give back all that is undamaged.
+A root lists the cells that count, as a bitmap under a sequence number; the newest one that is whole wins.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+from zlib import crc32
+
+FORMAT = 2
+"""Format 1 had no time and source in its samples; its cells are still read (see `record.py`)."""
+READABLE = (1, 2)
+PAGE = 4096
+_LABEL = struct.Struct("<8sII")
+_LABEL_MAGIC = b"FEDKEEP\n"
+_ROOT = struct.Struct("<4sHHQII")
+_ROOT_MAGIC = b"ROOT"
+_CELL = struct.Struct("<4sBBHIIQQII")
+_CELL_MAGIC = b"CELL"
+HEADER = _CELL.size
+_CHECKSUM = 4
+WIPE = 1
+"""Flag of a root: free cells may still hold what was erased."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where things lie in a file of `size` bytes."""
+
+    size: int
+    cell_size: int
+    cells: int
+    root_size: int
+
+    @classmethod
+    def within(cls, budget: int, cell_size: int) -> Geometry:
+        """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
+        room = budget // PAGE * PAGE - 2 * PAGE
+        cells = max(0, (room - 2 * PAGE) // cell_size)
+        while cells and 2 * _root_size(cells) + cells * cell_size > room:
+            cells -= 1
+        root_size = _root_size(cells)
+        return cls(2 * PAGE + 2 * root_size + cells * cell_size, cell_size, cells, root_size)
+
+    @property
+    def payload(self) -> int:
+        """The bytes of a blob that one cell can hold."""
+        return self.cell_size - HEADER
+
+    def root(self, half: int) -> int:
+        return PAGE + half * self.root_size
+
+    def cell(self, index: int) -> int:
+        return PAGE + 2 * self.root_size + index * self.cell_size
+
+    @property
+    def label_copy(self) -> int:
+        return self.size - PAGE
+
+
+def _root_size(cells: int) -> int:
+    """Whole pages, so that a write to one root cannot tear the other."""
+    return -(-(_ROOT.size + -(-cells // 8)) // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a reader must know before it can read anything else."""
+
+    geometry: Geometry
+    form: dict[str, Any]
+    """What the owner of the file writes down about its blobs, as JSON."""
+
+    def encode(self) -> bytes:
+        body = json.dumps({"format": FORMAT, **asdict(self.geometry), "form": self.form}).encode()
+        return (_LABEL.pack(_LABEL_MAGIC, len(body), crc32(body)) + body).ljust(PAGE, b"\0")
+
+
+def decode_label(page: bytes) -> Label | None:
+    """The label, or None if the page is damaged or of a format from the future."""
+    magic, length, checksum = _LABEL.unpack_from(page)
+    body = page[_LABEL.size : _LABEL.size + length]
+    if magic != _LABEL_MAGIC or len(body) != length or crc32(body) != checksum:
+        return None
+    fields = json.loads(body)
+    if fields.pop("format") not in READABLE:
+        return None
+    return Label(form=fields.pop("form"), geometry=Geometry(**fields))
+
+
+@dataclass(frozen=True)
+class Root:
+    """Which cells count, as of transaction `sequence`."""
+
+    sequence: int
+    bitmap: bytes
+    flags: int = 0
+
+    def encode(self, cells: int) -> bytes:
+        head = _ROOT.pack(_ROOT_MAGIC, FORMAT, self.flags, self.sequence, cells, 0)
+        checksum = crc32(self.bitmap, crc32(head))
+        return _ROOT.pack(_ROOT_MAGIC, FORMAT, self.flags, self.sequence, cells, checksum) + self.bitmap
+
+
+def decode_root(area: bytes, cells: int) -> Root | None:
+    magic, version, flags, sequence, count, checksum = _ROOT.unpack_from(area)
+    if magic != _ROOT_MAGIC or version not in READABLE or count != cells:
+        return None
+    bitmap = area[_ROOT.size : _ROOT.size + -(-cells // 8)]
+    head = _ROOT.pack(magic, version, flags, sequence, count, 0)
+    return Root(sequence, bitmap, flags) if crc32(bitmap, crc32(head)) == checksum else None
+
+
+class Cell(NamedTuple):
+    """One part of a blob; `blob` is the same in all parts and never used twice."""
+
+    kind: int
+    blob: int
+    part: int
+    parts: int
+    sequence: int
+    data: bytes
+    version: int = FORMAT
+
+    def encode(self) -> bytes:
+        head = _CELL.pack(
+            _CELL_MAGIC, self.version, self.kind, 0, self.part, self.parts, self.sequence, self.blob, len(self.data), 0
+        )[:-_CHECKSUM]  # fmt: skip
+        return head + _checksum(head, self.data).to_bytes(_CHECKSUM, "little") + self.data
+
+
+def _checksum(head: bytes, data: bytes) -> int:
+    """Over the header, without the checksum at its end, and the data."""
+    return crc32(data, crc32(head))
+
+
+def decode_cell(raw: bytes) -> Cell | None:
+    """The cell, or None if it is empty or damaged."""
+    magic, version, kind, _, part, parts, sequence, blob, length, checksum = _CELL.unpack_from(raw)
+    if magic != _CELL_MAGIC or version not in READABLE or length > len(raw) - HEADER or part >= parts:
+        return None
+    data = raw[HEADER : HEADER + length]
+    if _checksum(raw[: HEADER - _CHECKSUM], data) != checksum:
+        return None
+    return Cell(kind, blob, part, parts, sequence, data, version)

@@ -1,0 +1,87 @@
+"""Encryption at rest: AES-GCM over the content of each cell."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedkeep.agent.disk import StoreError
+from fedkeep.core.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_BYTES = 32
+_NONCE = 12
+OVERHEAD = _NONCE + 16
+_KEY_NAME = b"fedkeep store key"
+
+
+class Cipher:
+    """Seals and opens cells under one key; a cell moved to another blob no longer opens."""
+
+    def __init__(self, key: bytes) -> None:
+        self._aead = _aead(key)
+        self.name = sha256(_KEY_NAME + key).hexdigest()[:16]
+        """Tells keys apart without telling the key."""
+
+    def seal(self, data: bytes, place: bytes) -> bytes:
+        nonce = os.urandom(_NONCE)
+        return nonce + self._aead.encrypt(nonce, data, place)
+
+    def unseal(self, sealed: bytes, place: bytes) -> bytes | None:
+        """The content, or None if it was tampered with."""
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return self._aead.decrypt(sealed[:_NONCE], sealed[_NONCE:], place)
+        except InvalidTag:
+            return None
+
+
+def _aead(key: bytes) -> AESGCM:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise MissingExtraError("encryption at rest", "agent") from None
+    return AESGCM(key)
+
+
+def read_key(file: Path | None, variable: str | None) -> bytes:
+    """The key from a file of 64 hex digits (or 32 raw bytes) or from an environment variable of 64 hex digits."""
+    if file is not None:
+        try:
+            text = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"the store's key cannot be read from {file}: {error.strerror}") from None
+        place = str(file)
+    else:
+        text = os.environ.get(variable or "", "").encode()
+        place = f"the environment variable {variable}"
+    return _parse_key(text, place)
+
+
+def _parse_key(text: bytes, place: str) -> bytes:
+    if len(text) == KEY_BYTES:
+        return text
+    try:
+        key = bytes.fromhex(text.decode().strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"{place} holds no key: write 64 hex digits into it, e.g. by `openssl rand -hex 32`")
+    return key
+
+
+def check_key(written: str | None, cipher: Cipher | None, path: Path) -> None:
+    """Refuses to go on when the file was made under another key: nothing of it could be read, nor may it be lost."""
+    given = cipher.name if cipher else None
+    if written == given:
+        return
+    if written is None:
+        raise StoreError(f"{path} is not encrypted, but a key is set: erase the file or unset the key")
+    if given is None:
+        raise StoreError(f"{path} is encrypted: set key_file or key_env of [store] to the key {written}")
+    raise StoreError(f"{path} was encrypted under the key {written}, not {given}: its samples need that key")

@@ -1,0 +1,92 @@
+"""The few calls that the store makes on its file; tests put a failing, dying or recording disk in their place."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Protocol
+
+from fedkeep.core.errors import FedkeepError
+
+
+class StoreError(FedkeepError):
+    """The store's file cannot be used as the configuration asks."""
+
+
+class Disk(Protocol):
+    """A file of fixed size; a write may be lost or reordered until a sync returns."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
+
+    def write(self, offset: int, data: bytes) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FileDisk:
+    """A preallocated file, readable by its owner only and open in one process at a time."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.written = 0
+        """Bytes handed to the file since it was opened: what the flash has to bear."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._own(size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _own(self, size: int) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"{self.path} is in use by another agent: stop it first") from None
+        if os.fstat(self._fd).st_size == size:
+            return
+        try:
+            os.posix_fallocate(self._fd, 0, size)
+            os.ftruncate(self._fd, size)
+            os.fsync(self._fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise StoreError(f"no room for the {size} bytes of {self.path}: free some or lower the budget") from error
+        _sync_folder(self.path.parent)
+
+    def read(self, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._fd, length, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""
+        return data.ljust(length, b"\0")
+
+    def write(self, offset: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._fd, view, offset)
+            self.written += done
+            offset += done
+            view = view[done:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file survives a power cut only once its folder is on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,288 @@
+"""The store on disk: the core's in-memory store decides, this one makes its decisions survive a power cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from fedkeep.agent.audit import Decision, DecisionLog, Verdict
+from fedkeep.agent.cellfile import Blob, CellFile, Contents
+from fedkeep.agent.clock import AgeClock
+from fedkeep.agent.form import SampleForm
+from fedkeep.agent.record import SAMPLE, Note, decode_sample, encode_sample
+from fedkeep.agent.shelf import Shelf
+from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.store import MemoryStore
+from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+
+_BUCKET = 64
+"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes."""
+_RANK = np.dtype(
+    [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i8"), ("tiers", "<i8"), ("effective", "<f8")]
+)
+RANK_BYTES = _RANK.itemsize
+_RANKS = _RANK.names or ()
+_RANKED = 1
+"""The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
+
+
+class DurableStore:
+    """Implements the `Store` port; changes reach the file all at once, by `commit`.
+
+    A sample's record is written once. Scores that change later go into small arrays of ranks beside it.
+    """
+
+    def __init__(
+        self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
+    ) -> None:
+        self._file, self._index, self._form = file, index, form
+        self.log, self.clock = log, clock
+        self.model_version = -1
+        """Noted with every decision; the agent sets it when a new model arrives."""
+        self.source = ""
+        """Where the batch being offered comes from."""
+        self._buckets = max(1, -(-capacity // _BUCKET))
+        self._shelf = Shelf()
+        self._notes: dict[int, Note] = {}
+        self._blobs: dict[int, int] = {}
+        self._staged: dict[int, AnyArray] = {}
+        self._reranked: set[int] | None = set()
+        """Samples whose rank differs from what is written; None stands for all."""
+        self._quotas: IntArray | None = None
+        self._obsolete: list[int] = []
+        """Blobs whose samples have left since the last commit."""
+        self._samples: dict[int, AnyArray] = {}
+        self._ranks: State = {}
+
+    # -- the port --------------------------------------------------------------------------------------------------
+
+    def configure(self, quotas: IntArray) -> None:
+        if self._quotas is not None and np.array_equal(quotas, self._quotas):
+            return
+        self._quotas = quotas.copy()
+        self._watch(lambda: self._index.configure(quotas), Verdict.DROPPED)
+
+    def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
+        outcome = self._index.offer(batch, regions, scores, arrivals)
+        wall, taken = self.clock.wall(), self.clock.now()
+        refused = outcome.fates == Fate.REFUSED
+        self.log.add_refusals(
+            batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
+        )
+        for i in np.flatnonzero(~refused).tolist():
+            note = Note(
+                int(batch.ids[i]), int(batch.y[i]), int(regions[i]), int(arrivals[i]), float(scores[i]), 0,
+                self.model_version, float(outcome.floors[i]), int(outcome.displaced[i]), taken, wall, self.source,
+            )  # fmt: skip
+            self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
+        return outcome
+
+    def stored(self) -> Stored:
+        return self._index.stored()
+
+    def revalue(self, scores: Scores) -> None:
+        self._watch(lambda: self._index.revalue(scores), Verdict.DROPPED)
+        self._reranked = None
+
+    def mark_used(self) -> None:
+        self._index.mark_used()
+        self._reranked = None
+
+    def expire(self, before: int) -> None:
+        self._index.expire(before)
+        self._reranked = None
+
+    def snapshot(self) -> State:
+        """The quotas only: samples and ranks have their own place in the file."""
+        return {} if self._quotas is None else {"quotas": self._quotas}
+
+    def restore(self, state: State) -> None:
+        """Fills the in-memory store from the file that was loaded, under the quotas of `state`."""
+        quotas = state.get("quotas")
+        self._index.restore(self._indexed(quotas))
+        if quotas is not None:
+            self._quotas = None
+            self.configure(quotas)
+
+    # -- beyond the port -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def pending(self) -> int:
+        """Samples that the next commit has to write."""
+        return len(self._staged)
+
+    @property
+    def bytes_used(self) -> int:
+        return self._file.bytes_used
+
+    @property
+    def budget(self) -> int:
+        return self._file.size
+
+    @property
+    def sample_bytes(self) -> int:
+        return self._form.nbytes
+
+    def notes(self) -> list[Note]:
+        """What is known of each stored sample, with its present score, oldest arrival first."""
+        stored = self._index.stored()
+        columns = zip(stored.batch.ids.tolist(), stored.scores.tolist(), stored.uses.tolist(), strict=True)
+        return [self._notes[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
+
+    def notes_loaded(self) -> list[Note]:
+        """What is known of each sample in the file, before `restore` has put them to use."""
+        return list(self._notes.values())
+
+    def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
+        """Drops samples for good; the commit that follows must wipe. Returns how many there were."""
+        gone = np.array([id_ for id_ in ids if id_ in self._notes], dtype=np.int64)
+        state = self._index.snapshot()
+        keep = ~np.isin(state["ids"], gone)
+        state.update({name: state[name][keep] for name in (*_RANKS, "x", "y", "regions")})
+        self._index.restore(state)
+        self.log.forget(gone)
+        for id_ in gone.tolist():
+            self._let_go(id_, verdict)
+        return len(gone)
+
+    def load(self, contents: Contents) -> State:
+        """Takes over what a file holds; returns the arrays that others committed with the samples."""
+        samples: dict[int, tuple[Blob, Note]] = {}
+        self._samples, self._staged, self._obsolete = {}, {}, []
+        for blob in (b for b in contents.blobs if b.kind == SAMPLE):
+            note, x = decode_sample(blob, self._form.dtype, self._form.shape)
+            if note.id in samples:
+                self._obsolete.append(samples[note.id][0].number)
+            samples[note.id] = (blob, note)
+            self._samples[note.id] = x
+        self._notes = {id_: note for id_, (_, note) in samples.items()}
+        self._blobs = {id_: blob.number for id_, (blob, _) in samples.items()}
+        state = self._shelf.load(contents.blobs)
+        self._ranks = {name: array for name, array in state.items() if name.startswith("ranks.")}
+        self._reranked = set()
+        return {name: array for name, array in state.items() if name not in self._ranks}
+
+    def reload(self) -> State:
+        """As `load`, from the last commit that succeeded; for use after one that failed."""
+        return self.load(self._file.reload())
+
+    def commit(self, state: State, *, wipe: bool = False) -> None:
+        """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
+
+        Raises OSError if the disk is full or fails. Then nothing was committed, and `reload` gives back what was.
+        """
+        self._update_ranks()
+        arrays = {**state, **self._ranks}
+        changed, obsolete = self._shelf.changes(arrays)
+        staged = list(self._staged)
+        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_])) for id_ in staged]
+        add += changed.values()
+        remove = [*self._obsolete, *obsolete]
+        if not add and not remove and not wipe:
+            return
+        numbers = self._file.commit(add, remove, wipe=wipe)
+        self._shelf.committed(arrays, changed, numbers[len(staged) :])
+        self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
+        self._staged.clear()
+        self._obsolete.clear()
+
+    # -- staging ---------------------------------------------------------------------------------------------------
+
+    def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
+        self._write_down(note, Verdict(fate))
+        if fate is Fate.REFRESHED:
+            self._touch(note.id)
+            return
+        if fate is Fate.REPLACED:
+            self._discard(note.displaced)
+        self._notes[note.id] = note
+        self._staged[note.id] = np.array(x, dtype=self._form.dtype)
+
+    def _discard(self, id_: int) -> Note | None:
+        self._staged.pop(id_, None)
+        if id_ in self._blobs:
+            self._obsolete.append(self._blobs.pop(id_))
+        if self._reranked is not None:
+            self._reranked.discard(id_)
+        return self._notes.pop(id_, None)
+
+    def _let_go(self, id_: int, verdict: Verdict) -> None:
+        """A sample left for no newcomer: the log keeps that it did, and nothing of what it was."""
+        if self._discard(id_) is not None:
+            blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
+            self._write_down(blank, verdict)
+
+    def _watch(self, change: Callable[[], None], verdict: Verdict) -> None:
+        """Makes a change to the index that may drop samples, and takes note of those it dropped."""
+        change()
+        if len(self._index) == len(self._notes):
+            return
+        left = set(self._index.stored().batch.ids.tolist())
+        for id_ in [id_ for id_ in self._notes if id_ not in left]:
+            self._let_go(id_, verdict)
+
+    def _write_down(self, note: Note, verdict: Verdict) -> None:
+        self.log.add(
+            Decision(
+                note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
+                note.wall, "",
+            )
+        )  # fmt: skip
+
+    # -- ranks -----------------------------------------------------------------------------------------------------
+
+    def _touch(self, id_: int) -> None:
+        if self._index.after_use.name == "discount":
+            self._reranked = None
+        elif self._reranked is not None:
+            self._reranked.add(id_)
+
+    def _update_ranks(self) -> None:
+        if self._reranked is not None and not self._reranked:
+            return
+        state = self._index.snapshot()
+        written = self._reranked if self._reranked is not None else set(state["ids"].tolist())
+        known = {int(id_) for array in self._ranks.values() for id_ in array["ids"]}
+        keep = np.isin(state["ids"], np.array(sorted(known | written), dtype=np.int64))
+        rows = np.zeros(int(keep.sum()), dtype=_RANK)
+        for name in _RANKS:
+            rows[name] = state[name][keep]
+        buckets = rows["ids"] % self._buckets
+        changed = {id_ % self._buckets for id_ in written}
+        for bucket in range(self._buckets) if self._reranked is None else changed:
+            self._ranks[f"ranks.{bucket}"] = rows[buckets == bucket]
+        self._ranks = {name: array for name, array in self._ranks.items() if len(array)}
+        self._reranked = set()
+
+    def _indexed(self, quotas: IntArray | None) -> State:
+        """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
+        ranks = {int(row["ids"]): row for array in self._ranks.values() for row in array}
+        rows = []
+        for id_, note in self._notes.items():
+            rank = ranks.get(id_)
+            known = rank is not None and rank["arrivals"] >= note.arrival
+            rows.append(
+                tuple(rank[name] for name in _RANKS)
+                if rank is not None and known
+                else (id_, note.score, note.arrival, note.uses, _RANKED, note.score)
+            )
+        rows.sort(key=lambda row: row[2])
+        ids = [int(row[0]) for row in rows]
+        columns = zip(*rows, strict=True) if rows else [[] for _ in _RANKS]
+        x = np.array([self._samples[i] for i in ids]) if ids else np.empty((0, *self._form.shape), self._form.dtype)
+        self._samples = {}
+        floats = ("scores", "effective")
+        state: State = {
+            name: np.array(column, dtype=np.float64 if name in floats else np.int64)
+            for name, column in zip(_RANKS, columns, strict=True)
+        }
+        state["x"] = x
+        state["y"] = np.array([self._notes[i].label for i in ids], dtype=np.int64)
+        state["regions"] = np.array([self._notes[i].region for i in ids], dtype=np.int64)
+        everything = np.bincount(state["regions"], minlength=len(self._index.snapshot()["quotas"]))
+        state["quotas"] = everything if quotas is None else quotas
+        return state

@@ -1,0 +1,62 @@
+"""How good a model is on the device's own samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.agent.agent import Agent
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.screening import screen_samples
+from fedkeep.core.types import AnyArray, Vector
+from fedkeep.link.messages import Evaluated
+
+_CHUNK = 256
+
+
+class Evaluator:
+    """Measures models on held-out samples where the operator gave some, else on what is stored."""
+
+    def __init__(self, agent: Agent, held_out: str | None, shape: tuple[int, ...]) -> None:
+        self._agent = agent
+        self._held_out = _read(Path(held_out), shape, agent.labels) if held_out else None
+
+    def evaluate(self, model: Vector) -> Evaluated:
+        """Mean loss and accuracy; without a sample both are NaN."""
+        if model.shape != (self._agent.device.learner.size,):
+            raise RefusedError("model-shape", f"expected {self._agent.device.learner.size} numbers, got {model.shape}")
+        if self._held_out is not None:
+            x, y = self._held_out
+        else:
+            with self._agent.lock:
+                batch = self._agent.store.stored().batch
+            x, y = batch.x, batch.y
+        loss, right = 0.0, 0
+        for start in range(0, len(y), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            part_loss, part_right = self._measure(model, x[part], y[part])
+            loss, right = loss + part_loss, right + part_right
+        n = len(y)
+        where = "stored" if self._held_out is None else "held-out"
+        return Evaluated(loss / n if n else np.nan, right / n if n else np.nan, n, where)
+
+    def _measure(self, model: Vector, x: AnyArray, y: AnyArray) -> tuple[float, int]:
+        logits = np.asarray(self._agent.device.learner.logits(model, x), dtype=np.float64)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(y)), y]
+        return float(losses.sum()), int((logits.argmax(axis=1) == y).sum())
+
+
+def _read(path: Path, shape: tuple[int, ...], labels: int) -> tuple[AnyArray, AnyArray]:
+    from zipfile import BadZipFile  # a megabyte that other agents do not need
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
+    sound, refused = screen_samples(x, y, shape, labels)
+    if refused:
+        raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
+    return x[sound], y[sound].astype(np.int64)

@@ -1,0 +1,74 @@
+"""The agent's numbers for Prometheus, gathered when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from fedkeep.agent.agent import Agent
+from fedkeep.agent.options import MetricsOptions
+from fedkeep.agent.sources.records import AddressTakenError
+from fedkeep.agent.summary import QUANTILES, summarise
+from fedkeep.core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+
+class Collector:
+    """Turns the agent's status into metrics."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        status = summarise(self._agent)
+        for name, text, value in (
+            ("bytes_used", "Bytes of the store that hold samples and state", status.bytes),
+            ("bytes_budget", "Bytes that the store may take", status.budget),
+            ("samples", "Samples stored", status.samples),
+            ("capacity", "Samples that the budget holds", status.capacity),
+            ("labels_held", "Labels of which at least one sample is stored", status.labels_held),
+            ("labels", "Labels of the task", status.labels),
+            ("stride", "One of this many arrivals is valued", status.stride),
+            ("model_round", "The round of the model last received, -1 before the first", status.round),
+            ("seconds_per_sample", "Time to value and judge one sample", self._agent.seconds_per_sample),
+        ):
+            yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
+        if status.model_age_seconds is not None:
+            text = "Seconds since the model and g_hat were received"
+            yield GaugeMetricFamily("fedkeep_model_age_seconds", text, status.model_age_seconds)
+        values = GaugeMetricFamily("fedkeep_value", "Values of the samples stored", labels=["quantile"])
+        for quantile, value in zip(QUANTILES, status.value_quantiles, strict=False):
+            values.add_metric([f"{quantile:g}"], value)
+        yield values
+        fates = CounterMetricFamily("fedkeep_arrivals", "Arrivals by what became of them", labels=["fate", "reason"])
+        for name, count in status.counters.items():
+            fate, _, reason = name.partition(".")
+            fates.add_metric([fate, reason], count)
+        yield fates
+
+
+def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] | None:
+    """Starts the endpoint and returns what stops it; None if there is none."""
+    if not options.port:
+        return None
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise MissingExtraError("the metrics endpoint", "agent") from None
+    registry = CollectorRegistry()
+    registry.register(Collector(agent))
+    try:
+        server, thread = start_http_server(options.port, options.host, registry)
+    except OSError as error:
+        raise AddressTakenError(f"{options.host}:{options.port}", error.strerror) from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop

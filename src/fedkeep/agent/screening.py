@@ -1,0 +1,66 @@
+"""From what sources hand over to a batch in which every sample is one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkeep.agent.arrivals import Arrival, sample_id
+from fedkeep.agent.form import SampleForm
+from fedkeep.core.screening import screen_samples
+from fedkeep.core.types import AnyArray, Batch, BoolArray
+
+
+def screen(
+    arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int]
+) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
+    """The sound samples as a batch with their arrivals, and the others with the reason of each."""
+    rows: list[tuple[Arrival, AnyArray, float]] = []
+    refused: list[tuple[Arrival, str]] = []
+    for arrival in arrivals:
+        x = arrival.x
+        if x is None:
+            refused.append((arrival, "shape"))
+        elif not isinstance(arrival.y, int | float | np.number) or isinstance(arrival.y, bool):
+            refused.append((arrival, "label"))
+        else:
+            rows.append((arrival, x, float(arrival.y)))
+    if not rows:
+        return _empty(form), [], refused
+    x = np.stack([row[1] for row in rows])
+    y = np.array([row[2] for row in rows])
+    sound = screen_samples(x, y, form.shape, labels)[0]
+    unlabelled = _unlabelled(y, labels)
+    refused += [(rows[i][0], "label" if unlabelled[i] else "not-finite") for i in np.flatnonzero(~sound).tolist()]
+    return _identified(rows, x.astype(form.dtype, copy=False), y, sound, erased, refused)
+
+
+def _identified(
+    rows: list[tuple[Arrival, AnyArray, float]],
+    x: AnyArray,
+    y: AnyArray,
+    sound: BoolArray,
+    erased: frozenset[int],
+    refused: list[tuple[Arrival, str]],
+) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
+    """Gives every sample its number; those that were erased on request do not come back."""
+    kept, ids = [], []
+    for i in np.flatnonzero(sound).tolist():
+        id_ = sample_id(rows[i][0].id, x[i].tobytes())
+        if id_ in erased:
+            refused.append((rows[i][0], "erased"))
+        else:
+            kept.append(i)
+            ids.append(id_)
+    batch = Batch(x[kept], y[kept].astype(np.int64), np.array(ids, dtype=np.int64))
+    return batch, [rows[i][0] for i in kept], refused
+
+
+def _unlabelled(y: AnyArray, labels: int) -> BoolArray:
+    with np.errstate(invalid="ignore"):
+        known: BoolArray = np.isfinite(y) & (y == np.floor(y)) & (y >= 0) & (y < labels)
+    return ~known
+
+
+def _empty(form: SampleForm) -> Batch:
+    none = np.empty(0, dtype=np.int64)
+    return Batch(np.empty((0, *form.shape), form.dtype), none, none)

@@ -1,0 +1,149 @@
+"""The agent's side of the local API: answers one message after another on a Unix socket."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.agent.agent import Agent
+from fedkeep.agent.arrivals import sample_id
+from fedkeep.agent.audit import Decision
+from fedkeep.agent.evaluation import Evaluator
+from fedkeep.agent.record import Note
+from fedkeep.agent.sources.records import AddressTakenError, listen_unix
+from fedkeep.agent.summary import stored_summary, summarise
+from fedkeep.core.errors import FedkeepError, RefusedError
+from fedkeep.link.framing import receive_frame, send_frame
+from fedkeep.link.messages import (
+    AskProfile,
+    AskStatus,
+    AskStored,
+    AskWhy,
+    Erase,
+    Erased,
+    Evaluate,
+    Failed,
+    Participate,
+    Profiled,
+    Reason,
+    Reasons,
+    Reply,
+    Request,
+    decode_request,
+    encode,
+    pack,
+    pack_report,
+    unpack,
+    unpack_order,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Listens until it is closed; every connection has its own thread."""
+
+    def __init__(self, agent: Agent, evaluator: Evaluator, path: Path) -> None:
+        self._agent, self._evaluator, self._path = agent, evaluator, path
+        try:
+            self._socket = listen_unix(path)
+        except OSError as error:
+            raise AddressTakenError(str(path), error.strerror) from error
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while (payload := receive_frame(connection)) is not None:
+                    send_frame(connection, encode(self.answer(payload)))
+            except RefusedError as refusal:
+                send_frame(connection, encode(Failed(refusal.reason, refusal.detail)))
+            except OSError:
+                return  # the client went away; a report it did not hear is sent again when asked
+
+    def answer(self, payload: bytes) -> Reply:
+        """The reply to one request; a request that cannot be met is answered with the reason."""
+        try:
+            return self._reply(decode_request(payload))
+        except RefusedError as refusal:
+            return Failed(refusal.reason, refusal.detail)
+        except FedkeepError as error:
+            return Failed("error", str(error))
+
+    def _reply(self, request: Request) -> Reply:
+        match request:
+            case Participate():
+                return pack_report(self._agent.participate(unpack_order(request)))
+            case Evaluate():
+                return self._evaluator.evaluate(unpack(request.model))
+            case AskProfile():
+                with self._agent.lock:
+                    profile = self._agent.device.profile()
+                return Profiled(profile.capacity, pack(profile.velocity))
+            case AskStatus():
+                return summarise(self._agent)
+            case AskStored():
+                return stored_summary(self._agent)
+            case AskWhy():
+                return self._why(request.id)
+            case Erase():
+                return self._erase(request)
+
+    def _why(self, name: str) -> Reasons:
+        id_ = sample_id(name, b"")
+        with self._agent.lock:
+            decisions = self._agent.store.log.about(id_)
+            stored = id_ in self._agent.store.stored().batch.ids
+        return Reasons(id_, bool(stored), tuple(_reason(decision) for decision in decisions))
+
+    def _erase(self, request: Erase) -> Erased:
+        if request == Erase():
+            raise RefusedError("erase", "say what to erase: an id, a label, a source or a time")
+        with self._agent.lock:
+            ids = [note.id for note in self._agent.store.notes() if _matches(note, request)]
+            if request.id is not None and not ids:
+                ids = [sample_id(request.id, b"")]  # gone already: its tombstone and its traces in the log still count
+            return Erased(self._agent.erase(ids))
+
+
+def _matches(note: Note, request: Erase) -> bool:
+    return (
+        (request.id is None or note.id == sample_id(request.id, b""))
+        and (request.label is None or note.label == request.label)
+        and (request.source is None or note.source == request.source)
+        and (request.since is None or note.wall >= request.since)
+        and (request.until is None or note.wall <= request.until)
+    )
+
+
+def _reason(decision: Decision) -> Reason:
+    return Reason(
+        id=decision.id,
+        verdict=decision.verdict.name.lower(),
+        label=decision.label,
+        score=None if np.isnan(decision.score) else decision.score,
+        floor=None if np.isnan(decision.floor) else decision.floor,
+        displaced=None if decision.displaced < 0 else decision.displaced,
+        model_version=decision.model_version,
+        policy=decision.policy,
+        time=decision.wall,
+    )

@@ -1,0 +1,49 @@
+"""The agent's state in a few numbers, for its API, its metrics and people."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkeep.agent.agent import Agent
+from fedkeep.agent.record import META_BYTES, Note
+from fedkeep.link.messages import LabelSummary, Status, StoredSummary
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def summarise(agent: Agent) -> Status:
+    with agent.lock:
+        notes = agent.store.notes()
+        now = agent.store.clock.now()
+        scores = np.array([note.score for note in notes])
+        quantiles = np.quantile(scores, QUANTILES).tolist() if notes else []
+        return Status(
+            samples=len(notes),
+            capacity=agent.device.capacity,
+            bytes=agent.store.bytes_used,
+            budget=agent.store.budget,
+            round=agent.store.model_version,
+            model_age_seconds=None if agent.model_received is None else now - agent.model_received,
+            counters=agent.counters.counts(),
+            stride=agent.intake.stride,
+            policy=agent.store.log.policy,
+            value_quantiles=tuple(quantiles),
+            labels_held=len({note.label for note in notes}),
+            labels=agent.labels,
+        )
+
+
+def stored_summary(agent: Agent) -> StoredSummary:
+    with agent.lock:
+        notes, now = agent.store.notes(), agent.store.clock.now()
+    by_label: dict[int, list[Note]] = {}
+    for note in notes:
+        by_label.setdefault(note.label, []).append(note)
+    size = META_BYTES + agent.store.sample_bytes
+    return StoredSummary(tuple(_of_label(label, found, size, now) for label, found in sorted(by_label.items())))
+
+
+def _of_label(label: int, notes: list[Note], size: int, now: float) -> LabelSummary:
+    lowest, median, highest = np.quantile([note.score for note in notes], (0.0, 0.5, 1.0)).tolist()
+    ages = [now - note.taken for note in notes]
+    return LabelSummary(label, len(notes), len(notes) * size, lowest, median, highest, max(ages), min(ages))

@@ -1,0 +1,133 @@
+"""`fedkeep agent`: runs the device agent, and asks a running one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedkeep.agent.assembly import read_config
+from fedkeep.core.errors import ConfigError
+from fedkeep.link.client import AgentClient
+from fedkeep.link.messages import Erase, Reason
+
+agent = typer.Typer(help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None)
+
+Socket = Annotated[str, typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table.")]
+
+
+@agent.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="The agent's TOML file.")],
+    until_sources_end: Annotated[bool, typer.Option(help="Stop once all sources have ended.")] = False,
+) -> None:
+    """Read streams, keep what is worth keeping in a store on disk, take part in training."""
+    read_config(config)
+    arguments = [sys.executable, "-m", "fedkeep.agent", str(config)]
+    # The command line's own libraries would stay in memory for as long as the agent runs, so it starts anew.
+    environment = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+    os.execve(sys.executable, [*arguments, *(["--until-sources-end"] if until_sources_end else [])], environment)
+
+
+@agent.command()
+def status(socket: Socket = "fedkeep.sock") -> None:
+    """Say how a running agent is doing."""
+    with AgentClient(socket, timeout=30) as client:
+        now = client.status()
+    console = Console()
+    console.print(f"samples  {now.samples} of {now.capacity}, labels {now.labels_held} of {now.labels}")
+    console.print(f"bytes    {now.bytes} of {now.budget}")
+    age = "none yet" if now.model_age_seconds is None else f"round {now.round}, {_duration(now.model_age_seconds)} old"
+    console.print(f"model    {age}")
+    console.print(f"policy   {now.policy}")
+    if now.stride > 1:
+        console.print(f"overload the stream is faster than this device: one arrival of {now.stride} is valued")
+    for name, count in now.counters.items():
+        console.print(f"  {name:24} {count}")
+
+
+@agent.command()
+def show(socket: Socket = "fedkeep.sock") -> None:
+    """Show what is stored: per label how many, how large, how valuable and how old."""
+    with AgentClient(socket, timeout=30) as client:
+        summary = client.stored()
+    table = Table("label", "samples", "bytes", "lowest value", "median", "highest", "oldest", "newest")
+    for row in summary.labels:
+        values = (f"{value:.4g}" for value in (row.lowest, row.median, row.highest))
+        ages = (_duration(row.oldest_seconds), _duration(row.newest_seconds))
+        table.add_row(str(row.label), str(row.count), str(row.bytes), *values, *ages)
+    Console().print(table)
+
+
+@agent.command()
+def why(id_: Annotated[str, typer.Argument(metavar="ID")], socket: Socket = "fedkeep.sock") -> None:
+    """Say why a sample is stored, or why it is not."""
+    with AgentClient(socket, timeout=30) as client:
+        reasons = client.why(id_)
+    console = Console(soft_wrap=True)
+    console.print(f"sample {id_} is {'stored' if reasons.stored else 'not stored'}")
+    for decision in reasons.decisions:
+        console.print(f"  {_when(decision.time)}  {explain(decision, reasons.id)}")
+    if not reasons.decisions:
+        console.print("  no decision on it is remembered: it never came, or too many came since")
+
+
+@agent.command()
+def erase(
+    id_: Annotated[str | None, typer.Option("--id", help="The sample of this id.")] = None,
+    label: Annotated[int | None, typer.Option(help="All samples of this label.")] = None,
+    source: Annotated[str | None, typer.Option(help="All samples from this source.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Stored at this time or earlier.")] = None,
+    socket: Socket = "fedkeep.sock",
+) -> None:
+    """Remove samples for good, from the file and from its free space; conditions given together must all hold."""
+    request = Erase(
+        id_, label, source, None if since is None else since.timestamp(), None if until is None else until.timestamp()
+    )
+    if request == Erase():
+        raise ConfigError("say what to erase: --id, --label, --source, --since or --until")
+    with AgentClient(socket, timeout=60) as client:
+        count = client.erase(request)
+    typer.echo(f"{count} samples erased. Models that were trained on them keep what they learned.")
+
+
+def explain(decision: Reason, id_: int) -> str:
+    """One decision as a sentence."""
+    under = f"by {decision.policy} under the model of round {decision.model_version}"
+    score = "" if decision.score is None else f" with value {decision.score:.6g}"
+    if decision.id != id_:
+        return f"replaced by sample {decision.id}{score} {under}"
+    floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
+    match decision.verdict:
+        case "kept":
+            return f"kept{score}: there was room for label {decision.label}, {under}"
+        case "replaced":
+            return f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}"
+        case "refreshed":
+            return f"seen again; value renewed to {decision.score:.6g} {under}"
+        case "refused":
+            return f"refused{score}{floor} {under}"
+        case "erased":
+            return "erased on request; nothing else is known of it"
+        case "expired":
+            return "removed when its time to live was over"
+        case _:
+            return f"dropped when the plan or its value changed, {under}"
+
+
+def _when(time: float) -> str:
+    return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

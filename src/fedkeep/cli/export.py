@@ -1,0 +1,29 @@
+"""`fedkeep export`: a torch model as a file that a device without torch can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.core.errors import ConfigError
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="module:factory, or the name of a model that comes with fedkeep.")],
+    out: Annotated[Path, typer.Option(help="The ONNX file to write.")],
+    shape: Annotated[str, typer.Option(help="The shape of one sample, e.g. 3,64.")],
+    weights: Annotated[Path | None, typer.Option(help="The weights, as safetensors.")] = None,
+) -> None:
+    """Write a torch model as ONNX with the outputs that valuation needs, and check that both agree."""
+    from fedkeep.learn.export import TOLERANCE
+    from fedkeep.learn.export import export as write
+    from fedkeep.learn.models import torch_factory
+
+    try:
+        sides = tuple(int(side) for side in shape.split(","))
+    except ValueError:
+        raise ConfigError(f"--shape takes whole numbers with commas between them, got '{shape}'") from None
+    difference = write(torch_factory(model), sides, weights, out)
+    typer.echo(f"{out}: agrees with torch to {difference:.2g} (at most {TOLERANCE:g} is allowed)")

@@ -1,0 +1,157 @@
+"""From a torch module to the file that a device without torch can run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
+from fedkeep.learn.onnx_probe import INPUTS, LAYOUT_KEY, OUTPUTS, OnnxLearner
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TOLERANCE = 1e-5
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+def export(factory: Callable[[], nn.Module], shape: Sequence[int], weights: Path | None, out: Path) -> float:
+    """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5."""
+    torch = _torch()
+    module = factory().float().eval()
+    if weights is not None:
+        load_weights(module, weights)
+    valued, head = _valued(torch, module)
+    _write(torch, valued, _example(torch, head, shape, 2), out)
+    _describe(module, shape, out)
+    difference = _difference(torch, valued, head, shape, out)
+    if not difference <= TOLERANCE:
+        out.unlink()
+        raise DataError(f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}")
+    return difference
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Loads a safetensors file; anything with a pickle in it is refused by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if start.startswith(_PICKLE_STARTS):
+        raise DataError(f"{path} holds a pickle, which could run code: save the weights as safetensors instead")
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise MissingExtraError("reading safetensors", "torch") from None
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise DataError(f"{path} is not a safetensors file: {error}") from error
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DataError(f"the weights of {path} do not fit the model: {error}") from error
+
+
+def _torch() -> Any:
+    try:
+        import onnxscript
+        import torch
+    except ImportError:
+        raise MissingExtraError("exporting a model", "export") from None
+    assert onnxscript
+    return torch
+
+
+def _valued(torch: Any, module: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """The module with what valuation needs beside it, and its last layer."""
+    layers = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
+    if not layers or not isinstance(layers[-1][1], torch.nn.Linear) or layers[-1][1].bias is None:
+        raise ConfigError("only a model whose last layer is a torch.nn.Linear with a bias can be exported")
+    name, head = layers[-1]
+
+    class Valued(torch.nn.Module):  # type: ignore[misc]
+        """Projections of the last layer's gradients on (weight, bias), and the input and output of that layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole = module
+
+        def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            seen: list[Tensor] = []
+            hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+            try:
+                logits = self.whole(x)
+            finally:
+                hook.remove()
+            if len(seen) != 1 or seen[0].dim() != 2:
+                raise ConfigError(f"the last layer '{name}' must be used once, on one row per sample")
+            response = torch.nn.functional.linear(seen[0], weight, bias)
+            projections = (torch.softmax(logits, 1) * response).sum(1, keepdim=True) - response.gather(1, y)
+            return projections, seen[0], logits
+
+    valued: nn.Module = Valued().eval()
+    return valued, head
+
+
+def _example(torch: Any, head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...]:
+    """Samples, labels and a direction."""
+    random = torch.Generator().manual_seed(n)
+    labels = torch.randint(0, head.out_features, (n, 1), generator=random)
+    weight = torch.randn(head.weight.shape, generator=random) / head.in_features**0.5
+    return (torch.randn(n, *shape, generator=random), labels, weight, torch.randn(head.out_features, generator=random))
+
+
+def _write(torch: Any, valued: nn.Module, example: tuple[Tensor, ...], out: Path) -> None:
+    """The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    samples = {0: torch.export.Dim("n", min=1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            valued, example, out, input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
+            dynamic_shapes={"x": samples, "y": samples, "weight": None, "bias": None}, external_data=False,
+            verbose=False,
+        )  # fmt: skip
+
+
+def _describe(module: nn.Module, shape: Sequence[int], out: Path) -> None:
+    """Writes down the flat order of the parameters, under the names that torch gives them."""
+    import onnx
+
+    model = onnx.load(out)
+    named = list(module.named_parameters())
+    renamed = {f"whole.{name}": name for name, _ in named}
+    for initializer in model.graph.initializer:
+        initializer.name = renamed.get(initializer.name, initializer.name)
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = renamed.get(name, name)
+    entry = model.metadata_props.add()
+    entry.key = LAYOUT_KEY
+    names, shapes = [name for name, _ in named], [list(p.shape) for _, p in named]
+    entry.value = json.dumps({"names": names, "shapes": shapes, "sample": list(shape)})
+    onnx.save(model, out)
+
+
+def _difference(torch: Any, valued: nn.Module, head: nn.Linear, shape: Sequence[int], out: Path) -> float:
+    """The largest difference between torch and the file, over batches of several sizes."""
+    learner = OnnxLearner(out)
+    probe = learner.probe(learner.initial(0))
+    worst = 0.0
+    for n in (1, 3, 64):
+        example = _example(torch, head, shape, n)
+        with torch.no_grad():
+            expected = [part.numpy() for part in valued(*example)]
+        x, y, weight, bias = (part.numpy() for part in example)
+        ours = probe.run(x, y[:, 0], np.concatenate([weight.ravel(), bias]))
+        worst = max(worst, *(float(np.abs(a - b).max()) for a, b in zip(ours, expected, strict=True)))
+    return worst

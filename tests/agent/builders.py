@@ -1,0 +1,44 @@
+"""Agents and stores for tests, small and quick to make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.agent.arrivals import Arrival
+from fedkeep.agent.assembly import Assembly, assemble, parse_config
+from fedkeep.core.types import Assignment, LocalTraining, TrainOrder, Vector
+
+SHAPE, LABELS = (6,), 3
+
+
+def config_table(folder: Path, **tables: Any) -> dict[str, Any]:
+    """A configuration for samples of six numbers and three labels."""
+    table: dict[str, Any] = {
+        "samples": {"shape": list(SHAPE), "labels": LABELS},
+        "store": {"path": str(folder / "a.store"), "budget": 100_000, "log_length": 64},
+        "agent": {"socket": str(folder / "a.sock"), "nice": 0, "linger_ms": 0},
+    }
+    for name, changes in tables.items():
+        table[name] = {**table.get(name, {}), **changes} if isinstance(changes, dict) else changes
+    return table
+
+
+def make_agent(folder: Path, **tables: Any) -> Assembly:
+    return assemble(parse_config(config_table(folder, **tables)))
+
+
+def arrival(id_: int, label: int | None = None, source: str = "test") -> Arrival:
+    x = np.random.default_rng(id_).standard_normal(SHAPE).astype(np.float32)
+    return Arrival(x, id_ % LABELS if label is None else label, id_, source)
+
+
+def order(assembly: Assembly, round_: int = 0, quota: int = 4, direction: bool = True) -> TrainOrder:
+    learner = assembly.agent.device.learner
+    rng = np.random.default_rng(round_)
+    model: Vector = rng.standard_normal(learner.size).astype(np.float32)
+    pull: Vector | None = rng.standard_normal(learner.gradient_size).astype(np.float32) if direction else None
+    plan = Assignment(np.full(LABELS, quota), np.ones(LABELS), 1.0)
+    return TrainOrder(round_, model, pull, LocalTraining(0.1, 2), None, plan)

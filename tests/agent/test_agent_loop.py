@@ -1,0 +1,334 @@
+"""The agent without its process: restarts, retention, full disks, taking part, explaining."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.agent.agent import Agent
+from fedkeep.agent.assembly import Assembly, parse_config
+from fedkeep.agent.clock import DAY
+from fedkeep.agent.evaluation import Evaluator
+from fedkeep.agent.service import Service
+from fedkeep.agent.summary import summarise
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.types import Assignment, TrainOrder
+from fedkeep.link.client import AgentClient, AgentUnreachableError
+from fedkeep.link.messages import Erase
+from tests.agent.builders import LABELS, SHAPE, arrival, config_table, make_agent, order
+
+
+def feed(agent: Agent, first: int, count: int, source: str = "test") -> None:
+    for id_ in range(first, first + count):
+        agent.intake.offer(arrival(id_, source=source), wait=True)
+        if len(agent.intake) >= 8:
+            agent.step(0.0)
+    while agent.step(0.0):
+        pass
+    assert agent.commit()
+
+
+def held(agent: Agent) -> dict[str, Any]:
+    stored = agent.store.stored()
+    return {"ids": stored.batch.ids.tolist(), "scores": stored.scores.tolist(), "x": stored.batch.x.tolist()}
+
+
+def test_a_restart_changes_nothing(tmp_path: Path) -> None:
+    first = make_agent(tmp_path)
+    feed(first.agent, 0, 40)
+    first.agent.participate(order(first, 3))
+    feed(first.agent, 40, 40)
+    before, counts, state = held(first.agent), first.agent.counters.counts(), first.agent.device.snapshot()
+    profile = first.agent.device.profile()
+    first.disk.close()
+    second = make_agent(tmp_path)
+    assert held(second.agent) == before
+    assert second.agent.counters.counts() == counts
+    for name, array in second.agent.device.snapshot().items():
+        np.testing.assert_array_equal(array, state[name], err_msg=name)
+    np.testing.assert_array_equal(second.agent.device.profile().velocity, profile.velocity)
+    assert second.agent.store.log.about(before["ids"][0])
+    second.disk.close()
+
+
+def test_taking_part_revalues_and_reports(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    agent = assembly.agent
+    feed(agent, 0, 30)
+    agent.participate(order(assembly, 0))
+    first = held(agent)
+    feed(agent, 30, 30)
+    report = agent.participate(order(assembly, 1))
+    assert report.gradient_samples == 30
+    assert report.samples == 3 * 4
+    assert not np.array_equal(report.model, order(assembly, 1).model)
+    assert held(agent)["scores"] != first["scores"]
+    assert agent.store.model_version == 1
+    assembly.disk.close()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"model": np.zeros(3, np.float32)},
+        {"model": np.full(21, np.nan, np.float32)},
+        {"direction": np.zeros(2, np.float32)},
+        {"assignment": Assignment(np.full(LABELS, 10_000), np.ones(LABELS), 1.0)},
+        {"assignment": Assignment(np.full(LABELS, -1), np.ones(LABELS), 1.0)},
+        {"assignment": Assignment(np.full(1, 4), np.ones(1), 1.0)},
+    ],
+    ids=["short-model", "nan-model", "short-direction", "too-many", "negative", "one-region"],
+)
+def test_an_unsound_order_is_refused_and_changes_nothing(tmp_path: Path, broken: dict[str, Any]) -> None:
+    assembly = make_agent(tmp_path)
+    feed(assembly.agent, 0, 20)
+    before = held(assembly.agent)
+    with pytest.raises(RefusedError):
+        assembly.agent.participate(TrainOrder(**{**vars(order(assembly)), **broken}))
+    assert held(assembly.agent) == before
+    assembly.disk.close()
+
+
+def test_valuation_goes_on_during_training_if_so_configured(tmp_path: Path) -> None:
+    for mode in ("continue", "pause"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        assembly = make_agent(folder, agent={"during_training": mode})
+        agent, training, go_on = assembly.agent, threading.Event(), threading.Event()
+        feed(agent, 0, 20)
+        train = agent.device.learner.train
+
+        def slow(*args: Any, train: Any = train, training: Any = training, go_on: Any = go_on) -> Any:
+            training.set()
+            assert go_on.wait(10)
+            return train(*args)
+
+        agent.device.learner.train = slow  # type: ignore[method-assign,assignment]
+        thread = threading.Thread(target=agent.participate, args=(order(assembly, 1),))
+        thread.start()
+        assert training.wait(10)
+        free = agent.lock.acquire(timeout=0.2)
+        if free:
+            agent.lock.release()
+            feed(agent, 20, 20)
+        assert free == (mode == "continue")
+        go_on.set()
+        thread.join()
+        assert agent.store.model_version == 1
+        assembly.disk.close()
+
+
+def test_samples_past_their_time_are_removed_and_overwritten(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path, store={"ttl_days": 2})
+    agent, now = assembly.agent, [0.0]
+    agent.store.clock._boot = lambda: now[0]
+    agent.store.clock._start = 0.0
+    feed(agent, 0, 12)
+    old = [x.tobytes() for x in agent.store.stored().batch.x]
+    now[0] = 1.5 * DAY
+    feed(agent, 100, 12)
+    agent.store.clock._wall = lambda: 1e12
+    assert agent.remove_expired() == 0, "a wall clock cannot make a sample old"
+    now[0] = 2.5 * DAY
+    assert agent.remove_expired() == 12
+    assert sorted(agent.store.stored().batch.ids.tolist()) == list(range(100, 112))
+    image = (tmp_path / "a.store").read_bytes()
+    assert not any(x in image for x in old)
+    assert agent.counters.counts()["expired"] == 12
+    assembly.disk.close()
+
+
+def test_a_full_disk_drops_and_counts_then_recovers(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    agent = assembly.agent
+    feed(agent, 0, 20)
+    before, write = held(agent), assembly.disk.write
+    fates: list[str] = []
+
+    def full(offset: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assembly.disk.write = full  # type: ignore[method-assign]
+    for id_ in range(20, 28):
+        one = arrival(id_)
+        one.acknowledge = fates.append
+        agent.intake.offer(one, wait=True)
+    agent.step(0.0)
+    assert not agent.commit()
+    assert fates == ["dropped.disk"] * 8
+    assert held(agent) == before
+    with pytest.raises(RefusedError, match="cannot be written"):
+        agent.participate(order(assembly))
+    assert held(agent) == before
+    with pytest.raises(RefusedError, match="nothing was erased"):
+        agent.erase([1])
+    assembly.disk.write = write  # type: ignore[method-assign]
+    feed(agent, 28, 8)
+    assert set(range(28, 36)) <= set(held(agent)["ids"])
+    assert agent.counters.counts()["dropped.disk"] == 8
+    after = held(agent)
+    assembly.disk.close()
+    again = make_agent(tmp_path)
+    assert held(again.agent) == after
+    again.disk.close()
+
+
+def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    agent = assembly.agent
+    feed(agent, 0, 40)
+    agent.participate(order(assembly, 2))
+    before = held(agent)
+    for lost in ("device.counters", "device.store.quotas", "device.estimator.sum", "device.model", "device.start.seen"):
+        state = agent.store.reload()
+        assert state.pop(lost) is not None
+        agent.restore(state)
+        assert held(agent) == before, lost
+    assembly.disk.close()
+    again = make_agent(tmp_path)
+    again.agent.restore({name: a for name, a in again.agent.store.reload().items() if name.startswith("log.")})
+    assert held(again.agent) == before
+    feed(again.agent, 100, 12)
+    assert len(again.agent.store) == 24
+    again.disk.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Any:
+    assembly = make_agent(tmp_path)
+    path = tmp_path / "a.sock"
+    service = Service(assembly.agent, Evaluator(assembly.agent, None, SHAPE), path)
+    service.start()
+    yield assembly, path
+    service.close()
+    assembly.disk.close()
+
+
+def test_the_local_api(served: tuple[Assembly, Path]) -> None:
+    assembly, path = served
+    assert path.stat().st_mode & 0o777 == 0o600
+    feed(assembly.agent, 0, 30)
+    with AgentClient(str(path)) as client:
+        assert client.profile().capacity == assembly.layout.capacity
+        assert client.profile().velocity.sum() > 0
+        report = client.participate(order(assembly, 4))
+        assert report.samples == 12
+        assert client.evaluate(report.model).samples == 12
+        status = client.status()
+        assert (status.round, status.samples, status.labels_held) == (4, 12, 3)
+        assert [row.count for row in client.stored().labels] == [4, 4, 4]
+        with pytest.raises(RefusedError, match="model-shape"):
+            client.participate(TrainOrder(**{**vars(order(assembly)), "model": np.zeros(3, np.float32)}))
+        with pytest.raises(RefusedError, match="model-shape"):
+            client.evaluate(np.zeros(3, np.float32))
+        assert client.status().round == 4
+
+
+def test_why(served: tuple[Assembly, Path]) -> None:
+    assembly, path = served
+    agent = assembly.agent
+    feed(agent, 0, 12)
+    agent.participate(order(assembly, 4))
+    feed(agent, 100, 40)
+    decisions = {row.id: row for row in (d for i in range(100, 140) for d in agent.store.log.about(i))}
+    replaced = next(d for d in decisions.values() if d.verdict.name == "REPLACED")
+    refused = next(d for d in decisions.values() if d.verdict.name == "REFUSED")
+    with AgentClient(str(path)) as client:
+        kept = client.why(str(replaced.id)).decisions[0]
+        assert (kept.verdict, kept.displaced, kept.model_version, kept.policy) == (
+            "replaced", replaced.displaced, 4, "ode",
+        )  # fmt: skip
+        assert kept.score is not None
+        assert kept.floor is not None
+        assert kept.score >= kept.floor
+        no = client.why(str(refused.id))
+        assert not no.stored
+        assert no.decisions[0].verdict == "refused"
+        assert no.decisions[0].score < no.decisions[0].floor  # type: ignore[operator]
+        displaced = client.why(str(replaced.displaced))
+        assert displaced.decisions[-1].id == replaced.id
+        assert client.why("987654321").decisions == ()
+
+
+def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_path: Path) -> None:
+    assembly, path = served
+    agent = assembly.agent
+    feed(agent, 0, 12, "one")
+    feed(agent, 20, 12, "two")
+    content = {note.id: x.tobytes() for note, x in zip(agent.store.notes(), agent.store.stored().batch.x, strict=True)}
+    with AgentClient(str(path)) as client:
+        with pytest.raises(RefusedError, match="say what to erase"):
+            client.erase(Erase())
+        assert client.erase(Erase(id="3")) == 1
+        assert client.erase(Erase(label=1, source="one")) == 4
+        assert client.erase(Erase(source="one")) == 7
+        assert client.erase(Erase(until=1.0)) == 0
+        assert client.erase(Erase(since=1.0)) == 12
+        image = b"".join(file.read_bytes() for file in tmp_path.glob("a.store*"))
+        assert not any(x in image for x in content.values())
+        (line,) = client.why("3").decisions
+        assert (line.verdict, line.label, line.score) == ("erased", -1, None)
+    fates: list[str] = []
+    back = arrival(3)
+    back.acknowledge = fates.append
+    agent.intake.offer(back, wait=True)
+    agent.step(0.0)
+    agent.commit()
+    assert fates == ["refused.erased"], "a tombstone keeps an erased sample out"
+
+
+def test_garbage_on_the_api_is_refused_and_the_next_client_served(served: tuple[Assembly, Path]) -> None:
+    import socket
+
+    _, path = served
+    for garbage in (b"\x00\x00\x00\x05hello", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\x81\xa1"):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(path))
+            raw.sendall(garbage)
+            assert b"malformed" in (answer := raw.recv(1000)) or b"oversized" in answer
+    with AgentClient(str(path)) as client:
+        assert client.status().samples == 0
+
+
+def test_no_agent_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(AgentUnreachableError, match="fedkeep agent run"):
+        AgentClient(str(tmp_path / "nobody"))
+
+
+def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    np.savez(tmp_path / "t.npz", x=np.zeros((5, *SHAPE), np.float32), y=np.zeros(5, np.int64))
+    evaluator = Evaluator(assembly.agent, str(tmp_path / "t.npz"), SHAPE)
+    result = evaluator.evaluate(np.zeros(assembly.agent.device.learner.size, np.float32))
+    assert (result.samples, result.accuracy, result.data) == (5, 1.0, "held-out")
+    assert result.loss == pytest.approx(np.log(LABELS))
+    (tmp_path / "bad.npz").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="held_out must be an npz file"):
+        Evaluator(assembly.agent, str(tmp_path / "bad.npz"), SHAPE)
+    assert summarise(assembly.agent).samples == 0
+    assembly.disk.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stor": {}}, "unknown table 'stor': did you mean 'store'"),
+        ({"agent": {"bach": 3}}, "unknown key 'agent.bach': did you mean 'batch'"),
+        ({"agent": {"batch": 0}}, "batch must be between 1 and 4096, got 0"),
+        ({"agent": {"cpu_cap": 2.0}}, "cpu_cap must be above 0 and at most 1"),
+        ({"store": {"budget": 10}}, "budget must be at least"),
+        ({"policy": {"name": "od"}}, "did you mean 'ode'"),
+        ({"policy": {"name": "full-data"}}, "keeps everything"),
+        ({"samples": {"labels": 0}}, "labels must be at least 1"),
+        ({"samples": {"dtype": "complex"}}, "'samples.dtype' cannot be 'complex'"),
+        ({"source": {"kind": "lines"}}, "two brackets"),
+    ],
+)
+def test_a_wrong_configuration_names_key_and_value(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(config_table(tmp_path, **changes))

@@ -1,0 +1,132 @@
+"""Runs the agent's fault tests in their long form and writes their table: `python -m tests.faults.agent_table`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults import agent_limits
+from tests.faults.corruption import try_corruptions
+from tests.faults.full_disk import try_every_call
+from tests.faults.kills import POINTS, try_kills
+from tests.faults.power_loss import try_power_cuts
+
+OUT = Path("docs/faults-agent.md")
+Row = tuple[str, str, str, bool]
+"""What, target, found, met."""
+
+
+def kills(folder: Path, scale: float) -> Row:
+    tally = try_kills(folder / "store", kills=int(1000 * scale))
+    found = f"{tally.kills} kills ({len(POINTS)} named points), {tally.lost} lost, {tally.wrong} wrong reads"
+    return (
+        "`kill -9`, at random and at named points",
+        "0 acknowledged lost, 0 wrong",
+        found,
+        not tally.lost + tally.wrong,
+    )
+
+
+def power(_folder: Path, scale: float) -> Row:
+    losses = try_power_cuts(steps=120, states=int(2000 * scale))
+    found = f"{losses.states} crash states, {losses.lost} lost, {losses.wrong} wrong reads"
+    target = "0 acknowledged lost, 0 wrong"
+    return "power loss, unsynced writes lost, torn and reordered", target, found, not losses.lost + losses.wrong
+
+
+def budget(folder: Path, scale: float) -> Row:
+    found = agent_limits.watch_budget(folder, int(100_000 * scale))
+    written = f"{found.written_per_accepted:.0f} B written per accepted sample"
+    text = f"{found.offers} offers, peak {found.peak_percent:.1f} %; {written}"
+    return "byte budget, all files, at every write", "never above 100 %", text, found.peak_percent <= 100
+
+
+def full(_folder: Path, scale: float) -> Row:
+    failures = try_every_call(steps=max(20, int(40 * scale)))
+    bad = failures.lost + failures.wrong + failures.stuck
+    found = (
+        f"{failures.calls} calls failed, {failures.lost} lost, {failures.wrong} wrong, {failures.stuck} did not recover"
+    )
+    return "disk full or failing at every write and sync", "nothing lost, recovers", found, not bad
+
+
+def corruption(folder: Path, scale: float) -> Row:
+    salvage = try_corruptions(folder, count=int(10_000 * scale))
+    found = (
+        f"{salvage.corruptions} corruptions, {salvage.crashes} crashes, {salvage.wrong} wrong samples, "
+        f"{salvage.saved_percent:.2f} % saved"
+    )
+    met = not salvage.crashes + salvage.wrong and salvage.saved_percent >= 99
+    return "random corruption of the file", "0 crashes, 0 wrong, >= 99 % saved", found, met
+
+
+def reopening(folder: Path, scale: float) -> Row:
+    p99, cpu = agent_limits.reopen_p99_ms(folder, max(30, int(300 * scale)))
+    found = f"p99 {p99:.1f} ms ({cpu:.1f} ms of CPU)"
+    return "reopen after a crash, 1 MB store", "p99 under 50 ms", found, p99 < 50
+
+
+def erasing(folder: Path, _scale: float) -> Row:
+    found = agent_limits.erase_all(folder)
+    text = f"{found.samples} samples, {found.hits} hits, {found.seconds * 1000:.0f} ms"
+    return "erase", "0 hits in any file within 1 s", text, not found.hits and found.seconds < 1
+
+
+def acknowledging(folder: Path, scale: float) -> Row:
+    p99 = agent_limits.acknowledge_p99_ms(folder, 20 * max(0.2, scale))
+    return "time to an acknowledgement, 500 samples a second", "p99 within 250 ms", f"p99 {p99:.0f} ms", p99 <= 250
+
+
+def soaking(folder: Path, scale: float) -> Row:
+    found = agent_limits.soak(folder, int(1_000_000 * scale))
+    text = f"{found.samples} samples, {found.growth_percent:+.2f} % ({found.megabytes:.1f} MB)"
+    return "soak: resident memory after a tenth", "growth under 1 %", text, found.growth_percent < 1
+
+
+ROWS: tuple[Callable[[Path, float], Row], ...] = (
+    kills, power, budget, full, corruption, reopening, erasing, acknowledging, soaking,
+)  # fmt: skip
+
+
+def measure(row: Callable[[Path, float], Row], scale: float) -> Row:
+    """One row, in a process of its own so that none sees another's memory."""
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_quietly, (row, Path(folder), scale))
+
+
+def _quietly(row: Callable[[Path, float], Row], folder: Path, scale: float) -> Row:
+    logging.disable(logging.ERROR)
+    return row(folder, scale)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a twentieth of everything, to see that it runs")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    rows = []
+    for row in ROWS:
+        start = time.monotonic()
+        rows.append(measure(row, 0.05 if options.quick else 1.0))
+        print(f"{rows[-1][0]:60} {rows[-1][2]}  [{time.monotonic() - start:.0f} s]", flush=True)
+    lines = [
+        "# The agent under faults",
+        "",
+        "Written by `python -m tests.faults.agent_table`; every row is a test that can fail, in `tests/faults/`.",
+        "",
+        "| what | target | found | |",
+        "|---|---|---|---|",
+        *(f"| {what} | {target} | {found} | {'met' if met else '**missed**'} |" for what, target, found, met in rows),
+    ]
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if not all(met for *_, met in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

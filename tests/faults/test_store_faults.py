@@ -1,0 +1,32 @@
+"""Short forms of the store's fault tests; `python -m tests.faults.agent_table` runs the long ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.corruption import KINDS, try_corruptions
+from tests.faults.full_disk import try_every_call
+from tests.faults.kills import POINTS, try_kills
+from tests.faults.power_loss import try_power_cuts
+
+
+def test_killed_processes_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    tally = try_kills(tmp_path / "store", kills=4 * len(POINTS))
+    assert (tally.kills, tally.lost, tally.wrong) == (4 * len(POINTS), 0, 0)
+
+
+def test_power_cuts_lose_nothing_acknowledged() -> None:
+    losses = try_power_cuts(steps=60, states=300)
+    assert (losses.lost, losses.wrong) == (0, 0)
+
+
+def test_a_disk_full_at_any_call_loses_nothing_and_recovers() -> None:
+    failures = try_every_call(steps=20)
+    assert failures.calls > 60
+    assert (failures.lost, failures.wrong, failures.stuck) == (0, 0, 0)
+
+
+def test_damage_costs_only_what_it_hits(tmp_path: Path) -> None:
+    salvage = try_corruptions(tmp_path, count=30 * len(KINDS))
+    assert (salvage.crashes, salvage.wrong) == (0, 0)
+    assert salvage.saved_percent >= 99
