@@ -60,10 +60,10 @@ class OnnxMeasurements:
         return self.norms()
 
     def mean_gradient(self) -> Vector:
-        error, n = self._softmax[1], max(1, len(self._batch))
-        gradient = np.concatenate([(error.T @ self._activations).ravel(), error.sum(axis=0)])
-        gradient /= n
-        return gradient.astype(np.float32, copy=False)
+        return self._mean(self._softmax[1])
+
+    def weighted_gradient(self, weights: Scores) -> Vector:
+        return self._mean(self._softmax[1] * weights.astype(np.float32)[:, None])
 
     def activations(self) -> AnyArray:
         return self._activations.copy()
@@ -84,6 +84,12 @@ class OnnxMeasurements:
         error /= total[:, None]
         error[rows, y] -= 1.0
         return np.log(total) - of_label, error
+
+    def _mean(self, errors: AnyArray) -> Vector:
+        """The mean of the gradients that these errors of the last layer make."""
+        gradient = np.concatenate([(errors.T @ self._activations).ravel(), errors.sum(axis=0)])
+        gradient /= max(1, len(self._batch))
+        return gradient.astype(np.float32, copy=False)
 
     def _outputs(self) -> tuple[AnyArray, AnyArray]:
         if self._seen is None:
