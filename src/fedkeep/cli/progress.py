@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.sweep import Listener, Step
@@ -34,6 +42,21 @@ def sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listener
 
         yield listen
         progress.update(bar, completed=total, description=f"{len(cells)} runs")
+
+
+@contextmanager
+def download_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each file that is being downloaded."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def tell(name: str, done: int, total: int | None) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(f"downloading {name}", total=total)
+            progress.update(bars[name], completed=done, total=total)
+
+        yield tell
 
 
 def plainly(seconds: float) -> str:

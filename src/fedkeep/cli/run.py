@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedkeep.cli.progress import plainly, sweep_progress
+from fedkeep.cli.progress import download_progress, plainly, sweep_progress
 from fedkeep.cli.report import print_tables
 from fedkeep.config import override
 from fedkeep.core.errors import FedkeepError
 from fedkeep.records import compare, read_runs
+from fedkeep.sim.assembly import load_data
 from fedkeep.sim.experiment import Cell, expand, read_experiment
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import estimate_seconds, run_sweep
@@ -46,6 +47,7 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool)
     waiting = [cell for cell in cells if not (resume and is_finished(cell, directory))]
     if not waiting:
         return
+    fetch_data(waiting, console)
     seconds = estimate_seconds(waiting, jobs)
     console.print(f"{len(waiting)} of {len(cells)} runs to do, about {plainly(seconds)} with {jobs} at a time.")
     try:
@@ -55,6 +57,13 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool)
         again = sys.argv[1:] if resume else [*sys.argv[1:], "--resume"]
         command = shlex.join(["fedkeep", *again])
         raise FedkeepError(f"stopped; what is done is in {directory}. Go on with: {command}") from None
+
+
+def fetch_data(cells: Sequence[Cell], console: Console) -> None:
+    """Downloads what is missing before anything runs, once, with a bar."""
+    with download_progress(console) as progress:
+        for experiment in {cell.experiment.names["task"]: cell.experiment for cell in reversed(cells)}.values():
+            load_data(experiment.task, experiment.seed, progress)
 
 
 def _refuse_to_overwrite(cells: Sequence[Cell], directory: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedkeep.core.server import Server
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity
-from fedkeep.data import Federation, Stream
+from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.learn.models import learner_for
 from fedkeep.privacy.clipping import ClippedFleetLearner
 from fedkeep.sim.division import divide, region_counts
@@ -48,7 +48,7 @@ class Assembly:
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
     """The parts of the experiment, its data loaded unless given."""
     if data is None:
-        data = experiment.task.load(experiment.seed)
+        data = load_data(experiment.task, experiment.seed)
     if experiment.names["policy"] == "central":
         data = pooled(data)
     stream = Stream(data, experiment.stream, experiment.seed)
@@ -74,6 +74,26 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         make = partial(_device, experiment, data, own, server, regions, velocities, start)
         fleet = Fleet(own, stream, make)
     return Assembly(data, stream, learner, server, velocities, fleet, oracle if exact else None, guards)
+
+
+def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
+    """The task's data; the latest is kept, since the methods of a sweep run on the same."""
+    return _loaded(_Wanted(repr(task), seed, task, progress))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Data by what it depends on; a task itself may hold tables, which cannot be looked up."""
+
+    described: str
+    seed: int
+    task: Task = field(compare=False)
+    progress: Progress | None = field(compare=False)
+
+
+@lru_cache(maxsize=1)
+def _loaded(wanted: _Wanted) -> Federation:
+    return wanted.task.load(wanted.seed, wanted.progress)
 
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
