@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -203,15 +204,21 @@ def test_an_estimator_that_was_not_clipped_is_refused() -> None:
 
 
 @pytest.mark.parametrize("unit", ["sample", "device"])
-def test_a_protected_profile_is_noised_once_and_then_refused(unit: str) -> None:
-    options = PrivacyOptions(epsilon=3.0, unit=unit, protect=("profile",), profile_bound=10.0)  # type: ignore[arg-type]
+def test_a_protected_profile_is_noised_once_and_then_told_again(unit: Literal["sample", "device"]) -> None:
+    options = PrivacyOptions(epsilon=3.0, unit=unit, protect=("profile",), profile_bound=10.0)
     profile = Profile(5, np.array([3.0, 0.0, 4.0]))
-    door = guard(options)
+    ledger = Ledger()
+    door = guard(options, ledger)
     sent = door.release_profile(profile, window=20.0)
     sensitivity = math.sqrt(2) * (1 / 20 if unit == "sample" else 10)
     np.testing.assert_allclose(sent.velocity, profile.velocity + options.noise_multiplier() * sensitivity)
+    restarted = guard(options)
+    restarted.restore(door.snapshot())
+    for again in (door, restarted):
+        np.testing.assert_array_equal(again.release_profile(Profile(5, np.ones(3)), 20.0).velocity, sent.velocity)
+    assert ledger.releases("profile") == 1
     with pytest.raises(BudgetSpentError, match="profile"):
-        door.release_profile(profile, window=20.0)
+        guard(options, ledger).release_profile(profile, window=20.0)
 
 
 def test_noisy_velocities_are_never_negative() -> None:

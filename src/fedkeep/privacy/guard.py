@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import AnyArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.privacy.gaussian import NormalSource, clipped, require_positive, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
@@ -57,6 +57,7 @@ class Guard:
         self._options, self._ledger, self._commit, self._normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
         self._last: tuple[Vector, Vector] | None = None
+        self._told: FloatArray | None = None
 
     def release(self, report: Report, order: TrainOrder) -> Report:
         """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError).
@@ -80,7 +81,10 @@ class Guard:
         return report if again is None else replace(report, local_gradient=again)
 
     def release_profile(self, profile: Profile, window: float) -> Profile:
-        """The profile, with noise on its velocities if so configured, which were counted over `window`."""
+        """The profile, with noise on its velocities if so configured, which were counted over `window`.
+
+        When the budget allows no new one, the velocities told last are told again: that tells nothing new.
+        """
         _require_finite("velocity", profile.velocity)
         if not self._options.protects("profile"):
             return profile
@@ -88,11 +92,13 @@ class Guard:
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
         charge, deviation = self._charge("profile", min(one_sample, everything), everything)
-        if not self._fits([charge]):
+        if self._fits([charge]):
+            self._ledger.charge(charge)
+            self._commit(self._ledger.snapshot())
+            self._told = np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0)
+        if self._told is None:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
-        self._ledger.charge(charge)
-        self._commit(self._ledger.snapshot())
-        return replace(profile, velocity=np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0))
+        return replace(profile, velocity=self._told)
 
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
@@ -107,10 +113,12 @@ class Guard:
         )
 
     def snapshot(self) -> State:
-        """The ledger, and the last estimator with and without noise, so that it can go out again for nothing."""
+        """The ledger, and what was sent last, so that it can go out again for nothing."""
         state = {f"ledger.{name}": array for name, array in self._ledger.snapshot().items()}
         if self._last is not None:
             state["clean"], state["noisy"] = self._last
+        if self._told is not None:
+            state["told"] = self._told
         return state
 
     def restore(self, state: State) -> None:
@@ -118,6 +126,7 @@ class Guard:
         prefix = "ledger."
         self._ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
         self._last = (state["clean"], state["noisy"]) if "clean" in state else None
+        self._told = state.get("told")
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
         """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""
