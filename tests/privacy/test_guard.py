@@ -13,7 +13,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import FloatArray, LocalTraining, Profile, Report, State, TrainOrder
 from fedkeep.privacy.guard import Guard
 from fedkeep.privacy.ledger import BudgetSpentError, Ledger
-from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.options import PrivacyOptions, Stream
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 
@@ -64,7 +64,28 @@ def test_a_samples_noise_shrinks_with_the_samples_and_a_devices_does_not() -> No
         clean = report().local_gradient
         assert sent is not None
         assert clean is not None
-        np.testing.assert_allclose(sent - clean, options.noise_multiplier() * sensitivity, rtol=1e-3)
+        noisy = clean + options.noise_multiplier() * sensitivity
+        shortened = noisy * min(1.0, 0.5 / float(np.linalg.norm(noisy)))
+        np.testing.assert_allclose(sent, shortened, rtol=1e-3)
+
+
+@pytest.mark.parametrize("protect", [("estimator",), ("model",)])
+def test_noise_has_the_promised_size_and_no_result_is_longer_than_the_clip(protect: tuple[Stream, ...]) -> None:
+    options = PrivacyOptions(epsilon=50.0, clip=1.0, model_clip=1.0, protect=protect)
+    multiplier, sensitivity = options.noise_multiplier(), 2 / 100 if protect == ("estimator",) else 2
+    nothing = replace(
+        report(), model=np.zeros(P, np.float32), local_gradient=np.zeros(P, np.float32), gradient_samples=100
+    )
+
+    def released(scale: float) -> FloatArray:
+        door = Guard(options, Ledger(), Journal().commit, lambda n: scale * np.random.default_rng(0).standard_normal(n))
+        sent = door.release(nothing, order())
+        vector = sent.local_gradient if protect == ("estimator",) else sent.model
+        assert vector is not None
+        return vector.astype(np.float64)
+
+    assert released(1e-3).std() == pytest.approx(1e-3 * multiplier * sensitivity, rel=0.05)
+    assert np.linalg.norm(released(1e3)) == pytest.approx(1.0)
 
 
 def test_the_ledger_is_committed_before_the_noise_is_drawn() -> None:
@@ -158,8 +179,8 @@ def test_a_protected_model_is_clipped_and_noised_and_stops_with_its_budget() -> 
     ledger = Ledger()
     door = guard(options, ledger)
     sent = door.release(report(0), order(0))
-    noise = options.noise_multiplier() * 0.2
-    np.testing.assert_allclose(sent.model, 0.1 / math.sqrt(P) + noise, rtol=1e-5)
+    np.testing.assert_allclose(sent.model, 0.1 / math.sqrt(P), rtol=1e-5)
+    assert np.linalg.norm(sent.model) <= 0.1 * (1 + 1e-5)
     door.release(report(1), order(1, accepted=0))
     with pytest.raises(BudgetSpentError):
         door.release(report(2), order(2, accepted=1))

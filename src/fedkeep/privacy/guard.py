@@ -176,14 +176,14 @@ class Guard:
         if report.local_gradient is None:
             return None
         _, deviation = self._charge("estimator", *self._estimator_sensitivities(report))
-        noisy = self._noised(clipped(report.local_gradient, self._options.clip), deviation)
+        noisy = self._noised(report.local_gradient, self._options.clip, deviation).astype(np.float32)
         self._last = (report.local_gradient.copy(), noisy)
         return noisy
 
     def _noised_model(self, report: Report, order: TrainOrder) -> Vector:
         _, deviation = self._charge("model", *self._model_sensitivities())
-        update = clipped(report.model.astype(np.float64) - order.model, self._options.model_clip)
-        return self._noised(order.model + update, deviation)
+        update = self._noised(report.model.astype(np.float64) - order.model, self._options.model_clip, deviation)
+        return (order.model + update).astype(np.float32)
 
     def _estimator_sensitivities(self, report: Report) -> tuple[float, float]:
         return 2 * self._options.clip / report.gradient_samples, 2 * self._options.clip
@@ -197,8 +197,10 @@ class Guard:
         deviation = self._multiplier * (sample if self._options.unit == "sample" else device)
         return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2), deviation
 
-    def _noised(self, values: AnyArray, deviation: float) -> Vector:
-        return np.asarray(values + deviation * self._normal(len(values)), dtype=np.float32)
+    def _noised(self, values: AnyArray, bound: float, deviation: float) -> FloatArray:
+        """Values within the bound, with noise, brought back within it: no true vector is longer, and whatever is done
+        to noisy ones costs nothing."""
+        return clipped(clipped(values, bound) + deviation * self._normal(len(values)), bound)
 
 
 def _require_finite(what: str, values: AnyArray) -> None:
