@@ -226,7 +226,7 @@ def test_an_estimator_that_was_not_clipped_is_refused() -> None:
 
 @pytest.mark.parametrize("unit", ["sample", "device"])
 def test_a_protected_profile_is_noised_once_and_then_told_again(unit: Literal["sample", "device"]) -> None:
-    options = PrivacyOptions(epsilon=3.0, unit=unit, protect=("profile",), profile_bound=10.0)
+    options = PrivacyOptions(epsilon=3.0, unit=unit, protect=("profile", "model"), profile_bound=10.0)
     profile = Profile(5, np.array([3.0, 0.0, 4.0]))
     ledger = Ledger()
     door = guard(options, ledger)
@@ -238,6 +238,7 @@ def test_a_protected_profile_is_noised_once_and_then_told_again(unit: Literal["s
     for again in (door, restarted):
         np.testing.assert_array_equal(again.release_profile(Profile(5, np.ones(3)), 20.0).velocity, sent.velocity)
     assert ledger.releases("profile") == 1
+    door.release(report(), order())
     with pytest.raises(BudgetSpentError, match="profile"):
         guard(options, ledger).release_profile(profile, window=20.0)
 

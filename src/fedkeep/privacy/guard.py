@@ -83,7 +83,8 @@ class Guard:
     def release_profile(self, profile: Profile, window: float) -> Profile:
         """The profile, with noise on its velocities if so configured, which were counted over `window`.
 
-        When the budget allows no new one, the velocities told last are told again: that tells nothing new.
+        It is told once: later questions get the same answer, which tells nothing new and leaves the rest of the budget
+        to the other streams.
         """
         _require_finite("velocity", profile.velocity)
         if not self._options.protects("profile"):
@@ -92,7 +93,7 @@ class Guard:
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
         charge, deviation = self._charge("profile", min(one_sample, everything), everything)
-        if self._fits([charge]):
+        if self._told is None and self._fits([charge]):
             self._ledger.charge(charge)
             self._commit(self._ledger.snapshot())
             self._told = np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0)
