@@ -22,15 +22,18 @@ from fedkeep.sim.experiment import resolve
 
 HERE = Path(__file__).parent
 EPSILONS = (0.5, 2.0, 8.0, 32.0)
+# clip: about the median norm of a sample's gradient
 TASKS: dict[str, dict[str, Any]] = {
     "synthetic": {
         "task": {"name": "synthetic", "smallest": 400, "largest": 600},
         "train": {"rounds": 150, "participation": 0.05, "learning_rate": 0.02, "epochs": 5},
+        "privacy": {"clip": 8.0},
     },
     "har": {
         "task": {"name": "har"},
         "model": {"last_layers": 1},
         "train": {"rounds": 80, "participation": 0.1, "learning_rate": 0.01, "epochs": 5},
+        "privacy": {"clip": 3.0},
     },
 }
 TITLES = {
@@ -68,7 +71,8 @@ def run(task: str, seeds: int) -> None:
     for name, epsilon, seed, differs in cells(seeds):
         if (name, epsilon, seed) in known:
             continue
-        experiment = resolve({**TASKS[task], **differs, "seed": seed, "record": {"every": 10}})
+        privacy = {**TASKS[task]["privacy"], **differs.get("privacy", {})}
+        experiment = resolve({**TASKS[task], **differs, "privacy": privacy, "seed": seed, "record": {"every": 10}})
         if seed not in data:
             data = {seed: experiment.task.load(seed)}
         evaluated = [r.evaluation for r in Simulator(experiment, data[seed]).run() if r.evaluation is not None]

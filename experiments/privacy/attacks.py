@@ -94,6 +94,16 @@ def device_learner(epsilon: float | None) -> Learner:
     return LEARNER if epsilon is None else ClippedLearner(LEARNER, PrivacyOptions().clip)
 
 
+def unscaled(upload: Vector, epsilon: float | None, n: int) -> Vector:
+    """The upload at its length before the guard shortened it, as far as the attacker can tell: that of the noise."""
+    if epsilon is None:
+        return upload
+    options = PrivacyOptions(epsilon=epsilon)
+    noise = options.noise_multiplier() * 2 * options.clip / n * np.sqrt(len(upload))
+    shortened = np.linalg.norm(upload) > 0.999 * options.clip
+    return upload * np.float32(max(1.0, noise / options.clip)) if shortened else upload
+
+
 def run(attack: Attack, n: int, epsilon: float | None, trials: int) -> dict[str, Any]:
     """Both attacks on `trials` devices with n samples each."""
     likeness, usual, members, others = [], [], [], []
@@ -103,7 +113,7 @@ def run(attack: Attack, n: int, epsilon: float | None, trials: int) -> dict[str,
             attack.private.take(slice(start, start + n)),
             attack.private.take(slice(start + n, start + 2 * n)),
         )
-        upload = attack.upload(batch, epsilon, trial)
+        upload = unscaled(attack.upload(batch, epsilon, trial), epsilon, n)
         if trial * n < 200:
             truth = batch.x.astype(np.float64)
             likeness.append(similarity(attack.inverted(upload, batch.y), truth))
@@ -130,7 +140,8 @@ def shown_images(attack: Attack) -> dict[str, list[np.ndarray]]:
         batch = attack.private.take(slice(300, 300 + n))
         rows["sample"].append(batch.x[0])
         for name, epsilon in (("no noise", None), ("epsilon 8", 8.0)):
-            guesses = attack.inverted(attack.upload(batch, epsilon, 0), batch.y)
+            upload = unscaled(attack.upload(batch, epsilon, 0), epsilon, n)
+            guesses = attack.inverted(upload, batch.y)
             centred = guesses - guesses.mean(axis=1, keepdims=True)
             best = (centred @ (batch.x[0] - batch.x[0].mean()) / (np.linalg.norm(centred, axis=1) + 1e-9)).argmax()
             rows[name].append(guesses[best])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import FloatArray, LocalTraining, Profile, Report, State, TrainOrder
 from fedkeep.privacy.guard import Guard
 from fedkeep.privacy.ledger import BudgetSpentError, Ledger
-from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.options import PrivacyOptions, Stream
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 
@@ -63,7 +64,28 @@ def test_a_samples_noise_shrinks_with_the_samples_and_a_devices_does_not() -> No
         clean = report().local_gradient
         assert sent is not None
         assert clean is not None
-        np.testing.assert_allclose(sent - clean, options.noise_multiplier() * sensitivity, rtol=1e-3)
+        noisy = clean + options.noise_multiplier() * sensitivity
+        shortened = noisy * min(1.0, 0.5 / float(np.linalg.norm(noisy)))
+        np.testing.assert_allclose(sent, shortened, rtol=1e-3)
+
+
+@pytest.mark.parametrize("protect", [("estimator",), ("model",)])
+def test_noise_has_the_promised_size_and_no_result_is_longer_than_the_clip(protect: tuple[Stream, ...]) -> None:
+    options = PrivacyOptions(epsilon=50.0, clip=1.0, model_clip=1.0, protect=protect)
+    multiplier, sensitivity = options.noise_multiplier(), 2 / 100 if protect == ("estimator",) else 2
+    nothing = replace(
+        report(), model=np.zeros(P, np.float32), local_gradient=np.zeros(P, np.float32), gradient_samples=100
+    )
+
+    def released(scale: float) -> FloatArray:
+        door = Guard(options, Ledger(), Journal().commit, lambda n: scale * np.random.default_rng(0).standard_normal(n))
+        sent = door.release(nothing, order())
+        vector = sent.local_gradient if protect == ("estimator",) else sent.model
+        assert vector is not None
+        return vector.astype(np.float64)
+
+    assert released(1e-3).std() == pytest.approx(1e-3 * multiplier * sensitivity, rel=0.05)
+    assert np.linalg.norm(released(1e3)) == pytest.approx(1.0)
 
 
 def test_the_ledger_is_committed_before_the_noise_is_drawn() -> None:
@@ -157,8 +179,8 @@ def test_a_protected_model_is_clipped_and_noised_and_stops_with_its_budget() -> 
     ledger = Ledger()
     door = guard(options, ledger)
     sent = door.release(report(0), order(0))
-    noise = options.noise_multiplier() * 0.2
-    np.testing.assert_allclose(sent.model, 0.1 / math.sqrt(P) + noise, rtol=1e-5)
+    np.testing.assert_allclose(sent.model, 0.1 / math.sqrt(P), rtol=1e-5)
+    assert np.linalg.norm(sent.model) <= 0.1 * (1 + 1e-5)
     door.release(report(1), order(1, accepted=0))
     with pytest.raises(BudgetSpentError):
         door.release(report(2), order(2, accepted=1))
@@ -203,15 +225,22 @@ def test_an_estimator_that_was_not_clipped_is_refused() -> None:
 
 
 @pytest.mark.parametrize("unit", ["sample", "device"])
-def test_a_protected_profile_is_noised_once_and_then_refused(unit: str) -> None:
-    options = PrivacyOptions(epsilon=3.0, unit=unit, protect=("profile",), profile_bound=10.0)  # type: ignore[arg-type]
+def test_a_protected_profile_is_noised_once_and_then_told_again(unit: Literal["sample", "device"]) -> None:
+    options = PrivacyOptions(epsilon=3.0, unit=unit, protect=("profile", "model"), profile_bound=10.0)
     profile = Profile(5, np.array([3.0, 0.0, 4.0]))
-    door = guard(options)
+    ledger = Ledger()
+    door = guard(options, ledger)
     sent = door.release_profile(profile, window=20.0)
     sensitivity = math.sqrt(2) * (1 / 20 if unit == "sample" else 10)
     np.testing.assert_allclose(sent.velocity, profile.velocity + options.noise_multiplier() * sensitivity)
+    restarted = guard(options)
+    restarted.restore(door.snapshot())
+    for again in (door, restarted):
+        np.testing.assert_array_equal(again.release_profile(Profile(5, np.ones(3)), 20.0).velocity, sent.velocity)
+    assert ledger.releases("profile") == 1
+    door.release(report(), order())
     with pytest.raises(BudgetSpentError, match="profile"):
-        door.release_profile(profile, window=20.0)
+        guard(options, ledger).release_profile(profile, window=20.0)
 
 
 def test_noisy_velocities_are_never_negative() -> None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import AnyArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.privacy.gaussian import NormalSource, clipped, require_positive, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
@@ -57,6 +57,7 @@ class Guard:
         self._options, self._ledger, self._commit, self._normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
         self._last: tuple[Vector, Vector] | None = None
+        self._told: FloatArray | None = None
 
     def release(self, report: Report, order: TrainOrder) -> Report:
         """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError).
@@ -80,7 +81,11 @@ class Guard:
         return report if again is None else replace(report, local_gradient=again)
 
     def release_profile(self, profile: Profile, window: float) -> Profile:
-        """The profile, with noise on its velocities if so configured, which were counted over `window`."""
+        """The profile, with noise on its velocities if so configured, which were counted over `window`.
+
+        It is told once: later questions get the same answer, which tells nothing new and leaves the rest of the budget
+        to the other streams.
+        """
         _require_finite("velocity", profile.velocity)
         if not self._options.protects("profile"):
             return profile
@@ -88,11 +93,13 @@ class Guard:
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
         charge, deviation = self._charge("profile", min(one_sample, everything), everything)
-        if not self._fits([charge]):
+        if self._told is None and self._fits([charge]):
+            self._ledger.charge(charge)
+            self._commit(self._ledger.snapshot())
+            self._told = np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0)
+        if self._told is None:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
-        self._ledger.charge(charge)
-        self._commit(self._ledger.snapshot())
-        return replace(profile, velocity=np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0))
+        return replace(profile, velocity=self._told)
 
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
@@ -107,10 +114,12 @@ class Guard:
         )
 
     def snapshot(self) -> State:
-        """The ledger, and the last estimator with and without noise, so that it can go out again for nothing."""
+        """The ledger, and what was sent last, so that it can go out again for nothing."""
         state = {f"ledger.{name}": array for name, array in self._ledger.snapshot().items()}
         if self._last is not None:
             state["clean"], state["noisy"] = self._last
+        if self._told is not None:
+            state["told"] = self._told
         return state
 
     def restore(self, state: State) -> None:
@@ -118,6 +127,7 @@ class Guard:
         prefix = "ledger."
         self._ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
         self._last = (state["clean"], state["noisy"]) if "clean" in state else None
+        self._told = state.get("told")
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
         """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""
@@ -167,14 +177,14 @@ class Guard:
         if report.local_gradient is None:
             return None
         _, deviation = self._charge("estimator", *self._estimator_sensitivities(report))
-        noisy = self._noised(clipped(report.local_gradient, self._options.clip), deviation)
+        noisy = self._noised(report.local_gradient, self._options.clip, deviation).astype(np.float32)
         self._last = (report.local_gradient.copy(), noisy)
         return noisy
 
     def _noised_model(self, report: Report, order: TrainOrder) -> Vector:
         _, deviation = self._charge("model", *self._model_sensitivities())
-        update = clipped(report.model.astype(np.float64) - order.model, self._options.model_clip)
-        return self._noised(order.model + update, deviation)
+        update = self._noised(report.model.astype(np.float64) - order.model, self._options.model_clip, deviation)
+        return (order.model + update).astype(np.float32)
 
     def _estimator_sensitivities(self, report: Report) -> tuple[float, float]:
         return 2 * self._options.clip / report.gradient_samples, 2 * self._options.clip
@@ -188,8 +198,10 @@ class Guard:
         deviation = self._multiplier * (sample if self._options.unit == "sample" else device)
         return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2), deviation
 
-    def _noised(self, values: AnyArray, deviation: float) -> Vector:
-        return np.asarray(values + deviation * self._normal(len(values)), dtype=np.float32)
+    def _noised(self, values: AnyArray, bound: float, deviation: float) -> FloatArray:
+        """Values within the bound, with noise, brought back within it: no true vector is longer, and whatever is done
+        to noisy ones costs nothing."""
+        return clipped(clipped(values, bound) + deviation * self._normal(len(values)), bound)
 
 
 def _require_finite(what: str, values: AnyArray) -> None:
