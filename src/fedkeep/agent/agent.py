@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -20,10 +20,19 @@ from fedkeep.agent.screening import screen
 from fedkeep.core.device import Device, TrainJob
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
-from fedkeep.core.types import Report, State, TrainOrder, Vector
+from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
+
+
+class Gate(Kept, Protocol):
+    """Decides what may leave the device: the privacy guard, whose ledger is committed with everything else."""
+
+    def release(self, report: Report, order: TrainOrder) -> Report:
+        """What may be sent of a report; raises where nothing may."""
+
+    def release_profile(self, profile: Profile, window: float) -> Profile: ...
 
 
 class Agent:
@@ -40,7 +49,6 @@ class Agent:
         commit_seconds: float,
         ttl_seconds: float,
         reserve: int,
-        extras: Mapping[str, Kept] | None = None,
     ) -> None:
         self.device, self.store, self.options = device, store, options
         self.lock = threading.RLock()
@@ -57,12 +65,18 @@ class Agent:
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
         self._parts: dict[str, Kept] = {
             "device": device, "log": store.log, "clock": store.clock, "counters": self.counters,
-            "tombstones": self.tombstones, **(extras or {}),
+            "tombstones": self.tombstones,
         }  # fmt: skip
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
         self._judged: list[tuple[Arrival, str]] = []
         self._training = threading.Lock()
+        self._gate: Gate | None = None
         self._last_commit = self._last_housekeeping = time.monotonic()
+
+    def guard(self, gate: Gate) -> None:
+        """Puts a gate between the device and the server; to be called before `restore`."""
+        self._gate = gate
+        self._parts["gate"] = gate
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -218,9 +232,20 @@ class Agent:
         report = self.device.complete(job, trained)
         self.store.model_version = job.order.round
         self.model_received = self.store.clock.now()
+        self.require_commit()
+        return report if self._gate is None else self._gate.release(report, job.order)
+
+    def require_commit(self) -> None:
+        """Commits, or raises: what is not on the disk must not be sent."""
         if not self.commit():
-            raise RefusedError("disk", "the store cannot be written; the device did not take part")
-        return report
+            raise RefusedError("disk", "the store cannot be written; nothing was sent")
+
+    def profile(self) -> Profile:
+        """What the device declares to the server, as far as it may."""
+        with self.lock:
+            profile = self.device.profile()
+            window = self.options.velocity_window_seconds
+            return profile if self._gate is None else self._gate.release_profile(profile, window)
 
     def _check(self, order: TrainOrder) -> None:
         _require(order.model, self.device.learner.size, "model")

@@ -123,7 +123,7 @@ def assemble(config: AgentConfig) -> Assembly:
     index = MemoryStore(np.zeros(regions.count, dtype=np.int64), config.after_use)
     file, contents, disk = open_file(config.store, config.form, layout.geometry)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
-    log = DecisionLog(config.store.log_length, config.policy_name)
+    log = DecisionLog(config.store.decisions, config.policy_name)
     store = DurableStore(file, index, config.form, log, clock, layout.capacity)
     device = Device(
         learner=learner,
