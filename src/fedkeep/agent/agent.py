@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, Tombstones
+from fedkeep.agent.opening import discard_set_aside
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.screening import screen
 from fedkeep.core.device import Device, TrainJob
@@ -49,6 +51,7 @@ class Agent:
         commit_seconds: float,
         ttl_seconds: float,
         reserve: int,
+        store_path: Path,
     ) -> None:
         self.device, self.store, self.options = device, store, options
         self.lock = threading.RLock()
@@ -59,7 +62,7 @@ class Agent:
         self.seconds_per_sample = 0.0
         self.model_received: float | None = None
         """When the model came, by the age clock."""
-        self._form = form
+        self._form, self._store_path = form, store_path
         self._batch = min(options.batch, max(1, reserve // 2))
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
@@ -193,6 +196,7 @@ class Agent:
             if expired:
                 self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
                 self.commit(wipe=True)
+                discard_set_aside(self._store_path)
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
@@ -204,6 +208,7 @@ class Agent:
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
+            discard_set_aside(self._store_path)
         return erased
 
     # -- taking part -----------------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ def assemble(config: AgentConfig) -> Assembly:
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
+        store_path=Path(config.store.path),
     )  # fmt: skip
     state = store.load(contents)
     agent.restore(state)

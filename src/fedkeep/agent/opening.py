@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,18 @@ def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tu
 def set_aside_path(path: Path) -> Path:
     """Where the copy of a damaged file goes; there is at most one."""
     return path.with_name(path.name + ".damaged")
+
+
+def discard_set_aside(path: Path) -> None:
+    """Overwrites and removes the copy of a damaged file: it holds samples that must not outlive the store's own."""
+    aside = set_aside_path(path)
+    if not aside.exists():
+        return
+    with aside.open("r+b") as file:
+        file.write(bytes(aside.stat().st_size))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.unlink()
 
 
 def _new_path(path: Path) -> Path:
