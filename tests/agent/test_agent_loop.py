@@ -49,6 +49,8 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     second = make_agent(tmp_path)
     assert held(second.agent) == before
     assert second.agent.counters.counts() == counts
+    assert second.agent.store.model_version == 3
+    assert summarise(second.agent).model_age_seconds is not None
     for name, array in second.agent.device.snapshot().items():
         np.testing.assert_array_equal(array, state[name], err_msg=name)
     np.testing.assert_array_equal(second.agent.device.profile().velocity, profile.velocity)

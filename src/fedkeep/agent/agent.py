@@ -15,7 +15,7 @@ from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.ledgers import CounterBook, Tombstones
+from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
 from fedkeep.agent.opening import discard_set_aside
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.screening import screen
@@ -60,8 +60,7 @@ class Agent:
         self.tombstones = Tombstones()
         self.labels = labels
         self.seconds_per_sample = 0.0
-        self.model_received: float | None = None
-        """When the model came, by the age clock."""
+        self.model_date = ModelDate()
         self._form, self._store_path = form, store_path
         self._batch = min(options.batch, max(1, reserve // 2))
         self._reserve = reserve
@@ -69,6 +68,7 @@ class Agent:
         self._parts: dict[str, Kept] = {
             "device": device, "log": store.log, "clock": store.clock, "counters": self.counters,
             "tombstones": self.tombstones,
+            "model": self.model_date,
         }  # fmt: skip
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
         self._judged: list[tuple[Arrival, str]] = []
@@ -92,6 +92,7 @@ class Agent:
             own = _part(state, name)
             if own and part is not self.device:
                 part.restore(own)
+        self.store.model_version = self.model_date.round
         self._freeze_vectors()
 
     def _mended(self, found: State) -> State:
@@ -235,8 +236,8 @@ class Agent:
 
     def _complete(self, job: TrainJob, trained: Vector) -> Report:
         report = self.device.complete(job, trained)
-        self.store.model_version = job.order.round
-        self.model_received = self.store.clock.now()
+        self.model_date.round, self.model_date.received = job.order.round, self.store.clock.now()
+        self.store.model_version = self.model_date.round
         self.require_commit()
         return report if self._gate is None else self._gate.release(report, job.order)
 

@@ -39,7 +39,7 @@ class Privacy:
         return ClippedLearner(learner, self.options.clip) if self.options.protects("estimator") else learner
 
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
-        """Puts the guard before the agent; where damage took the ledger, what was spent is not known, so none starts."""
+        """Puts the guard before the agent; a ledger that damage took is not an empty one: then nothing starts."""
         from fedkeep.privacy.guard import Guard
         from fedkeep.privacy.ledger import Ledger
 
