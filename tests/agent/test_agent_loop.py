@@ -49,6 +49,8 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     second = make_agent(tmp_path)
     assert held(second.agent) == before
     assert second.agent.counters.counts() == counts
+    assert second.agent.store.model_version == 3
+    assert summarise(second.agent).model_age_seconds is not None
     for name, array in second.agent.device.snapshot().items():
         np.testing.assert_array_equal(array, state[name], err_msg=name)
     np.testing.assert_array_equal(second.agent.device.profile().velocity, profile.velocity)
@@ -261,6 +263,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
     feed(agent, 0, 12, "one")
     feed(agent, 20, 12, "two")
     content = {note.id: x.tobytes() for note, x in zip(agent.store.notes(), agent.store.stored().batch.x, strict=True)}
+    (tmp_path / "a.store.damaged").write_bytes((tmp_path / "a.store").read_bytes())
     with AgentClient(str(path)) as client:
         with pytest.raises(RefusedError, match="say what to erase"):
             client.erase(Erase())
@@ -269,6 +272,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
         assert client.erase(Erase(source="one")) == 7
         assert client.erase(Erase(until=1.0)) == 0
         assert client.erase(Erase(since=1.0)) == 12
+        assert not (tmp_path / "a.store.damaged").exists(), "a copy set aside would outlive the erasure"
         image = b"".join(file.read_bytes() for file in tmp_path.glob("a.store*"))
         assert not any(x in image for x in content.values())
         (line,) = client.why("3").decisions

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 import fedkeep
+from fedkeep.agent.assembly import read_config
+from fedkeep.agent.running import Throttle
 from fedkeep.link.client import AgentClient, AgentUnreachableError
 from fedkeep.link.framing import receive_frame, send_frame
 
@@ -241,3 +243,30 @@ def test_a_pickle_is_not_a_model(tmp_path: Path) -> None:
     code, errors = outcome(tmp_path, "agent.toml")
     assert code == 2
     assert "a pickle" in errors
+
+
+def test_a_source_that_fails_ends_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def samples():\n    yield [0.0] * 6, 1\n    raise ValueError('no more')\n")
+    write_config(tmp_path, '[[source]]\nkind = "iterator"\nfunction = "broken:samples"\n')
+    code, errors = outcome(tmp_path, "agent.toml")
+    assert code == 2
+    assert "no more" in errors
+    assert "source 'iterator' failed" in errors
+
+
+def test_the_deployed_configuration_is_a_configuration() -> None:
+    root = Path(__file__).parents[2]
+    config = read_config(root / "deploy" / "agent.toml")
+    assert config.store.budget == 9_000_000
+    assert "-m fedkeep.agent /etc/fedkeep/agent.toml" in (root / "deploy" / "fedkeep-agent.service").read_text()
+
+
+def test_the_cap_on_cpu_rests_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked, rested = [0.0], list[float]()
+    monkeypatch.setattr(time, "process_time", lambda: worked[0])
+    monkeypatch.setattr(time, "sleep", rested.append)
+    throttle = Throttle(0.25)
+    worked[0] = 0.1
+    throttle.rest()
+    throttle.rest()
+    assert rested == [pytest.approx(0.3)]

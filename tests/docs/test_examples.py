@@ -22,7 +22,12 @@ def run(*command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("example", "says"), [("quickstart.py", "ode        stores, per label"), ("new_policy.py", "unsure")]
+    ("example", "says"),
+    [
+        ("quickstart.py", "ode        stores, per label"),
+        ("new_policy.py", "unsure"),
+        ("on_device.py", "trained on 50 samples"),
+    ],
 )
 def test_the_example_runs(example: str, says: str) -> None:
     assert says in run(f"examples/{example}")

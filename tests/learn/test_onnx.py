@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,8 @@ def test_safetensors_are_loaded_and_pickles_refused(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_valued_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give it by --shape"):
+        export(small, None, None, tmp_path / "x.onnx")
     with pytest.raises(ConfigError, match="last layer"):
         export(lambda: torch.nn.Sequential(torch.nn.Conv1d(2, 4, 3)), (2, 8), None, tmp_path / "x.onnx")
 
@@ -111,3 +114,25 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path, content: bytes) ->
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(DataError):
         OnnxLearner(tmp_path / "m.onnx")
+
+
+def test_the_command_exports_and_checks(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+    from typer.testing import CliRunner
+
+    from fedkeep.cli.app import app
+
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
+    (tmp_path / "exported_models.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(4, 3))\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    out = tmp_path / "m.onnx"
+    command = ["export", "exported_models:make", "--weights", str(tmp_path / "w.safetensors"), "--out", str(out)]
+    done = CliRunner().invoke(app, command)
+    sys.path.remove(str(tmp_path))
+    assert "agrees with torch" in done.output, done.output
+    weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
+    assert np.array_equal(OnnxLearner(out).initial(0), weights)

@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -14,16 +15,26 @@ from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.ledgers import CounterBook, Tombstones
+from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
+from fedkeep.agent.opening import discard_set_aside
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.screening import screen
 from fedkeep.core.device import Device, TrainJob
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
-from fedkeep.core.types import Report, State, TrainOrder, Vector
+from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
+
+
+class Gate(Kept, Protocol):
+    """Decides what may leave the device: the privacy guard, whose ledger is committed with everything else."""
+
+    def release(self, report: Report, order: TrainOrder) -> Report:
+        """What may be sent of a report; raises where nothing may."""
+
+    def release_profile(self, profile: Profile, window: float) -> Profile: ...
 
 
 class Agent:
@@ -40,7 +51,7 @@ class Agent:
         commit_seconds: float,
         ttl_seconds: float,
         reserve: int,
-        extras: Mapping[str, Kept] | None = None,
+        store_path: Path,
     ) -> None:
         self.device, self.store, self.options = device, store, options
         self.lock = threading.RLock()
@@ -49,20 +60,26 @@ class Agent:
         self.tombstones = Tombstones()
         self.labels = labels
         self.seconds_per_sample = 0.0
-        self.model_received: float | None = None
-        """When the model came, by the age clock."""
-        self._form = form
+        self.model_date = ModelDate()
+        self._form, self._store_path = form, store_path
         self._batch = min(options.batch, max(1, reserve // 2))
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
         self._parts: dict[str, Kept] = {
             "device": device, "log": store.log, "clock": store.clock, "counters": self.counters,
-            "tombstones": self.tombstones, **(extras or {}),
+            "tombstones": self.tombstones,
+            "model": self.model_date,
         }  # fmt: skip
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
         self._judged: list[tuple[Arrival, str]] = []
         self._training = threading.Lock()
+        self._gate: Gate | None = None
         self._last_commit = self._last_housekeeping = time.monotonic()
+
+    def guard(self, gate: Gate) -> None:
+        """Puts a gate between the device and the server; to be called before `restore`."""
+        self._gate = gate
+        self._parts["gate"] = gate
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -75,6 +92,7 @@ class Agent:
             own = _part(state, name)
             if own and part is not self.device:
                 part.restore(own)
+        self.store.model_version = self.model_date.round
         self._freeze_vectors()
 
     def _mended(self, found: State) -> State:
@@ -179,6 +197,7 @@ class Agent:
             if expired:
                 self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
                 self.commit(wipe=True)
+                discard_set_aside(self._store_path)
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
@@ -190,6 +209,7 @@ class Agent:
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
+            discard_set_aside(self._store_path)
         return erased
 
     # -- taking part -----------------------------------------------------------------------------------------------
@@ -216,11 +236,22 @@ class Agent:
 
     def _complete(self, job: TrainJob, trained: Vector) -> Report:
         report = self.device.complete(job, trained)
-        self.store.model_version = job.order.round
-        self.model_received = self.store.clock.now()
+        self.model_date.round, self.model_date.received = job.order.round, self.store.clock.now()
+        self.store.model_version = self.model_date.round
+        self.require_commit()
+        return report if self._gate is None else self._gate.release(report, job.order)
+
+    def require_commit(self) -> None:
+        """Commits, or raises: what is not on the disk must not be sent."""
         if not self.commit():
-            raise RefusedError("disk", "the store cannot be written; the device did not take part")
-        return report
+            raise RefusedError("disk", "the store cannot be written; nothing was sent")
+
+    def profile(self) -> Profile:
+        """What the device declares to the server, as far as it may."""
+        with self.lock:
+            profile = self.device.profile()
+            window = self.options.velocity_window_seconds
+            return profile if self._gate is None else self._gate.release_profile(profile, window)
 
     def _check(self, order: TrainOrder) -> None:
         _require(order.model, self.device.learner.size, "model")

@@ -18,6 +18,7 @@ from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import REMEMBERED
 from fedkeep.agent.opening import Layout, StoreOptions, open_file, plan
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
+from fedkeep.agent.privacy import Privacy
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, read_toml
 from fedkeep.core.device import Device, DeviceOptions
@@ -32,7 +33,9 @@ from fedkeep.core.weighting import Weighting
 from fedkeep.learn.models import learner_for
 from fedkeep.registry import find_policy
 
-_TABLES = ("agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "metrics", "source")
+_TABLES = (
+    "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "metrics", "privacy", "source",
+)  # fmt: skip
 _HOUR = 3600.0
 
 
@@ -50,6 +53,7 @@ class AgentConfig:
     policy_name: str
     policy: SelectionPolicy
     model: Table
+    privacy: Table
     sources: tuple[Source, ...]
 
     @property
@@ -87,6 +91,7 @@ def parse_config(table: Table) -> AgentConfig:
         policy_name=policy_name,
         policy=policy,
         model=dict(table.get("model", {})),
+        privacy=dict(table.get("privacy", {})),
         sources=tuple(make_source(dict(t), i, sample_bytes) for i, t in enumerate(sources)),
     )
 
@@ -118,12 +123,15 @@ class Assembly:
 def assemble(config: AgentConfig) -> Assembly:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     learner = build_learner(config)
+    privacy = Privacy.configured(config.privacy, config.device) if config.privacy else None
+    if privacy is not None:
+        learner = privacy.clipping(learner)
     layout = plan(config.store, config.form, _state_bytes(learner, config))
     regions: Regions = LabelRegions(config.samples.labels) if config.policy.coordinated else SingleRegion()
     index = MemoryStore(np.zeros(regions.count, dtype=np.int64), config.after_use)
     file, contents, disk = open_file(config.store, config.form, layout.geometry)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
-    log = DecisionLog(config.store.log_length, config.policy_name)
+    log = DecisionLog(config.store.decisions, config.policy_name)
     store = DurableStore(file, index, config.form, log, clock, layout.capacity)
     device = Device(
         learner=learner,
@@ -141,8 +149,11 @@ def assemble(config: AgentConfig) -> Assembly:
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
+        store_path=Path(config.store.path),
     )  # fmt: skip
     state = store.load(contents)
+    if privacy is not None:
+        privacy.guard(agent, state, damaged=bool(contents.damage))
     agent.restore(state)
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))

@@ -35,6 +35,21 @@ class CounterBook:
         self._counts = Counter(json.loads(state["json"].tobytes()))
 
 
+class ModelDate:
+    """Of which round the present model and g_hat are, and when they came by the age clock."""
+
+    def __init__(self) -> None:
+        self.round = -1
+        self.received: float | None = None
+
+    def snapshot(self) -> State:
+        return {"date": np.array([self.round, np.nan if self.received is None else self.received])}
+
+    def restore(self, state: State) -> None:
+        round_, received = state["date"].tolist()
+        self.round, self.received = int(round_), None if np.isnan(received) else received
+
+
 class Tombstones:
     """The ids that were erased last, and nothing else of them: what is sent again is refused."""
 

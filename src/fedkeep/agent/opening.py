@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ class StoreOptions:
     """How wrong the wall clock may be after a reboot before a TTL could fire early."""
     commit_ms: int = 100
     """Samples are committed together at most this often, to spare the flash."""
-    log_length: int = 512
-    """How many decisions are remembered for `fedkeep agent why`."""
+    log_length: int | None = None
+    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth of the budget."""
     key_file: str | None = None
     """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
     key_env: str | None = None
@@ -47,14 +48,20 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         for name in ("ttl_days", "clock_tolerance_hours", "log_length"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
         if not 1 <= self.commit_ms <= 10_000:
             raise ValueError(f"commit_ms must be between 1 and 10000, got {self.commit_ms}")
         if self.budget < 8 * PAGE:
             raise ValueError(f"budget must be at least {8 * PAGE} bytes, got {self.budget}")
         if self.key_file is not None and self.key_env is not None:
             raise ValueError("key_file and key_env must not both be set")
+
+    @property
+    def decisions(self) -> int:
+        """The length of the log of decisions."""
+        return min(2048, self.budget // (20 * ROW_BYTES)) if self.log_length is None else self.log_length
 
     def cipher(self) -> Cipher | None:
         if self.key_file is None and self.key_env is None:
@@ -86,7 +93,7 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
     def cells(capacity: int) -> int:
         state = -(-state_bytes // payload) + _SMALL_ARRAYS
         ranks = -(-RANK_BYTES * capacity // payload) + capacity // 64 + 1
-        chunks = -(-options.log_length // CHUNK) + _reserve(capacity) // CHUNK + 2
+        chunks = -(-options.decisions // CHUNK) + _reserve(capacity) // CHUNK + 2
         log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
         return capacity + _reserve(capacity) + 2 * (state + ranks) + log_cells
 
@@ -133,6 +140,18 @@ def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tu
 def set_aside_path(path: Path) -> Path:
     """Where the copy of a damaged file goes; there is at most one."""
     return path.with_name(path.name + ".damaged")
+
+
+def discard_set_aside(path: Path) -> None:
+    """Overwrites and removes the copy of a damaged file: it holds samples that must not outlive the store's own."""
+    aside = set_aside_path(path)
+    if not aside.exists():
+        return
+    with aside.open("r+b") as file:
+        file.write(bytes(aside.stat().st_size))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.unlink()
 
 
 def _new_path(path: Path) -> Path:

@@ -65,15 +65,23 @@ class Reading:
 
     def __init__(self, source: Source, agent: Agent) -> None:
         self._source, self._agent = source, agent
-        self.error: FedkeepError | None = None
+        self._error: FedkeepError | None = None
+        self._ended = False
         self.thread = threading.Thread(target=self._run, name=f"source {source.name}", daemon=True)
 
     def _run(self) -> None:
         try:
             self._source.run(self._agent.intake)
         except FedkeepError as error:
-            self.error = error
+            self._error = error
+        self._ended = True
         log.info("source '%s' has ended", self._source.name)
+
+    def failure(self) -> FedkeepError | None:
+        """Why the source cannot go on; what it did not foresee is in the log, by the thread itself."""
+        if self._error is None and not self._ended and not self.thread.is_alive():
+            return FedkeepError(f"source '{self._source.name}' failed: its traceback is above")
+        return self._error
 
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
@@ -83,14 +91,15 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         agent = assembly.agent
         stack.callback(assembly.disk.close)
         evaluator = Evaluator(agent, config.agent.held_out, config.samples.shape)
-        service = Service(agent, evaluator, Path(config.agent.socket))
-        stack.callback(service.close)
         stop_metrics = serve_metrics(agent, config.metrics)
         if stop_metrics is not None:
             stack.callback(stop_metrics)
         for source in config.sources:
             source.open()
             stack.callback(source.close)
+        # Last, so that whoever reaches the API finds all else ready.
+        service = Service(agent, evaluator, Path(config.agent.socket))
+        stack.callback(service.close)
         agent.commit()
         os.nice(config.agent.nice)
         service.start()
@@ -120,16 +129,15 @@ def _value(
         judged = agent.step(wait)
         throttle.rest()
         memory.after(judged)
-        failed = next((reading.error for reading in readings if reading.error is not None), None)
-        if failed is not None or (ended and not judged):
+        if any(reading.failure() for reading in readings) or (ended and not judged):
             break
+    failures = [failure for reading in readings if (failure := reading.failure()) is not None]
     agent.intake.stop()
     while agent.step(0.0):
         pass
     agent.commit()
-    for reading in readings:
-        if reading.error is not None:
-            raise reading.error
+    if failures:
+        raise failures[0]
 
 
 def _stop_on_signals() -> Callable[[], bool]:

@@ -96,8 +96,7 @@ class Service:
             case Evaluate():
                 return self._evaluator.evaluate(unpack(request.model))
             case AskProfile():
-                with self._agent.lock:
-                    profile = self._agent.device.profile()
+                profile = self._agent.profile()
                 return Profiled(profile.capacity, pack(profile.velocity))
             case AskStatus():
                 return summarise(self._agent)

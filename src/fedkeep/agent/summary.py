@@ -14,7 +14,7 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 def summarise(agent: Agent) -> Status:
     with agent.lock:
         notes = agent.store.notes()
-        now = agent.store.clock.now()
+        received = agent.model_date.received
         scores = np.array([note.score for note in notes])
         quantiles = np.quantile(scores, QUANTILES).tolist() if notes else []
         return Status(
@@ -23,7 +23,7 @@ def summarise(agent: Agent) -> Status:
             bytes=agent.store.bytes_used,
             budget=agent.store.budget,
             round=agent.store.model_version,
-            model_age_seconds=None if agent.model_received is None else now - agent.model_received,
+            model_age_seconds=None if received is None else agent.store.clock.now() - received,
             counters=agent.counters.counts(),
             stride=agent.intake.stride,
             policy=agent.store.log.policy,

@@ -13,8 +13,10 @@ from fedkeep.core.errors import ConfigError
 def export(
     model: Annotated[str, typer.Argument(help="module:factory, or the name of a model that comes with fedkeep.")],
     out: Annotated[Path, typer.Option(help="The ONNX file to write.")],
-    shape: Annotated[str, typer.Option(help="The shape of one sample, e.g. 3,64.")],
     weights: Annotated[Path | None, typer.Option(help="The weights, as safetensors.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="The shape of one sample, e.g. 3,64; not needed if the first layer is linear.")
+    ] = None,
 ) -> None:
     """Write a torch model as ONNX with the outputs that valuation needs, and check that both agree."""
     from fedkeep.learn.export import TOLERANCE
@@ -22,7 +24,7 @@ def export(
     from fedkeep.learn.models import torch_factory
 
     try:
-        sides = tuple(int(side) for side in shape.split(","))
+        sides = tuple(int(side) for side in shape.split(",")) if shape else None
     except ValueError:
         raise ConfigError(f"--shape takes whole numbers with commas between them, got '{shape}'") from None
     difference = write(torch_factory(model), sides, weights, out)

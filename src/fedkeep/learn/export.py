@@ -21,10 +21,14 @@ TOLERANCE = 1e-5
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
-def export(factory: Callable[[], nn.Module], shape: Sequence[int], weights: Path | None, out: Path) -> float:
-    """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5."""
+def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path) -> float:
+    """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5.
+
+    Without a shape, the samples are those that the module's first layer takes, if that says it.
+    """
     torch = _torch()
     module = factory().float().eval()
+    shape = shape or _sample_shape(torch, module)
     if weights is not None:
         load_weights(module, weights)
     valued, head = _valued(torch, module)
@@ -35,6 +39,13 @@ def export(factory: Callable[[], nn.Module], shape: Sequence[int], weights: Path
         out.unlink()
         raise DataError(f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}")
     return difference
+
+
+def _sample_shape(torch: Any, module: nn.Module) -> tuple[int, ...]:
+    first = next((part for part in module.modules() if list(part.parameters(recurse=False))), None)
+    if isinstance(first, torch.nn.Linear):
+        return (first.in_features,)
+    raise ConfigError("the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64")
 
 
 def load_weights(module: nn.Module, path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Differential privacy of what leaves the device, its ledger committed with the samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedkeep.agent.agent import Agent
+from fedkeep.agent.disk import StoreError
+from fedkeep.config import Table, build
+from fedkeep.core.device import DeviceOptions
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.ports import Learner
+from fedkeep.core.types import State
+
+if TYPE_CHECKING:
+    from fedkeep.privacy.options import PrivacyOptions
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The table `[privacy]`; its libraries are loaded only where there is one, for they are not small."""
+
+    options: PrivacyOptions
+
+    @classmethod
+    def configured(cls, table: Table, device: DeviceOptions) -> Privacy:
+        from fedkeep.privacy.options import PrivacyOptions
+
+        options = build(PrivacyOptions, table, "privacy")
+        if options.protects("estimator") and options.unit == "sample" and device.gradient_from == "stored":
+            raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
+        return cls(options)
+
+    def clipping(self, learner: Learner) -> Learner:
+        """The learner whose mean gradients are bounded as the noise needs it."""
+        from fedkeep.privacy.clipping import ClippedLearner
+
+        return ClippedLearner(learner, self.options.clip) if self.options.protects("estimator") else learner
+
+    def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
+        """Puts the guard before the agent; a ledger that damage took is not an empty one: then nothing starts."""
+        from fedkeep.privacy.guard import Guard
+        from fedkeep.privacy.ledger import Ledger
+
+        if damaged and not any(name.startswith("gate.") for name in state):
+            raise StoreError(
+                "the privacy ledger was lost with a damaged store: give this device a new budget and store"
+            )
+        agent.guard(Guard(self.options, Ledger(), lambda _: agent.require_commit()))

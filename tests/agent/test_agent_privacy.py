@@ -1,0 +1,73 @@
+"""What leaves a device is noised and charged before it goes; the ledger survives with the samples."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.agent.disk import StoreError
+from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
+from tests.agent.builders import arrival, make_agent, order
+
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+PRIVACY: dict[str, Any] = {"epsilon": 4.0, "unit": "device", "releases": 2}
+
+
+def take_part(folder: Path, round_: int, **tables: Any) -> Any:
+    assembly = make_agent(folder, privacy=PRIVACY, **tables)
+    try:
+        for id_ in range(100 * round_, 100 * round_ + 30):
+            assembly.agent.intake.offer(arrival(id_), wait=True)
+        while assembly.agent.step(0.0):
+            pass
+        return assembly.agent.participate(order(assembly, round_))
+    finally:
+        assembly.disk.close()
+
+
+def test_the_budget_is_spent_over_restarts_and_then_nothing_more_is_told(tmp_path: Path) -> None:
+    first, second, third = (take_part(tmp_path, round_) for round_ in range(3))
+    assert first.local_gradient is None, "nothing was measured before the first model"
+    assert second.local_gradient is not None
+    fourth = take_part(tmp_path, 3)
+    assert third.local_gradient is not None
+    assert fourth.local_gradient is None
+    assert fourth.samples == 12
+
+
+def test_nothing_is_sent_when_the_ledger_cannot_be_written(tmp_path: Path) -> None:
+    take_part(tmp_path, 0)
+    assembly = make_agent(tmp_path, privacy=PRIVACY)
+    for id_ in range(30):
+        assembly.agent.intake.offer(arrival(1000 + id_), wait=True)
+    while assembly.agent.step(0.0):
+        pass
+
+    def full(offset: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = assembly.disk.write
+    assembly.disk.write = full  # type: ignore[method-assign]
+    with pytest.raises(RefusedError, match="nothing was sent"):
+        assembly.agent.participate(order(assembly, 1))
+    assembly.disk.write = write  # type: ignore[method-assign]
+    assembly.disk.close()
+
+
+def test_a_ledger_lost_with_a_damaged_file_is_not_an_empty_one(tmp_path: Path) -> None:
+    take_part(tmp_path, 0)
+    path = tmp_path / "a.store"
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+    with pytest.raises(StoreError, match="the privacy ledger was lost"):
+        make_agent(tmp_path, privacy=PRIVACY)
+
+
+def test_wrong_privacy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'epsilon'"):
+        make_agent(tmp_path, privacy={"epsilo": 1.0})
+    with pytest.raises(FedkeepError, match="gradient_from"):
+        make_agent(tmp_path, privacy={"epsilon": 1.0}, device={"gradient_from": "stored"})
