@@ -1,0 +1,1 @@
+"""fedkeep as a guest of Flower: the only room that knows `flwr`."""

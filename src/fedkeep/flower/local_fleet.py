@@ -1,0 +1,144 @@
+"""A whole deployment on this machine: real SuperLink and SuperNodes, TLS and node keys, private ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from fedkeep.core.errors import FedkeepError, MissingExtraError
+from fedkeep.flower.credentials import provision
+from fedkeep.flower.deployment import Deployment
+
+_START_SECONDS = 60.0
+
+
+class LocalFleet:
+    """Starts and stops the processes of a fleet; each leads its own group, so that none is left behind."""
+
+    def __init__(self, root: Path, nodes: int, *, insecure: bool = False, host: str = "127.0.0.1") -> None:
+        self.deployment = Deployment(root, host, free_port(host), insecure=insecure)
+        self.names = [f"node-{number}" for number in range(nodes)]
+        self._ports = [free_port() for _ in self.names]
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._node_configs: dict[str, Mapping[str, str | int]] = {}
+        root.mkdir(parents=True, exist_ok=True)
+        if not insecure:
+            provision(root, [host, "localhost"], self.names)
+        self.deployment.write_connection()
+
+    def __enter__(self) -> LocalFleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in reversed(list(self._processes)):
+            self.kill(name)
+
+    def start_superlink(self) -> None:
+        """Starts the SuperLink and waits until it answers; refuses to go on when its port is taken."""
+        deployment = self.deployment
+        process = self.start("superlink", deployment.superlink())
+        end = time.monotonic() + _START_SECONDS
+        while not _answers(deployment.bind or deployment.host, deployment.port):
+            if process.poll() is not None or time.monotonic() > end:
+                raise FedkeepError(
+                    f"the SuperLink did not start on {deployment.address}: {self.log('superlink')[-500:]}"
+                )
+            time.sleep(0.1)
+        if process.poll() is not None:
+            raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
+
+    def register(self) -> None:
+        """Registers every node's key with the running SuperLink."""
+        for name in self.names:
+            self.call(self.deployment.register(name))
+
+    def start_node(self, number: int, config: Mapping[str, str | int] | None = None) -> None:
+        """Starts, or starts again with the same key and settings, one SuperNode."""
+        name = self.names[number]
+        settings = config if config is not None else self._node_configs.get(name, {"device": number})
+        self._node_configs[name] = settings
+        self.start(name, self.deployment.supernode(name, self._ports[number], settings))
+
+    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Starts a process that ends with the fleet; its output goes to NAME.log."""
+        with (self.deployment.root / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                _resolved(command), env=self.environment(), stdout=log, stderr=log, start_new_session=True
+            )
+        self._processes[name] = process
+        return process
+
+    def run(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float) -> str:
+        """Submits the app, waits for its end and returns its log."""
+        return self.call(self.deployment.run(app, config), timeout)
+
+    def call(self, command: Sequence[str], timeout: float = 60.0) -> str:
+        """Runs one of Flower's commands to its end and returns what it printed."""
+        done = subprocess.run(
+            _resolved(command),
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if done.returncode:
+            raise FedkeepError(f"`{' '.join(command[:3])}` failed: {(done.stdout + done.stderr)[-800:]}")
+        return done.stdout + done.stderr
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        return self._processes[name]
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a process and all it started; nothing if it is gone already."""
+        process = self._processes.pop(name, None)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def log(self, name: str) -> str:
+        return (self.deployment.root / f"{name}.log").read_text(errors="replace")
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with Flower's settings."""
+        return os.environ | program_environment() | self.deployment.environment()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def program_environment() -> dict[str, str]:
+    """Paths by which Flower's programs, and what they start, come from this interpreter's environment."""
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    modules = os.pathsep.join(path for path in sys.path if path)
+    return {"PATH": programs, "PYTHONPATH": modules}
+
+
+def _resolved(command: Sequence[str]) -> list[str]:
+    found = shutil.which(command[0], path=program_environment()["PATH"])
+    if found is None:
+        raise MissingExtraError(command[0], "flower")
+    return [found, *command[1:]]
+
+
+def _answers(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == 0
