@@ -6,9 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-
-x509 = pytest.importorskip("cryptography.x509", reason="needs the flower extra")
-
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 

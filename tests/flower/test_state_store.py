@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="needs the flower extra")
-
 from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import State
 from fedkeep.flower.state_store import StateStore
@@ -95,6 +93,8 @@ def _state(round_: int, devices: int = 5) -> State:
         "round": np.array(round_),
         "names": np.array(["a", "é"]),
     }
+    state["large"] = np.arange(200_000, dtype=np.float32)
+    state["large"][round_] = -1
     state |= {"empty": np.zeros((0, 3)), "nan": np.array([np.nan, -0.0, np.inf])}
     return state
 
@@ -162,7 +162,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 
     StateStore(str(tmp_path / "s.db"), "r").commit(0, _state(0))
     with sqlite3.connect(tmp_path / "s.db") as raw:
-        raw.execute("UPDATE fedkeep_arrays SET data = zeroblob(length(data)) WHERE name = 'model'")
+        raw.execute("UPDATE fedkeep_chunks SET data = zeroblob(length(data)) WHERE name = 'model'")
     raw.close()
     with pytest.raises(DataError, match="'model' is damaged"):
         StateStore(str(tmp_path / "s.db"), "r").load()

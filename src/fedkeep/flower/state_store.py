@@ -1,15 +1,18 @@
 """The server's memory: one transaction per round, in SQLite or PostgreSQL, as bytes with dtype and shape.
 
 A round counts as done when its transaction is committed, and never by halves: after `kill -9` at any point
-the next server finds the last whole round. Only arrays that changed are written, so a fleet of many kept
-gradients costs what its participants cost.
+the next server finds the last whole round. Arrays are stored in chunks and only chunks that changed are
+written, so a fleet of many kept gradients costs what its participants cost.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import sqlalchemy as sql
@@ -22,6 +25,10 @@ from fedkeep.core.errors import ConfigError, DataError, MissingExtraError, Refus
 from fedkeep.core.types import AnyArray, State
 
 _PLAIN_KINDS = "biufSU"
+_CHUNK_BYTES = 1 << 18
+
+ChunkKey: TypeAlias = tuple[str, int]
+"""An array's name and a chunk's number in it."""
 
 _tables = sql.MetaData()
 _runs = sql.Table(
@@ -29,13 +36,14 @@ _runs = sql.Table(
     _tables,
     sql.Column("run", sql.String(200), primary_key=True),
     sql.Column("round", sql.BigInteger, nullable=False),
-    sql.Column("arrays", sql.Integer, nullable=False),
+    sql.Column("chunks", sql.Integer, nullable=False),
 )
-_arrays = sql.Table(
-    "fedkeep_arrays",
+_chunks = sql.Table(
+    "fedkeep_chunks",
     _tables,
     sql.Column("run", sql.String(200), primary_key=True),
     sql.Column("name", sql.String(500), primary_key=True),
+    sql.Column("number", sql.Integer, primary_key=True),
     sql.Column("dtype", sql.String(40), nullable=False),
     sql.Column("shape", sql.String(200), nullable=False),
     sql.Column("digest", sql.LargeBinary(16), nullable=False),
@@ -51,6 +59,20 @@ class Saved:
     state: State
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    name: str
+    number: int
+    dtype: str
+    shape: str
+    data: bytes
+
+    @property
+    def digest(self) -> bytes:
+        head = f"{self.name}/{self.number}/{self.dtype}/{self.shape}/".encode()
+        return blake2b(head + self.data, digest_size=16).digest()
+
+
 class StateStore:
     """The saved rounds of one run; a second server that continues the same run is noticed and refused."""
 
@@ -58,44 +80,55 @@ class StateStore:
         self.run = run
         self._engine = _engine(url)
         self._round: int | None = None
-        self._digests: dict[str, bytes] = {}
+        self._digests: dict[ChunkKey, bytes] = {}
         try:
             _tables.create_all(self._engine)
         except SQLAlchemyError as error:
             raise ConfigError(f"cannot open the server state {_shown(url)}: {_first_line(error)}") from error
 
     def load(self) -> Saved | None:
-        """The last committed round with its state, each array checked by its digest; None for a new run."""
+        """The last committed round with its state, each chunk checked by its digest; None for a new run."""
         with self._engine.begin() as connection:
             head = connection.execute(sql.select(_runs).where(_runs.c.run == self.run)).one_or_none()
-            rows = connection.execute(sql.select(_arrays).where(_arrays.c.run == self.run)).all()
+            mine = (
+                sql.select(_chunks)
+                .where(_chunks.c.run == self.run)
+                .order_by(_chunks.c.name, _chunks.c.number)
+            )
+            rows = connection.execute(mine).all()
         if head is None:
             self._round, self._digests = None, {}
             return None
-        if len(rows) != head.arrays:
+        if len(rows) != head.chunks:
             raise DataError(
-                f"the state of run {self.run!r} has {len(rows)} arrays of {head.arrays}: restore a backup"
+                f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup"
             )
-        state = {row.name: _decode(row.name, row.dtype, row.shape, row.data, row.digest) for row in rows}
-        self._round, self._digests = head.round, {row.name: row.digest for row in rows}
-        return Saved(head.round, state)
+        arrays: defaultdict[str, list[_Chunk]] = defaultdict(list)
+        for row in rows:
+            chunk = _Chunk(row.name, row.number, row.dtype, row.shape, row.data)
+            if chunk.digest != row.digest:
+                raise DataError(f"the saved array {row.name!r} is damaged: restore a backup")
+            arrays[row.name].append(chunk)
+        self._round, self._digests = head.round, {(row.name, row.number): row.digest for row in rows}
+        return Saved(head.round, {name: _join(chunks) for name, chunks in arrays.items()})
 
     def commit(self, round_: int, state: State) -> None:
         """Makes `state` the one after `round_`, whole or not at all."""
-        digests = {name: _digest(array) for name, array in state.items()}
-        changed = [name for name, digest in digests.items() if self._digests.get(name) != digest]
-        gone = [name for name in self._digests if name not in digests]
+        chunks = {(c.name, c.number): c for name, array in state.items() for c in _cut(name, array)}
+        digests = {key: chunk.digest for key, chunk in chunks.items()}
+        changed = [key for key, digest in digests.items() if self._digests.get(key) != digest]
+        gone = [key for key in self._digests if key not in digests]
         with self._engine.begin() as connection:
-            self._advance(connection, round_, len(state))
-            self._delete(connection, [*changed, *gone])
+            self._advance(connection, round_, len(chunks))
+            self._delete(connection, [key for key in [*changed, *gone] if key in self._digests])
             if changed:
-                rows = [_row(self.run, name, state[name], digests[name]) for name in changed]
-                connection.execute(sql.insert(_arrays), rows)
+                rows = [vars(chunks[key]) | {"run": self.run, "digest": digests[key]} for key in changed]
+                connection.execute(sql.insert(_chunks), rows)
         self._round, self._digests = round_, digests
 
-    def _advance(self, connection: Connection, round_: int, arrays: int) -> None:
+    def _advance(self, connection: Connection, round_: int, chunks: int) -> None:
         """Moves the run's head on from the round this server knows, unless another server did."""
-        values = {"round": round_, "arrays": arrays}
+        values = {"round": round_, "chunks": chunks}
         if self._round is None:
             taken = connection.execute(sql.select(_runs.c.round).where(_runs.c.run == self.run)).one_or_none()
             moved = taken is None
@@ -109,11 +142,13 @@ class StateStore:
                 "stale server", f"another server has continued run {self.run!r}; this one stops"
             )
 
-    def _delete(self, connection: Connection, names: list[str]) -> None:
-        for start in range(0, len(names), 500):
-            some = names[start : start + 500]
+    def _delete(self, connection: Connection, keys: list[ChunkKey]) -> None:
+        if keys:
+            name: sql.BindParameter[str] = sql.bindparam("a_name")
+            number: sql.BindParameter[int] = sql.bindparam("a_number")
+            one = (_chunks.c.run == self.run) & (_chunks.c.name == name) & (_chunks.c.number == number)
             connection.execute(
-                sql.delete(_arrays).where((_arrays.c.run == self.run) & _arrays.c.name.in_(some))
+                sql.delete(_chunks).where(one), [{"a_name": n, "a_number": i} for n, i in keys]
             )
 
 
@@ -156,34 +191,21 @@ def _make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) 
     cursor.close()
 
 
-def _row(run: str, name: str, array: AnyArray, digest: bytes) -> dict[str, str | bytes]:
-    shape = ",".join(map(str, array.shape))
-    return {
-        "run": run,
-        "name": name,
-        "dtype": array.dtype.str,
-        "shape": shape,
-        "digest": digest,
-        "data": np.ascontiguousarray(array).tobytes(),
-    }
-
-
-def _digest(array: AnyArray) -> bytes:
+def _cut(name: str, array: AnyArray) -> Iterator[_Chunk]:
     if array.dtype.kind not in _PLAIN_KINDS:
-        raise DataError(f"only plain arrays can be saved, not dtype {array.dtype}")
-    head = f"{array.dtype.str}{array.shape}".encode()
-    return blake2b(head + np.ascontiguousarray(array).tobytes(), digest_size=16).digest()
+        raise DataError(f"only plain arrays can be saved, and {name!r} is of dtype {array.dtype}")
+    data = np.ascontiguousarray(array).tobytes()
+    shape = ",".join(map(str, array.shape))
+    for number, start in enumerate(range(0, max(len(data), 1), _CHUNK_BYTES)):
+        yield _Chunk(name, number, array.dtype.str, shape, data[start : start + _CHUNK_BYTES])
 
 
-def _decode(name: str, dtype: str, shape: str, data: bytes, digest: bytes) -> AnyArray:
-    kind = np.dtype(dtype)
-    lengths = tuple(int(part) for part in shape.split(",") if part)
-    if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * int(np.prod(lengths, dtype=np.int64)):
-        raise DataError(f"the saved array {name!r} does not fit its dtype and shape: restore a backup")
-    array = np.frombuffer(data, dtype=kind).reshape(lengths).copy()
-    if _digest(array) != digest:
-        raise DataError(f"the saved array {name!r} is damaged: restore a backup")
-    return array
+def _join(chunks: list[_Chunk]) -> AnyArray:
+    first, data = chunks[0], b"".join(chunk.data for chunk in chunks)
+    kind, shape = np.dtype(first.dtype), tuple(int(part) for part in first.shape.split(",") if part)
+    if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise DataError(f"the saved array {first.name!r} does not fit its dtype and shape: restore a backup")
+    return np.frombuffer(data, dtype=kind).reshape(shape).copy()
 
 
 def _shown(url: str) -> str:
