@@ -12,14 +12,15 @@ from flwr.serverapp import Grid
 
 @dataclass(frozen=True)
 class Asked:
-    """A message in flight: to which node, in which round."""
+    """A message in flight: to which node, in which round, of what kind."""
 
     node: int
     round: int
+    kind: str
 
 
 class Exchange:
-    """Messages in flight; who answered is known from what was asked, never from what the answer says of itself."""
+    """Messages in flight; who answered what is known from what was sent, never from what the answer says."""
 
     def __init__(self, grid: Grid, poll_seconds: float = 0.1) -> None:
         self._grid, self._poll = grid, poll_seconds
@@ -30,7 +31,8 @@ class Exchange:
         outgoing = list(messages)
         for message, message_id in zip(outgoing, self._grid.push_messages(outgoing), strict=False):
             if message_id:
-                self._asked[message_id] = Asked(message.metadata.dst_node_id, round_)
+                about = message.metadata
+                self._asked[message_id] = Asked(about.dst_node_id, round_, about.message_type)
 
     def collect(self, seconds: float, enough: Callable[[], bool]) -> Iterator[tuple[Asked, Message]]:
         """Replies as they come, each once, until there are enough of them or the time is over."""
@@ -50,9 +52,9 @@ class Exchange:
             if asked is not None:
                 yield asked, reply
 
-    def waiting(self, round_: int) -> int:
-        """How many messages of a round are unanswered."""
-        return sum(asked.round == round_ for asked in self._asked.values())
+    def waiting(self, round_: int, kind: str) -> int:
+        """How many messages of a round and kind are unanswered."""
+        return sum(asked.round == round_ and asked.kind == kind for asked in self._asked.values())
 
     def abandon(self, before: int) -> None:
         """Stops waiting for replies to rounds before `before`."""
