@@ -34,15 +34,11 @@ def test_an_order_survives_the_wire(
     model: np.ndarray, direction: np.ndarray | None, batch: int | None, accepted: int | None
 ) -> None:
     plan = Assignment(np.array([1, 0, 2]), np.array([0.5, 0.0, 1e300]), 0.25)
-    order = TrainOrder(
-        7, model, direction, LocalTraining(0.1, 2, batch, 0.01), accepted, plan if accepted else None
-    )
+    order = TrainOrder(7, model, direction, LocalTraining(0.1, 2, batch, 0.01), accepted, plan if accepted else None)
     back = codec.decode_order(_over_the_wire(codec.encode_order(order)))
     assert back.model.tobytes() == model.tobytes()
     assert (back.direction is None) == (direction is None)
-    assert direction is None or (
-        back.direction is not None and back.direction.tobytes() == direction.tobytes()
-    )
+    assert direction is None or (back.direction is not None and back.direction.tobytes() == direction.tobytes())
     assert (back.round, back.local, back.accepted_round) == (7, order.local, accepted)
     assert (back.assignment is None) == (order.assignment is None)
     if back.assignment is not None:
@@ -108,9 +104,7 @@ _BAD: list[tuple[str, str, Callable[[RecordDict], RecordDict]]] = [
     (
         "cut short",
         "model-size",
-        lambda c: _array(
-            c, "model", Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, _F)).data[:-4])
-        ),
+        lambda c: _array(c, "model", Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, _F)).data[:-4])),
     ),
     ("other stype", "model-dtype", lambda c: _array(c, "model", Array("float32", (4,), "pickle", b""))),
     ("estimator shape", "estimator-shape", lambda c: _array(c, "local_gradient", Array(np.zeros(4, _F)))),

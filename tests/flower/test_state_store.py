@@ -168,9 +168,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         StateStore(str(tmp_path / "s.db"), "r").load()
 
 
-@pytest.mark.parametrize(
-    "bad", ["mysql://u:secret@h/d", "nonsense://x", "postgresql://u:secret@/d?host=/nowhere"]
-)
+@pytest.mark.parametrize("bad", ["mysql://u:secret@h/d", "nonsense://x", "postgresql://u:secret@/d?host=/nowhere"])
 def test_a_wrong_url_is_one_sentence_without_its_password(bad: str) -> None:
     with pytest.raises(ConfigError, match="state") as refused:
         StateStore(bad, "r")
@@ -198,9 +196,7 @@ def test_kill_nine_leaves_whole_rounds(tmp_path: Path) -> None:
     url = str(tmp_path / "state.db")
     acknowledged = -1
     for _ in range(int(os.environ.get("FEDKEEP_KILLS", "20"))):
-        with subprocess.Popen(
-            [sys.executable, "-c", _WRITER, url], stdout=subprocess.PIPE, text=True
-        ) as writer:
+        with subprocess.Popen([sys.executable, "-c", _WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             acknowledged = int(writer.stdout.readline())
             time.sleep(float(rng.uniform(0, 0.05)))

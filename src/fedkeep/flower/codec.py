@@ -6,13 +6,13 @@ One ArrayRecord and one ConfigRecord per message, since each record costs Flower
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, Assignment, LocalTraining, Profile, Report, TrainOrder, Vector
@@ -21,6 +21,7 @@ ARRAYS, VALUES = "fedkeep.arrays", "fedkeep.values"
 _NUMPY = "numpy.ndarray"
 _HEADER_BYTES = 1024
 """A .npy header is 128 bytes; more than this is no header of ours."""
+_EMPTY = np.empty(0, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,35 @@ class Sizes:
     model: int
     gradient: int
     regions: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model on a device's own samples: how many, their losses summed, how many labels were right."""
+
+    samples: int
+    loss: float
+    correct: int
+
+
+class OrderEncoder:
+    """Encodes the orders of one round; arrays that they share are serialised, and uploaded, once."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, tuple[AnyArray, Array]] = {}
+
+    def __call__(self, order: TrainOrder) -> RecordDict:
+        arrays = {"model": order.model}
+        if order.direction is not None:
+            arrays["direction"] = order.direction
+        content = encode_order(replace(order, model=_EMPTY, direction=None))
+        content.array_records[ARRAYS].update({name: self._array(array) for name, array in arrays.items()})
+        return content
+
+    def _array(self, array: AnyArray) -> Array:
+        if id(array) not in self._encoded:
+            self._encoded[id(array)] = (array, Array(np.ascontiguousarray(array)))
+        return self._encoded[id(array)][1]
 
 
 def encode_order(order: TrainOrder) -> RecordDict:
@@ -99,9 +129,7 @@ def decode_report(content: RecordDict, sizes: Sizes) -> Report:
     gradient = arrays.get("local_gradient")
     return Report(
         model=_exact("model", arrays["model"], (sizes.model,), np.float32),
-        local_gradient=None
-        if gradient is None
-        else _exact("estimator", gradient, (sizes.gradient,), np.float32),
+        local_gradient=None if gradient is None else _exact("estimator", gradient, (sizes.gradient,), np.float32),
         **numbers,
     )
 
@@ -121,25 +149,42 @@ def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, int]:
     return Profile(numbers["capacity"], velocity), numbers["device"]
 
 
-def encode_model(model: Vector) -> RecordDict:
-    return _encode({"model": model}, {})
+def arrays_of(model: Vector) -> ArrayRecord:
+    """The model as Flower keeps results: one array named `model`."""
+    return ArrayRecord({"model": Array(np.ascontiguousarray(model))})
 
 
-def decode_model(content: RecordDict) -> Vector:
-    arrays, _ = _records(content)
+def model_of(arrays: ArrayRecord) -> Vector:
     _names(arrays, {"model"}, set())
     return _declared("model", arrays["model"])
 
 
-def encode_values(**values: float) -> RecordDict:
-    return RecordDict({VALUES: ConfigRecord(dict(values))})
+def encode_model(model: Vector) -> RecordDict:
+    return RecordDict({ARRAYS: arrays_of(model), VALUES: ConfigRecord({})})
 
 
-def decode_values(content: RecordDict, kinds: Mapping[str, type]) -> dict[str, Any]:
-    record = content.get(VALUES)
-    if set(content) != {VALUES} or not isinstance(record, ConfigRecord):
-        raise RefusedError("missing-record", f"expected exactly the record {VALUES!r}")
-    return _values(record, kinds)
+def decode_model(content: RecordDict) -> Vector:
+    return model_of(_records(content)[0])
+
+
+def encode_evaluation(evaluation: Evaluation) -> RecordDict:
+    return _encode({}, asdict(evaluation))
+
+
+def decode_evaluation(content: RecordDict) -> Evaluation:
+    arrays, values = _records(content)
+    _names(arrays, set(), set())
+    said = Evaluation(**_values(values, {"samples": int, "loss": float, "correct": int}))
+    if not (0 <= said.correct <= said.samples and 0 <= said.loss < np.inf):
+        raise RefusedError("bad-evaluation", f"{said.correct} of {said.samples} right, loss {said.loss:g}")
+    return said
+
+
+def content_of(reply: Message) -> RecordDict:
+    """What a reply says; an error of the sender's is refused like anything else that is no answer."""
+    if reply.has_error():
+        raise RefusedError("error", (reply.error.reason or "the node failed")[:300])
+    return reply.content
 
 
 def _encode(arrays: Mapping[str, AnyArray], values: Mapping[str, Any]) -> RecordDict:

@@ -91,9 +91,7 @@ def _make_ca(credentials: Credentials, days: int) -> None:
 def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
     ca_key = serialization.load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"{credentials.ca_key} is not an elliptic-curve key: provision into an empty directory"
-        )
+        raise ConfigError(f"{credentials.ca_key} is not an elliptic-curve key: provision into an empty directory")
     ca = x509.load_pem_x509_certificate(credentials.ca_certificate.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     builder = (
@@ -102,9 +100,7 @@ def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
     _write(credentials.server_key, _private_pem(key), 0o600)
     _write(credentials.server_certificate, _pem(builder.sign(ca_key, hashes.SHA384())), 0o644)

@@ -32,9 +32,7 @@ class Deployment:
         object.__setattr__(self, "credentials", Credentials(self.root))
         listens_on = self.bind or self.host
         if self.insecure and not (_is_loopback(self.host) and _is_loopback(listens_on)):
-            raise ConfigError(
-                f"--insecure is for loopback only, and {listens_on} is not: run `fedkeep provision`"
-            )
+            raise ConfigError(f"--insecure is for loopback only, and {listens_on} is not: run `fedkeep provision`")
 
     @property
     def address(self) -> str:

@@ -41,13 +41,11 @@ class Membership:
 
     def introduce(self, asked: Asked, reply: Message) -> None:
         """Takes a node's profile; one that cannot be read is refused and asked for again later."""
-        node, when = self._asked.get(asked.node, (None, 0.0))
+        node, _ = self._asked.get(asked.node, (None, 0.0))
         if node is None:
             return
         try:
-            if reply.has_error():
-                raise RefusedError("no-profile", reply.error.reason[:200])
-            profile, device = codec.decode_profile(reply.content, self._sizes)
+            profile, device = codec.decode_profile(codec.content_of(reply), self._sizes)
             self._roster.enter(node, device, profile)
         except RefusedError as error:
             self._refuse(Refusal(asked.node, error.reason, error.detail))

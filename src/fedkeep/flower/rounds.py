@@ -74,7 +74,7 @@ class RoundOutcome:
     seconds: float
     evaluation: Mapping[str, float] = field(default_factory=dict)
 
-    def metrics(self) -> dict[str, int | float | list[int]]:
+    def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
         """The round in Flower's terms; `refused` names the devices."""
         return {
             "accepted": len(self.summary.accepted),

@@ -90,19 +90,13 @@ class StateStore:
         """The last committed round with its state, each chunk checked by its digest; None for a new run."""
         with self._engine.begin() as connection:
             head = connection.execute(sql.select(_runs).where(_runs.c.run == self.run)).one_or_none()
-            mine = (
-                sql.select(_chunks)
-                .where(_chunks.c.run == self.run)
-                .order_by(_chunks.c.name, _chunks.c.number)
-            )
+            mine = sql.select(_chunks).where(_chunks.c.run == self.run).order_by(_chunks.c.name, _chunks.c.number)
             rows = connection.execute(mine).all()
         if head is None:
             self._round, self._digests = None, {}
             return None
         if len(rows) != head.chunks:
-            raise DataError(
-                f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup"
-            )
+            raise DataError(f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup")
         arrays: defaultdict[str, list[_Chunk]] = defaultdict(list)
         for row in rows:
             chunk = _Chunk(row.name, row.number, row.dtype, row.shape, row.data)
@@ -138,18 +132,14 @@ class StateStore:
             mine = (_runs.c.run == self.run) & (_runs.c.round == self._round)
             moved = connection.execute(sql.update(_runs).where(mine).values(**values)).rowcount == 1
         if not moved:
-            raise RefusedError(
-                "stale server", f"another server has continued run {self.run!r}; this one stops"
-            )
+            raise RefusedError("stale server", f"another server has continued run {self.run!r}; this one stops")
 
     def _delete(self, connection: Connection, keys: list[ChunkKey]) -> None:
         if keys:
             name: sql.BindParameter[str] = sql.bindparam("a_name")
             number: sql.BindParameter[int] = sql.bindparam("a_number")
             one = (_chunks.c.run == self.run) & (_chunks.c.name == name) & (_chunks.c.number == number)
-            connection.execute(
-                sql.delete(_chunks).where(one), [{"a_name": n, "a_number": i} for n, i in keys]
-            )
+            connection.execute(sql.delete(_chunks).where(one), [{"a_name": n, "a_number": i} for n, i in keys])
 
 
 def _engine(url: str) -> Engine:

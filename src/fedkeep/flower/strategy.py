@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
-from fedkeep.core.types import State
+from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import PROFILE, Membership
@@ -115,12 +115,11 @@ class FedkeepStrategy(Strategy):
     ) -> Iterable[Message]:
         """Opens a round: one order per device chosen (step 7)."""
         nodes = self._roster.nodes()
-        orders = self.server.open_round(self.server.select(sorted(nodes), self.options.asked(len(nodes))))
+        orders = self.server.open_round(self._chosen(sorted(nodes)))
         self._sound = 0
         encode = codec.OrderEncoder()
         return [
-            Message(encode(order), nodes[device], TRAIN, group_id=str(order.round))
-            for device, order in orders.items()
+            Message(encode(order), nodes[device], TRAIN, group_id=str(order.round)) for device, order in orders.items()
         ]
 
     def aggregate_train(
@@ -154,7 +153,7 @@ class FedkeepStrategy(Strategy):
         samples, loss, correct = 0, 0.0, 0
         for reply in replies:
             try:
-                said = codec.decode_evaluation(_content(reply))
+                said = codec.decode_evaluation(codec.content_of(reply))
             except RefusedError as error:
                 self._refuse(Refusal(self._number(reply.metadata.src_node_id), error.reason, error.detail))
                 continue
@@ -162,6 +161,9 @@ class FedkeepStrategy(Strategy):
         if not samples:
             return None
         return MetricRecord({"samples": samples, "loss": loss / samples, "accuracy": correct / samples})
+
+    def _chosen(self, devices: list[DeviceId]) -> tuple[DeviceId, ...]:
+        return self.server.select(self.server.round, devices, self.options.asked(len(devices)))
 
     def _await_devices(self, grid: Grid, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
@@ -203,9 +205,7 @@ class FedkeepStrategy(Strategy):
             return {}
         exchange.send(self.configure_evaluate(round_, *_UNUSED, grid), round_)
         replies = []
-        for asked, reply in exchange.collect(
-            self.options.patience, lambda: not exchange.waiting(round_, EVALUATE)
-        ):
+        for asked, reply in exchange.collect(self.options.patience, lambda: not exchange.waiting(round_, EVALUATE)):
             if asked.kind == EVALUATE:
                 replies.append(reply)
             else:
@@ -213,7 +213,7 @@ class FedkeepStrategy(Strategy):
         record = self.aggregate_evaluate(round_, replies)
         return {} if record is None else {k: v for k, v in record.items() if not isinstance(v, list)}
 
-    def _ask_again(self, exchange: Exchange, asked: Asked, content: RecordDict, reason: str) -> None:
+    def _ask_again(self, exchange: Exchange, asked: Asked, content: RecordDict, reason: str | None) -> None:
         log.warning("node %d: %s; asked again", asked.node, reason)
         time.sleep(_PAUSE_SECONDS)
         exchange.send([Message(content, asked.node, TRAIN, group_id=str(asked.round))], asked.round)
@@ -230,7 +230,7 @@ class FedkeepStrategy(Strategy):
             return
         device = self._number(asked.node)
         try:
-            report = codec.decode_report(_content(reply), self._sizes)
+            report = codec.decode_report(codec.content_of(reply), self._sizes)
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
         except RefusedError as error:
@@ -260,12 +260,6 @@ class FedkeepStrategy(Strategy):
 
 
 _UNUSED = (ArrayRecord(), ConfigRecord())
-
-
-def _content(reply: Message) -> RecordDict:
-    if reply.has_error():
-        raise RefusedError("error", reply.error.reason[:200])
-    return reply.content
 
 
 def _log(outcome: RoundOutcome) -> None:
