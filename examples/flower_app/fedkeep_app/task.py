@@ -34,7 +34,7 @@ def server_parts(run_config: UserConfig) -> tuple[Experiment, Assembly, Sizes]:
     experiment = experiment_of(run_config)
     parts = assemble(experiment)
     model = parts.server.model
-    return experiment, parts, Sizes(len(model), parts.learner.gradient_size, parts.server.regions)
+    return experiment, parts, Sizes(len(model), parts.learner.gradient_size, _regions(parts))
 
 
 def simulated_device(context: Context) -> CatchUpDevice:
@@ -60,3 +60,8 @@ def _memory(context: Context, number: int) -> DeviceMemory:
         return ContextMemory(context)
     run = str(context.run_config.get("state.run", "default"))
     return FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")
+
+
+def _regions(parts: Assembly) -> int:
+    """How many regions a profile speaks of."""
+    return 0 if parts.server.plan is None else parts.server.plan.quotas.shape[1]

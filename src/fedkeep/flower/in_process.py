@@ -14,6 +14,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 
 @dataclass(eq=False)
@@ -43,6 +44,8 @@ class InProcessGrid(Grid):
         self.nodes: dict[int, InProcessNode] = {node.node_id: node for node in nodes}
         self._replies: dict[str, Message] = {}
         self._ids = itertools.count()
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        """Flower asks this global of its own for the sender of every message."""
 
     def set_run(self, run: Run) -> None:
         """There is one run."""
