@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app.user_config import UserConfig
 
@@ -38,11 +39,19 @@ def tables_of(run_config: UserConfig) -> Table:
 
 
 def open_strategy(
-    server: Server, sizes: Sizes, run_config: UserConfig, kept: Mapping[str, Kept] | None = None
+    server: Server,
+    sizes: Sizes,
+    run_config: UserConfig,
+    *,
+    kept: Mapping[str, Kept] | None = None,
+    **rounds: Any,
 ) -> FedkeepStrategy:
-    """The strategy that the tables `rounds` and `state` of the run config describe, resumed if they say so."""
+    """The strategy that the tables `rounds` and `state` of the run config describe, resumed if they say so.
+
+    Keywords are keys of `rounds` that the app knows better than its run config.
+    """
     tables = tables_of(run_config)
-    options = build(RoundOptions, tables.get("rounds", {}), "rounds")
+    options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
     state = build(StateOptions, tables.get("state", {}), "state")
     if state.resume and not state.url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
