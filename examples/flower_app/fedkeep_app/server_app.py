@@ -18,9 +18,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Plays the run's rounds and says how good the model became."""
     experiment, parts, sizes = server_parts(context.run_config)
-    strategy = open_strategy(
-        parts.server, sizes, context.run_config, participation=experiment.train.participation
-    )
+    strategy = open_strategy(parts.server, sizes, context.run_config, participation=experiment.train.participation)
     for outcome in strategy.rounds(grid, experiment.train.rounds):
         refused = [f"{r.device}: {r.reason}" for r in outcome.refusals]
         print(f"round {outcome.summary.round}: {outcome.metrics()} {refused or ''}", flush=True)

@@ -21,6 +21,8 @@ ARRAYS, VALUES = "fedkeep.arrays", "fedkeep.values"
 _NUMPY = "numpy.ndarray"
 _HEADER_BYTES = 1024
 """A .npy header is 128 bytes; more than this is no header of ours."""
+_MOST = 10**9
+"""No device counts further than this in a round."""
 _EMPTY = np.empty(0, dtype=np.float32)
 
 
@@ -126,7 +128,10 @@ def decode_report(content: RecordDict, sizes: Sizes) -> Report:
     _names(arrays, {"model"}, {"local_gradient"})
     kinds = {"round": int, "weight": float, "steps": int, "samples": int, "gradient_samples": int}
     numbers = _values(values, kinds)
+    _counts(numbers, "steps", "samples", "gradient_samples")
     gradient = arrays.get("local_gradient")
+    if gradient is None and numbers["gradient_samples"]:
+        raise RefusedError("missing-array", f"no estimator of {numbers['gradient_samples']} samples")
     return Report(
         model=_exact("model", arrays["model"], (sizes.model,), np.float32),
         local_gradient=None if gradient is None else _exact("estimator", gradient, (sizes.gradient,), np.float32),
@@ -143,8 +148,7 @@ def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, int]:
     arrays, values = _records(content)
     _names(arrays, {"velocity"}, set())
     numbers = _values(values, {"capacity": int, "device": int})
-    if numbers["device"] < 0:
-        raise RefusedError("bad-device", f"a device number is at least 0, not {numbers['device']}")
+    _counts(numbers, "device", "capacity")
     velocity = _exact("velocity", arrays["velocity"], (sizes.regions,), np.float64)
     return Profile(numbers["capacity"], velocity), numbers["device"]
 
@@ -218,6 +222,12 @@ def _values(
         if type(value) is not kinds[name]:
             raise RefusedError("wrong-type", f"{name} is {type(value).__name__}, not {kinds[name].__name__}")
     return dict(record)
+
+
+def _counts(numbers: Mapping[str, int], *names: str) -> None:
+    for name in names:
+        if not 0 <= numbers[name] <= _MOST:
+            raise RefusedError(f"bad-{name}", f"{numbers[name]} is not a number from 0 to {_MOST}")
 
 
 def _declared(name: str, array: Array) -> AnyArray:

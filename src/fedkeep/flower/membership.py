@@ -51,7 +51,9 @@ class Membership:
             self._refuse(Refusal(asked.node, error.reason, error.detail))
             return
         del self._asked[asked.node]
-        log.info("device %d is node %d, capacity %d", device, asked.node, profile.capacity)
+        log.info("device %d is node %d: capacity %d, rate %g", device, asked.node, profile.capacity, profile.rate)
+        if not profile.rate > 0:
+            log.warning("device %d sees no samples: it is given none to store", device)
 
     def plan(self) -> None:
         """Plans for the devices online, if they are not those of the present plan."""
@@ -61,7 +63,8 @@ class Membership:
         plan, refusals = self._server.coordinate(profiles)
         for refusal in refusals:
             self._refuse(refusal)
-            self._roster.drop(refusal.device)
+        for device in set(profiles) - self._planned():
+            self._roster.drop(device)
         log.info("planned for %d devices", len(plan.devices))
         for shortfall in plan.shortfalls:
             log.warning("plan: %s", shortfall.reason)

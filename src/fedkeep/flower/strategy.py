@@ -43,12 +43,13 @@ class FedkeepStrategy(Strategy):
         kept: Mapping[str, Kept] | None = None,
     ) -> None:
         self.server, self.options, self.store = server, options, store
-        self._sizes = sizes
+        self.sizes = sizes
         self._roster = Roster(options.identity)
         self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, **(kept or {})}
         self._refusals: list[Refusal] = []
         self._membership = Membership(server, self._roster, sizes, self._refuse)
         self._sound = 0
+        self._late: list[tuple[Asked, Message]] = []
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
@@ -71,6 +72,8 @@ class FedkeepStrategy(Strategy):
             summary, quorate = self._play(grid, exchange)
             evaluation = self._evaluate(grid, exchange, summary.round)
             self._commit()
+            for refusal in summary.refusals:
+                self._refuse(refusal)
             refused, self._refusals = tuple(self._refusals), []
             outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
             _log(outcome)
@@ -169,20 +172,24 @@ class FedkeepStrategy(Strategy):
         """Sees who is online, plans for them, and waits until they are enough."""
         while True:
             self._membership.meet(grid, exchange, time.monotonic())
-            self._take_all(exchange.arrived())
+            self._greet(exchange.arrived())
             self._membership.plan()
             online = len(self._roster.nodes())
             if online >= least:
                 return
             log.info("waiting for devices: %d of %d are online", online, least)
-            self._take_all(exchange.collect(_PAUSE_SECONDS, lambda: False))
+            self._greet(exchange.collect(_PAUSE_SECONDS, lambda: False))
 
     def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
         round_, options = self.server.round, self.options
         orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, grid)}
+        participants = sorted(self._number(node) for node in orders)
         wanted = options.wanted(len(self._roster.nodes()))
         exchange.send(orders.values(), round_)
+        late, self._late = self._late, []
+        for asked, reply in late:
+            self._take(asked, reply)
 
         def enough() -> bool:
             return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
@@ -194,7 +201,7 @@ class FedkeepStrategy(Strategy):
                 self._take(asked, reply)
         quorate = self._sound >= options.least(wanted)
         if not quorate:
-            self.server.open_round(sorted(filter(None, map(self._roster.device, orders))))
+            self.server.open_round(participants)
         summary = self.server.close_round()
         exchange.abandon(round_ - self.server.staleness)
         return summary, quorate
@@ -209,7 +216,7 @@ class FedkeepStrategy(Strategy):
             if asked.kind == EVALUATE:
                 replies.append(reply)
             else:
-                self._take(asked, reply)
+                self._greet([(asked, reply)])
         record = self.aggregate_evaluate(round_, replies)
         return {} if record is None else {k: v for k, v in record.items() if not isinstance(v, list)}
 
@@ -218,9 +225,13 @@ class FedkeepStrategy(Strategy):
         time.sleep(_PAUSE_SECONDS)
         exchange.send([Message(content, asked.node, TRAIN, group_id=str(asked.round))], asked.round)
 
-    def _take_all(self, replies: Iterable[tuple[Asked, Message]]) -> None:
+    def _greet(self, replies: Iterable[tuple[Asked, Message]]) -> None:
+        """Takes in profiles; reports that come between two rounds wait for the next to open."""
         for asked, reply in replies:
-            self._take(asked, reply)
+            if asked.kind == PROFILE:
+                self._membership.introduce(asked, reply)
+            else:
+                self._late.append((asked, reply))
 
     def _take(self, asked: Asked, reply: Message) -> None:
         """Takes in a reply, whatever it answers; what is not sound is refused and its sender named."""
@@ -230,7 +241,9 @@ class FedkeepStrategy(Strategy):
             return
         device = self._number(asked.node)
         try:
-            report = codec.decode_report(codec.content_of(reply), self._sizes)
+            if device not in self._roster.nodes():
+                raise RefusedError("left", f"node {asked.node} has left the fleet")
+            report = codec.decode_report(codec.content_of(reply), self.sizes)
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
         except RefusedError as error:
@@ -248,6 +261,9 @@ class FedkeepStrategy(Strategy):
         return node if device is None else device
 
     def _refuse(self, refusal: Refusal) -> None:
+        """Names whoever sent something that does not count, once."""
+        if refusal in self._refusals:
+            return
         log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
         self._refusals.append(refusal)
 
