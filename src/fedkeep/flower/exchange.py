@@ -52,6 +52,11 @@ class Exchange:
             if asked is not None:
                 yield asked, reply
 
+    @property
+    def pending(self) -> int:
+        """How many messages are unanswered."""
+        return len(self._asked)
+
     def waiting(self, round_: int, kind: str) -> int:
         """How many messages of a round and kind are unanswered."""
         return sum(asked.round == round_ and asked.kind == kind for asked in self._asked.values())
