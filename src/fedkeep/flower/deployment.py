@@ -101,11 +101,18 @@ class Deployment:
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
-        """Submits the app; its log streams until the run ends."""
-        command = ["flwr", "run", str(app), CONNECTION, "--stream"]
+        """Submits the app."""
+        command = ["flwr", "run", str(app), CONNECTION]
         if config:
             command += ["--run-config", " ".join(_setting(k, v) for k, v in config.items())]
         return command
+
+    def list_runs(self, run: str) -> list[str]:
+        return ["flwr", "list", CONNECTION, "--run-id", run]
+
+    def log(self, run: str) -> list[str]:
+        """Streams a run's log until it ends."""
+        return ["flwr", "log", run, CONNECTION, "--stream"]
 
     def instructions(self, nodes: list[str]) -> str:
         """The lines an operator types, in order."""

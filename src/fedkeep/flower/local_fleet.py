@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -24,16 +25,20 @@ _START_SECONDS = 60.0
 class LocalFleet:
     """Starts and stops the processes of a fleet; each leads its own group, so that none is left behind."""
 
-    def __init__(self, root: Path, nodes: int, *, insecure: bool = False, host: str = "127.0.0.1") -> None:
-        self.deployment = Deployment(root, host, free_port(host), insecure=insecure)
-        self.names = [f"node-{number}" for number in range(nodes)]
-        self._ports = [free_port() for _ in self.names]
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self._ports: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._node_configs: dict[str, Mapping[str, str | int]] = {}
-        root.mkdir(parents=True, exist_ok=True)
-        if not insecure:
-            provision(root, [host, "localhost"], self.names)
-        self.deployment.write_connection()
+        deployment.root.mkdir(parents=True, exist_ok=True)
+        deployment.write_connection()
+
+    @classmethod
+    def private(cls, root: Path, nodes: int, *, host: str = "127.0.0.1", insecure: bool = False) -> LocalFleet:
+        """A fleet of its own on free ports, with fresh keys for nodes `node-0`, `node-1`, ..."""
+        names = [f"node-{number}" for number in range(nodes)]
+        provision(root, [host, "localhost"], names)
+        return cls(Deployment(root, host, free_port(host), insecure=insecure))
 
     def __enter__(self) -> LocalFleet:
         return self
@@ -59,41 +64,52 @@ class LocalFleet:
             raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
 
     def register(self) -> None:
-        """Registers every node's key with the running SuperLink."""
-        for name in self.names:
-            self.call(self.deployment.register(name))
+        """Registers every node's key with the running SuperLink; one that is registered stays so."""
+        for name in self.deployment.credentials.nodes():
+            self.call(self.deployment.register(name), may_fail=True)
 
     def start_node(self, number: int, config: Mapping[str, str | int] | None = None) -> None:
         """Starts, or starts again with the same key and settings, one SuperNode."""
-        name = self.names[number]
+        name = f"node-{number}"
         settings = config if config is not None else self._node_configs.get(name, {"device": number})
         self._node_configs[name] = settings
-        self.start(name, self.deployment.supernode(name, self._ports[number], settings))
+        port = self._ports.setdefault(name, free_port())
+        self.start(name, self.deployment.supernode(name, port, settings))
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a process that ends with the fleet; its output goes to NAME.log."""
         with (self.deployment.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                _resolved(command), env=self.environment(), stdout=log, stderr=log, start_new_session=True
+                resolved(command), env=self.environment(), stdout=log, stderr=log, start_new_session=True
             )
         self._processes[name] = process
         return process
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float) -> str:
         """Submits the app, waits for its end and returns its log."""
-        return self.call(self.deployment.run(app, config), timeout)
+        return self.call([*self.deployment.run(app, config), "--stream"], timeout)
 
-    def call(self, command: Sequence[str], timeout: float = 60.0) -> str:
+    def submit(self, app: Path, config: Mapping[str, str | int | float | bool]) -> str:
+        """Submits the app and returns the run's number."""
+        said = self.call([*self.deployment.run(app, config), "--format", "json"])
+        return str(json.loads(said[said.index("{") : said.rindex("}") + 1])["run-id"])
+
+    def status(self, run: str) -> str:
+        """The status of a run, e.g. `running` or `finished:completed`."""
+        said = self.call([*self.deployment.list_runs(run), "--format", "json"])
+        return str(json.loads(said[said.index("{") : said.rindex("}") + 1])["runs"][0]["status"])
+
+    def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:
         """Runs one of Flower's commands to its end and returns what it printed."""
         done = subprocess.run(
-            _resolved(command),
+            resolved(command),
             env=self.environment(),
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
-        if done.returncode:
+        if done.returncode and not may_fail:
             raise FedkeepError(f"`{' '.join(command[:3])}` failed: {(done.stdout + done.stderr)[-800:]}")
         return done.stdout + done.stderr
 
@@ -131,7 +147,8 @@ def program_environment() -> dict[str, str]:
     return {"PATH": programs, "PYTHONPATH": modules}
 
 
-def _resolved(command: Sequence[str]) -> list[str]:
+def resolved(command: Sequence[str]) -> list[str]:
+    """The command with the full path of its program."""
     found = shutil.which(command[0], path=program_environment()["PATH"])
     if found is None:
         raise MissingExtraError(command[0], "flower")
