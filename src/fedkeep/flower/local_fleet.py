@@ -52,16 +52,16 @@ class LocalFleet:
     def start_superlink(self) -> None:
         """Starts the SuperLink and waits until it answers; refuses to go on when its port is taken."""
         deployment = self.deployment
+        where = (deployment.bind or deployment.host, deployment.port)
+        if _answers(*where):
+            raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
         process = self.start("superlink", deployment.superlink())
         end = time.monotonic() + _START_SECONDS
-        while not _answers(deployment.bind or deployment.host, deployment.port):
+        while not _answers(*where):
             if process.poll() is not None or time.monotonic() > end:
-                raise FedkeepError(
-                    f"the SuperLink did not start on {deployment.address}: {self.log('superlink')[-500:]}"
-                )
+                why = self.log("superlink")[-500:]
+                raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
             time.sleep(0.1)
-        if process.poll() is not None:
-            raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
 
     def register(self) -> None:
         """Registers every node's key with the running SuperLink; one that is registered stays so."""
