@@ -9,7 +9,11 @@ from fedkeep.flower.node_device import NodeDevice
 
 
 def open_device(context: Context) -> NodeDevice:
-    """The device behind this node."""
+    """The device behind this node; each kind is imported only where it is used, since this starts often."""
+    if socket := context.node_config.get("agent-socket"):
+        from fedkeep.flower.agent_device import AgentDevice
+
+        return AgentDevice(str(socket))
     from fedkeep_app.task import simulated_device
 
     return simulated_device(context)

@@ -76,11 +76,17 @@ class LocalFleet:
         port = self._ports.setdefault(name, free_port())
         self.start(name, self.deployment.supernode(name, port, settings))
 
-    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Starts a process that ends with the fleet; its output goes to NAME.log."""
         with (self.deployment.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                resolved(command), env=self.environment(), stdout=log, stderr=log, start_new_session=True
+                resolved(command),
+                env=self.environment() | (environment or {}),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._processes[name] = process
         return process
