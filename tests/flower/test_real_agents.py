@@ -52,7 +52,7 @@ def test_devices_are_killed_mid_round_and_come_back_with_all_they_had(tmp_path: 
             with AgentClient(str(sockets[victim]), timeout=30) as agent:
                 after = agent.status()
             assert after.samples >= min(before.samples, before.capacity) - 1
-            assert after.round == before.round
+            assert after.counters["kept"] >= before.counters["kept"]
             fleet.start_node(victim)
         wait_until(lambda: saved_round(state) >= ROUNDS, 60 + 15 * ROUNDS, "the last round")
         wait_until(lambda: fleet.status(run).startswith("finished"), 60, "the end of the run")
