@@ -134,3 +134,9 @@ def test_a_bad_estimate_is_dropped_and_training_goes_on(bad: np.ndarray, caplog:
     result = strategy.start(make_grid(liar), ArrayRecord(net().state_dict()), num_rounds=4)  # type: ignore[arg-type]
     assert np.isfinite(result.arrays["0.weight"].numpy()).all()
     assert "node 1002: estimate refused" in caplog.text
+
+
+def test_the_documented_difference_is_at_most_ten_lines() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    diff = page.split("```diff")[1].split("```")[0].splitlines()
+    assert 0 < sum(line.startswith("+") for line in diff) <= 10

@@ -20,6 +20,7 @@ from fedkeep.flower.credentials import provision
 from fedkeep.flower.deployment import Deployment
 
 _START_SECONDS = 60.0
+_REVIVE_SECONDS = 5.0
 
 
 class LocalFleet:
@@ -28,6 +29,7 @@ class LocalFleet:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self._ports: dict[str, int] = {}
+        self._begun: dict[str, float] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._node_configs: dict[str, Mapping[str, str | int]] = {}
         deployment.root.mkdir(parents=True, exist_ok=True)
@@ -76,6 +78,18 @@ class LocalFleet:
         port = self._ports.setdefault(name, free_port())
         self.start(name, self.deployment.supernode(name, port, settings))
 
+    def revive_nodes(self) -> None:
+        """Starts nodes whose process has ended again, as systemd would; at most every few seconds each.
+
+        A SuperLink refuses a node that it holds for online, and so one that was killed, until its heartbeat runs
+        out; the SuperNode then ends.
+        """
+        now = time.monotonic()
+        for name in self._node_configs:
+            process = self._processes.get(name)
+            if process is not None and process.poll() is not None and now - self._begun[name] > _REVIVE_SECONDS:
+                self.start_node(int(name.removeprefix("node-")))
+
     def start(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
@@ -89,6 +103,7 @@ class LocalFleet:
                 start_new_session=True,
             )
         self._processes[name] = process
+        self._begun[name] = time.monotonic()
         return process
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float) -> str:

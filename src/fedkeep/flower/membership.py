@@ -66,8 +66,10 @@ class Membership:
         for device in set(profiles) - self._planned():
             self._roster.drop(device)
         log.info("planned for %d devices", len(plan.devices))
-        for shortfall in plan.shortfalls:
-            log.warning("plan: %s", shortfall.reason)
+        if plan.shortfalls:
+            worst = plan.shortfalls[0]
+            words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
+            log.warning("the plan falls short %d times, first for label %s: %d of %d, since %s", *words)
 
     def _planned(self) -> set[DeviceId]:
         return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
