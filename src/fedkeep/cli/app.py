@@ -14,8 +14,10 @@ from fedkeep.cli.demo import demo
 from fedkeep.cli.export import export
 from fedkeep.cli.list_ import list_
 from fedkeep.cli.plan import plan
+from fedkeep.cli.provision import provision
 from fedkeep.cli.report import report
 from fedkeep.cli.run import run
+from fedkeep.cli.serve import serve
 from fedkeep.cli.watch import watch
 from fedkeep.core.errors import FedkeepError
 
@@ -43,7 +45,7 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (demo, run, report, watch, plan, check, export):
+for verb in (demo, run, report, watch, plan, check, export, provision, serve):
     app.command()(verb)
 app.command("list")(list_)
 app.add_typer(agent, name="agent")

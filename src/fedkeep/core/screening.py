@@ -97,6 +97,8 @@ def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: f
     gradient = report.local_gradient
     if gradient is not None:
         gradient = _screen_vector(gradient, (gradient_size,), np.float32, "estimator")
+        if report.gradient_samples > 0 and not gradient.any():
+            raise RefusedError("zero-estimator", "every entry of the estimator is zero")
         if _length(gradient) > limits.gradient_norm:
             raise RefusedError("large-estimator", f"its norm is above {limits.gradient_norm:g}")
     return replace(report, model=update, weight=min(report.weight, heaviest), local_gradient=gradient)

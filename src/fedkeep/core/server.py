@@ -47,7 +47,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A report or profile that did not count, and why."""
+    """A report or profile that did not count, or not in full, and why."""
 
     device: DeviceId
     reason: str
@@ -117,6 +117,8 @@ class Server:
         capped = cap_rates(rates, before, self.limits)
         self._rates = dict(zip(sorted(sound), capped.tolist(), strict=True))
         scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
+        cut = zip(sorted(sound), rates.tolist(), capped.tolist(), strict=True)
+        refusals += [Refusal(d, "rate-cut", f"a rate of {r:g} counts as {c:g}") for d, r, c in cut if c < r]
         fleet = Fleet(fleet.devices, fleet.capacities, fleet.velocities * scale[:, None])
         self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
         return self.plan, tuple(refusals)
@@ -234,6 +236,9 @@ class Server:
             self._keep_late_estimate(opened, device, report)
             raise RefusedError("late", f"round {report.round} is closed; round {opened.round} is open")
         opened.reports[device] = screen_report(report, self.model, self._gradient_size, heaviest, self.limits)
+        if report.weight > heaviest:
+            detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
+            opened.refusals.append(Refusal(device, "weight-cut", detail))
 
     def _keep_late_estimate(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
         """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known."""

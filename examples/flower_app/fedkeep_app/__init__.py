@@ -1,0 +1,1 @@
+"""A Flower app whose devices keep what fedkeep tells them to keep."""

@@ -1,0 +1,67 @@
+"""The task: an experiment of `fedkeep run`, taken apart for a server and its devices."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+from flwr.app.user_config import UserConfig
+
+from fedkeep.config import Table
+from fedkeep.core.types import Vector
+from fedkeep.flower.client_app import device_number
+from fedkeep.flower.codec import Sizes
+from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.flower.node_device import CatchUpDevice
+from fedkeep.flower.server_app import tables_of
+from fedkeep.sim.assembly import Assembly, assemble
+from fedkeep.sim.experiment import Experiment, resolve
+from fedkeep.sim.fleet import Fleet
+
+NOT_THE_EXPERIMENT = {"rounds", "state", "output"}
+
+
+def experiment_of(run_config: UserConfig) -> Experiment:
+    """The experiment in the app's run config."""
+    table: Table = {key: value for key, value in tables_of(run_config).items() if key not in NOT_THE_EXPERIMENT}
+    return resolve(table)
+
+
+def server_parts(run_config: UserConfig) -> tuple[Experiment, Assembly, Sizes]:
+    """The server with its first model, and the sizes of every message of this task."""
+    experiment = experiment_of(run_config)
+    parts = assemble(experiment)
+    model = parts.server.model
+    return experiment, parts, Sizes(len(model), parts.learner.gradient_size, _regions(parts))
+
+
+def simulated_device(context: Context) -> CatchUpDevice:
+    """The node's device, which catches up on its stream when it is woken."""
+    number = device_number(context)
+    parts = assemble(experiment_of(context.run_config))
+    if not isinstance(parts.fleet, Fleet):
+        raise TypeError("this policy keeps everything: run it in the simulator")
+    arrivals = partial(parts.stream.arrivals, number)
+    return CatchUpDevice(parts.fleet.device(number), arrivals, parts.data.test_batch(number), _memory(context, number))
+
+
+def accuracy(parts: Assembly, model: Vector) -> float:
+    """The share of all devices' test samples that the model gets right."""
+    test = parts.data.pooled_test
+    return float(np.mean(np.argmax(parts.learner.logits(model, test.x), axis=1) == test.y))
+
+
+def _memory(context: Context, number: int) -> DeviceMemory:
+    """A file if the node has a `state-dir`, so that the device outlives runs and restarts; else Flower's context."""
+    directory = context.node_config.get("state-dir")
+    if directory is None:
+        return ContextMemory(context)
+    run = str(context.run_config.get("state.run", "default"))
+    return FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")
+
+
+def _regions(parts: Assembly) -> int:
+    """How many regions a profile speaks of."""
+    return 0 if parts.server.plan is None else parts.server.plan.quotas.shape[1]

@@ -1,0 +1,30 @@
+"""`fedkeep provision`: the keys of a fleet, and the exact lines that start it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def provision(
+    directory: Annotated[Path, typer.Argument(help="Where the keys go; existing ones are kept.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address of the server; repeat for several, first is shown."),
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many devices need a key.")] = 2,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the server's certificate.")] = 825,
+) -> None:
+    """Makes CA, server certificate and node keys, and prints the lines that start the fleet."""
+    from fedkeep.flower.credentials import provision as make_credentials
+    from fedkeep.flower.deployment import Deployment
+
+    hosts = host or ["127.0.0.1", "localhost"]
+    names = [f"node-{number}" for number in range(nodes)]
+    make_credentials(directory, hosts, names, days)
+    deployment = Deployment(directory, hosts[0], port)
+    deployment.write_connection()
+    typer.echo(deployment.instructions(names))

@@ -1,0 +1,40 @@
+"""fedkeep as a guest of Flower: the only room that knows `flwr`.
+
+For existing apps: `Keeper` in the ClientApp, `Keeping` around the strategy. For fedkeep's own server and devices:
+`FedkeepStrategy` and `make_client_app`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedkeep.flower.client_app import make_client_app
+    from fedkeep.flower.keeper import Keeper
+    from fedkeep.flower.keeping import Keeping
+    from fedkeep.flower.strategy import FedkeepStrategy
+
+__all__ = ["FedkeepStrategy", "Keeper", "Keeping", "make_client_app"]
+
+_HOMES = {
+    "FedkeepStrategy": "strategy",
+    "Keeper": "keeper",
+    "Keeping": "keeping",
+    "make_client_app": "client_app",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a name when it is first asked for: a ClientApp starts anew for every message and must start fast."""
+    from importlib import import_module
+
+    from fedkeep.core.errors import MissingExtraError
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"fedkeep.flower.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name in ("flwr", "sqlalchemy"):
+            raise MissingExtraError("fedkeep.flower", "flower") from missing
+        raise

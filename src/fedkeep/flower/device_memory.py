@@ -1,0 +1,62 @@
+"""Where a device without an agent keeps what it knows between two messages: plain arrays, never a pickle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+from zipfile import BadZipFile
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+
+from fedkeep.core.errors import DataError
+from fedkeep.core.types import State
+
+_KEY = "fedkeep.device"
+
+
+class DeviceMemory(Protocol):
+    def load(self) -> State:
+        """What was saved last; empty for a new device."""
+
+    def save(self, state: State) -> None: ...
+
+
+class ContextMemory:
+    """In Flower's Context: it outlives messages, but neither the SuperNode nor the run."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def load(self) -> State:
+        record = self._context.state.array_records.get(_KEY, ArrayRecord())
+        return {name: array.numpy() for name, array in record.items()}
+
+    def save(self, state: State) -> None:
+        self._context.state[_KEY] = ArrayRecord({name: Array(np.asarray(a)) for name, a in state.items()})
+
+
+class FileMemory:
+    """In a file that is replaced whole: it outlives `kill -9` of device and server."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> State:
+        if not self._path.exists():
+            return {}
+        try:
+            with np.load(self._path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (BadZipFile, ValueError, OSError) as error:
+            raise DataError(f"the device state {self._path} is damaged: remove it to begin anew") from error
+
+    def save(self, state: State) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_suffix(".new")
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **state)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)

@@ -1,0 +1,64 @@
+"""What a ServerApp needs besides its task: options from Flower's run config, and a run that can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app.user_config import UserConfig
+
+from fedkeep.config import Table, build, put
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.ports import Kept
+from fedkeep.core.server import Server
+from fedkeep.flower.codec import Sizes
+from fedkeep.flower.rounds import RoundOptions
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.strategy import FedkeepStrategy
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """`state`: where the server's memory lies."""
+
+    url: str = ""
+    """A file, `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`; empty: nothing outlives the server."""
+    run: str = "default"
+    """The name under which a run is saved and resumed."""
+    resume: bool = False
+    """Continue the saved run of that name."""
+
+
+def tables_of(run_config: UserConfig) -> Table:
+    """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores."""
+    tables: Table = {}
+    for key, value in run_config.items():
+        put(tables, key.replace("-", "_"), value)
+    return tables
+
+
+def open_strategy(
+    server: Server,
+    sizes: Sizes,
+    run_config: UserConfig,
+    *,
+    kept: Mapping[str, Kept] | None = None,
+    **rounds: Any,
+) -> FedkeepStrategy:
+    """The strategy that the tables `rounds` and `state` of the run config describe, resumed if they say so.
+
+    Keywords are keys of `rounds` that the app knows better than its run config.
+    """
+    tables = tables_of(run_config)
+    options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
+    state = build(StateOptions, tables.get("state", {}), "state")
+    if state.resume and not state.url:
+        raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
+    store = StateStore(state.url, state.run) if state.url else None
+    strategy = FedkeepStrategy(server, sizes, options, store, kept)
+    if state.resume:
+        strategy.resume()
+    elif store is not None and store.load() is not None:
+        raise ConfigError(f"run '{state.run}' is saved already: set state.resume=true, or another state.run")
+    return strategy

@@ -1,0 +1,210 @@
+"""The server's memory: one transaction per round, in SQLite or PostgreSQL, as bytes with dtype and shape.
+
+A round counts as done when its transaction is committed, and never by halves: after `kill -9` at any point
+the next server finds the last whole round. Arrays are stored in chunks and only chunks that changed are
+written, so a fleet of many kept gradients costs what its participants cost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import sqlalchemy as sql
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from fedkeep.core.errors import ConfigError, DataError, MissingExtraError, RefusedError
+from fedkeep.core.types import AnyArray, State
+
+_PLAIN_KINDS = "biufSU"
+_CHUNK_BYTES = 1 << 18
+
+ChunkKey: TypeAlias = tuple[str, int]
+"""An array's name and a chunk's number in it."""
+
+_tables = sql.MetaData()
+_runs = sql.Table(
+    "fedkeep_runs",
+    _tables,
+    sql.Column("run", sql.String(200), primary_key=True),
+    sql.Column("round", sql.BigInteger, nullable=False),
+    sql.Column("chunks", sql.Integer, nullable=False),
+)
+_chunks = sql.Table(
+    "fedkeep_chunks",
+    _tables,
+    sql.Column("run", sql.String(200), primary_key=True),
+    sql.Column("name", sql.String(500), primary_key=True),
+    sql.Column("number", sql.Integer, primary_key=True),
+    sql.Column("dtype", sql.String(40), nullable=False),
+    sql.Column("shape", sql.String(200), nullable=False),
+    sql.Column("digest", sql.LargeBinary(16), nullable=False),
+    sql.Column("data", sql.LargeBinary, nullable=False),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """The state after the last round that counts as done."""
+
+    round: int
+    state: State
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    name: str
+    number: int
+    dtype: str
+    shape: str
+    data: bytes
+
+    @property
+    def digest(self) -> bytes:
+        head = f"{self.name}/{self.number}/{self.dtype}/{self.shape}/".encode()
+        return blake2b(head + self.data, digest_size=16).digest()
+
+
+class StateStore:
+    """The saved rounds of one run; a second server that continues the same run is noticed and refused."""
+
+    def __init__(self, url: str, run: str) -> None:
+        self.run = run
+        self._engine = _engine(url)
+        self._round: int | None = None
+        self._digests: dict[ChunkKey, bytes] = {}
+        try:
+            _tables.create_all(self._engine)
+        except SQLAlchemyError as error:
+            raise ConfigError(f"cannot open the server state {_shown(url)}: {_first_line(error)}") from error
+
+    def load(self) -> Saved | None:
+        """The last committed round with its state, each chunk checked by its digest; None for a new run."""
+        with self._engine.begin() as connection:
+            head = connection.execute(sql.select(_runs).where(_runs.c.run == self.run)).one_or_none()
+            mine = sql.select(_chunks).where(_chunks.c.run == self.run).order_by(_chunks.c.name, _chunks.c.number)
+            rows = connection.execute(mine).all()
+        if head is None:
+            self._round, self._digests = None, {}
+            return None
+        if len(rows) != head.chunks:
+            raise DataError(f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup")
+        arrays: defaultdict[str, list[_Chunk]] = defaultdict(list)
+        for row in rows:
+            chunk = _Chunk(row.name, row.number, row.dtype, row.shape, row.data)
+            if chunk.digest != row.digest:
+                raise DataError(f"the saved array {row.name!r} is damaged: restore a backup")
+            arrays[row.name].append(chunk)
+        self._round, self._digests = head.round, {(row.name, row.number): row.digest for row in rows}
+        return Saved(head.round, {name: _join(chunks) for name, chunks in arrays.items()})
+
+    def commit(self, round_: int, state: State) -> None:
+        """Makes `state` the one after `round_`, whole or not at all."""
+        chunks = {(c.name, c.number): c for name, array in state.items() for c in _cut(name, array)}
+        digests = {key: chunk.digest for key, chunk in chunks.items()}
+        changed = [key for key, digest in digests.items() if self._digests.get(key) != digest]
+        gone = [key for key in self._digests if key not in digests]
+        with self._engine.begin() as connection:
+            self._advance(connection, round_, len(chunks))
+            self._delete(connection, [key for key in [*changed, *gone] if key in self._digests])
+            if changed:
+                rows = [vars(chunks[key]) | {"run": self.run, "digest": digests[key]} for key in changed]
+                connection.execute(sql.insert(_chunks), rows)
+        self._round, self._digests = round_, digests
+
+    def _advance(self, connection: Connection, round_: int, chunks: int) -> None:
+        """Moves the run's head on from the round this server knows, unless another server did."""
+        values = {"round": round_, "chunks": chunks}
+        if self._round is None:
+            taken = connection.execute(sql.select(_runs.c.round).where(_runs.c.run == self.run)).one_or_none()
+            moved = taken is None
+            if moved:
+                connection.execute(sql.insert(_runs).values(run=self.run, **values))
+        else:
+            mine = (_runs.c.run == self.run) & (_runs.c.round == self._round)
+            moved = connection.execute(sql.update(_runs).where(mine).values(**values)).rowcount == 1
+        if not moved:
+            raise RefusedError("stale server", f"another server has continued run {self.run!r}; this one stops")
+
+    def _delete(self, connection: Connection, keys: list[ChunkKey]) -> None:
+        if keys:
+            name: sql.BindParameter[str] = sql.bindparam("a_name")
+            number: sql.BindParameter[int] = sql.bindparam("a_number")
+            one = (_chunks.c.run == self.run) & (_chunks.c.name == name) & (_chunks.c.number == number)
+            connection.execute(sql.delete(_chunks).where(one), [{"a_name": n, "a_number": i} for n, i in keys])
+
+
+def _engine(url: str) -> Engine:
+    """An engine for `sqlite:///file`, a bare file path or `postgresql://...`.
+
+    A connection lives for one transaction: a database that restarted between two rounds is not noticed.
+    """
+    address = _address(url)
+    try:
+        engine = sql.create_engine(address, poolclass=NullPool)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("server state in PostgreSQL", "postgres") from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _make_durable)
+    return engine
+
+
+def _address(url: str) -> URL:
+    refusal = f"{_shown(url)} is not a state URL: use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+    try:
+        address = make_url(url) if "://" in url else URL.create("sqlite", database=url)
+    except ArgumentError as error:
+        raise ConfigError(refusal) from error
+    match address.drivername:
+        case "sqlite":
+            Path(address.database or ".").parent.mkdir(parents=True, exist_ok=True)
+            return address
+        case "postgresql" | "postgres":
+            return address.set(drivername="postgresql+psycopg")
+        case _:
+            raise ConfigError(refusal)
+
+
+def _make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) -> None:
+    """A commit is on disk when it returns; no -wal file grows beside the database."""
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=TRUNCATE", "synchronous=FULL", "busy_timeout=10000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _cut(name: str, array: AnyArray) -> Iterator[_Chunk]:
+    if array.dtype.kind not in _PLAIN_KINDS:
+        raise DataError(f"only plain arrays can be saved, and {name!r} is of dtype {array.dtype}")
+    data = np.ascontiguousarray(array).tobytes()
+    shape = ",".join(map(str, array.shape))
+    for number, start in enumerate(range(0, max(len(data), 1), _CHUNK_BYTES)):
+        yield _Chunk(name, number, array.dtype.str, shape, data[start : start + _CHUNK_BYTES])
+
+
+def _join(chunks: list[_Chunk]) -> AnyArray:
+    first, data = chunks[0], b"".join(chunk.data for chunk in chunks)
+    kind, shape = np.dtype(first.dtype), tuple(int(part) for part in first.shape.split(",") if part)
+    if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise DataError(f"the saved array {first.name!r} does not fit its dtype and shape: restore a backup")
+    return np.frombuffer(data, dtype=kind).reshape(shape).copy()
+
+
+def _shown(url: str) -> str:
+    """The URL without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True) if "://" in url else url
+    except ArgumentError:
+        return "given"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

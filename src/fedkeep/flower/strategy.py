@@ -1,0 +1,292 @@
+"""Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.ports import Kept
+from fedkeep.core.server import Refusal, RoundSummary, Server
+from fedkeep.core.types import DeviceId, State
+from fedkeep.flower import codec
+from fedkeep.flower.exchange import Asked, Exchange
+from fedkeep.flower.membership import PROFILE, Membership
+from fedkeep.flower.roster import Roster
+from fedkeep.flower.rounds import RoundOptions, RoundOutcome
+from fedkeep.flower.state_store import StateStore
+
+log = logging.getLogger("fedkeep.flower")
+
+TRAIN, EVALUATE = "train", "evaluate"
+_PAUSE_SECONDS = 0.5
+
+
+class FedkeepStrategy(Strategy):
+    """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
+
+    `kept` names further state, such as a privacy ledger, that is committed and resumed together with the
+    server's own, in the same transaction.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        sizes: codec.Sizes,
+        options: RoundOptions = RoundOptions(),  # noqa: B008 - frozen
+        store: StateStore | None = None,
+        kept: Mapping[str, Kept] | None = None,
+    ) -> None:
+        self.server, self.options, self.store = server, options, store
+        self.sizes = sizes
+        self._roster = Roster(options.identity)
+        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, **(kept or {})}
+        self._refusals: list[Refusal] = []
+        self._membership = Membership(server, self._roster, sizes, self._refuse)
+        self._sound = 0
+        self._late: list[tuple[Asked, Message]] = []
+
+    def resume(self) -> bool:
+        """Takes up the run where its state store has it; False if it has nothing."""
+        saved = self.store.load() if self.store is not None else None
+        if saved is None:
+            return False
+        for part, kept in self._parts.items():
+            prefix = f"{part}/"
+            kept.restore({n.removeprefix(prefix): a for n, a in saved.state.items() if n.startswith(prefix)})
+        log.info("resumed: round %d is next", self.server.round)
+        return True
+
+    def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
+        """Plays rounds until `num_rounds` are closed, counting those before a resume."""
+        exchange = Exchange(grid)
+        self._await_devices(grid, exchange, self.options.min_devices)
+        while self.server.round < num_rounds:
+            began = time.monotonic()
+            self._await_devices(grid, exchange, least=1)
+            summary, quorate = self._play(grid, exchange)
+            evaluation = self._evaluate(grid, exchange, summary.round)
+            self._commit()
+            for refusal in summary.refusals:
+                self._refuse(refusal)
+            refused, self._refusals = tuple(self._refusals), []
+            outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
+            _log(outcome)
+            yield outcome
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,  # noqa: ARG002 - Flower's signature
+        train_config: ConfigRecord | None = None,  # noqa: ARG002
+        evaluate_config: ConfigRecord | None = None,  # noqa: ARG002
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Flower's entry point, over `rounds`; how to train and to wait is `server`'s and `options`' to say."""
+        if initial_arrays is not None and self.server.round == 0:
+            self.server.model = codec.model_of(initial_arrays)
+        self.summary()
+        result = Result()
+        result.arrays = codec.arrays_of(self.server.model)
+        for outcome in self.rounds(grid, num_rounds):
+            number = outcome.summary.round + 1
+            result.arrays = codec.arrays_of(self.server.model)
+            result.train_metrics_clientapp[number] = MetricRecord(outcome.metrics())
+            if outcome.evaluation:
+                result.evaluate_metrics_clientapp[number] = MetricRecord(dict(outcome.evaluation))
+            if evaluate_fn is not None and (measured := evaluate_fn(number, result.arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = measured
+        return result
+
+    def summary(self) -> None:
+        """Logs how rounds are played."""
+        log.info("%s; round %d is next", self.options, self.server.round)
+
+    def configure_train(
+        self,
+        server_round: int,  # noqa: ARG002 - Flower's signature; the core counts rounds
+        arrays: ArrayRecord,  # noqa: ARG002
+        config: ConfigRecord,  # noqa: ARG002
+        grid: Grid,  # noqa: ARG002
+    ) -> Iterable[Message]:
+        """Opens a round: one order per device chosen (step 7)."""
+        nodes = self._roster.nodes()
+        orders = self.server.open_round(self._chosen(sorted(nodes)))
+        self._sound = 0
+        encode = codec.OrderEncoder()
+        return [
+            Message(encode(order), nodes[device], TRAIN, group_id=str(order.round)) for device, order in orders.items()
+        ]
+
+    def aggregate_train(
+        self,
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Closes the round over the replies taken so far and these (step 8)."""
+        for reply in replies:
+            self._take(Asked(reply.metadata.src_node_id, self.server.round, TRAIN), reply)
+        summary = self.server.close_round()
+        return codec.arrays_of(self.server.model), MetricRecord({"accepted": len(summary.accepted)})
+
+    def configure_evaluate(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,  # noqa: ARG002
+        config: ConfigRecord,  # noqa: ARG002
+        grid: Grid,  # noqa: ARG002
+    ) -> Iterable[Message]:
+        """Asks every device online how the model does on samples of its own."""
+        content, group = codec.encode_model(self.server.model), str(server_round)
+        return [Message(content, node, EVALUATE, group_id=group) for node in self._roster.nodes().values()]
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Loss and accuracy over all devices that answered, weighted by their samples."""
+        samples, loss, correct = 0, 0.0, 0
+        for reply in replies:
+            try:
+                said = codec.decode_evaluation(codec.content_of(reply))
+            except RefusedError as error:
+                self._refuse(Refusal(self._number(reply.metadata.src_node_id), error.reason, error.detail))
+                continue
+            samples, loss, correct = samples + said.samples, loss + said.loss, correct + said.correct
+        if not samples:
+            return None
+        return MetricRecord({"samples": samples, "loss": loss / samples, "accuracy": correct / samples})
+
+    def _chosen(self, devices: list[DeviceId]) -> tuple[DeviceId, ...]:
+        return self.server.select(self.server.round, devices, self.options.asked(len(devices)))
+
+    def _await_devices(self, grid: Grid, exchange: Exchange, least: int) -> None:
+        """Sees who is online, plans for them, and waits until they are enough."""
+        while True:
+            self._membership.meet(grid, exchange, time.monotonic())
+            self._greet(exchange.arrived())
+            self._membership.plan()
+            online = len(self._roster.nodes())
+            if online >= least:
+                return
+            log.info("waiting for devices: %d of %d are online", online, least)
+            self._greet(exchange.collect(_PAUSE_SECONDS, lambda: False))
+
+    def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
+        """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
+        round_, options = self.server.round, self.options
+        orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, grid)}
+        participants = sorted(self._number(node) for node in orders)
+        wanted = options.wanted(len(self._roster.nodes()))
+        exchange.send(orders.values(), round_)
+        late, self._late = self._late, []
+        for asked, reply in late:
+            self._take(asked, reply)
+
+        def enough() -> bool:
+            return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
+
+        for asked, reply in exchange.collect(options.patience, enough):
+            if options.deterministic and asked.kind == TRAIN and reply.has_error():
+                self._ask_again(exchange, asked, orders[asked.node].content, reply.error.reason)
+            else:
+                self._take(asked, reply)
+        quorate = self._sound >= options.least(wanted)
+        if not quorate:
+            self.server.open_round(participants)
+        summary = self.server.close_round()
+        exchange.abandon(round_ - self.server.staleness)
+        return summary, quorate
+
+    def _evaluate(self, grid: Grid, exchange: Exchange, round_: int) -> Mapping[str, float]:
+        every = self.options.evaluate_every
+        if not every or (round_ + 1) % every:
+            return {}
+        exchange.send(self.configure_evaluate(round_, *_UNUSED, grid), round_)
+        replies = []
+        for asked, reply in exchange.collect(self.options.patience, lambda: not exchange.waiting(round_, EVALUATE)):
+            if asked.kind == EVALUATE:
+                replies.append(reply)
+            else:
+                self._greet([(asked, reply)])
+        record = self.aggregate_evaluate(round_, replies)
+        return {} if record is None else {k: v for k, v in record.items() if not isinstance(v, list)}
+
+    def _ask_again(self, exchange: Exchange, asked: Asked, content: RecordDict, reason: str | None) -> None:
+        log.warning("node %d: %s; asked again", asked.node, reason)
+        time.sleep(_PAUSE_SECONDS)
+        exchange.send([Message(content, asked.node, TRAIN, group_id=str(asked.round))], asked.round)
+
+    def _greet(self, replies: Iterable[tuple[Asked, Message]]) -> None:
+        """Takes in profiles; reports that come between two rounds wait for the next to open."""
+        for asked, reply in replies:
+            if asked.kind == PROFILE:
+                self._membership.introduce(asked, reply)
+            else:
+                self._late.append((asked, reply))
+
+    def _take(self, asked: Asked, reply: Message) -> None:
+        """Takes in a reply, whatever it answers; what is not sound is refused and its sender named."""
+        if asked.kind == PROFILE:
+            self._membership.introduce(asked, reply)
+        if asked.kind != TRAIN:
+            return
+        device = self._number(asked.node)
+        try:
+            if device not in self._roster.nodes():
+                raise RefusedError("left", f"node {asked.node} has left the fleet")
+            report = codec.decode_report(codec.content_of(reply), self.sizes)
+            if report.round != asked.round:
+                raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
+        except RefusedError as error:
+            self._refuse(Refusal(device, error.reason, error.detail))
+            return
+        refusal = self.server.receive(device, report)
+        if refusal is None:
+            self._sound += 1
+        else:
+            self._refuse(refusal)
+
+    def _number(self, node: int) -> int:
+        """The device at a node; the node's own number if it has left since."""
+        device = self._roster.device(node)
+        return node if device is None else device
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Names whoever sent something that does not count, once."""
+        if refusal in self._refusals:
+            return
+        log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
+        self._refusals.append(refusal)
+
+    def _commit(self) -> None:
+        if self.store is not None:
+            state: State = {
+                f"{part}/{name}": array for part, kept in self._parts.items() for name, array in kept.snapshot().items()
+            }
+            self.store.commit(self.server.round, state)
+
+
+_UNUSED = (ArrayRecord(), ConfigRecord())
+
+
+def _log(outcome: RoundOutcome) -> None:
+    summary = outcome.summary
+    log.info(
+        "round %d: %d accepted, %d empty, %d missing, %d refused, %s%.2f s",
+        summary.round,
+        len(summary.accepted),
+        len(summary.empty),
+        len(summary.missing),
+        len(outcome.refusals),
+        "" if outcome.quorate else "no quorum, ",
+        outcome.seconds,
+    )

@@ -1,0 +1,115 @@
+"""`kill -9` of a server at random points: it resumes from its state and ends with the same bits.
+
+`python -m tests.faults.server_kills DIRECTORY KILLS` forks servers that play rounds of a small fleet, whose
+devices keep files, without a SuperLink; it kills each at a random moment and prints what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.flower.state_store import StateStore
+from tests.flower.small_fleet import SmallFleet
+
+ROUNDS = 30
+
+
+@dataclass
+class Tally:
+    """What a series of kills brought."""
+
+    kills: int = 0
+    runs: int = 0
+    lost: int = 0
+    """Rounds that were acknowledged and then gone."""
+    redone: int = 0
+    """Rounds begun but not saved when a server died; at most one each."""
+    identical: int = 0
+    """Runs that ended with the model of a run that was never killed."""
+
+
+def try_kills(directory: Path, kills: int) -> Tally:
+    """Has a fresh process do the killing, since this one may not be fit to fork."""
+    command = [sys.executable, "-m", "tests.faults.server_kills", str(directory), str(kills)]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return Tally(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _main(directory: Path, kills: int) -> Tally:
+    tally, rng = Tally(), np.random.default_rng(0)
+    expected = _reference()
+    while tally.kills < kills:
+        home = directory / f"run-{tally.runs}"
+        _play_under_fire(home, kills, tally, rng)
+        tally.runs += 1
+        tally.identical += np.load(home / "model.npy").tobytes() == expected.tobytes()
+    return tally
+
+
+def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Generator) -> None:
+    """One run to its end, its server killed again and again on the way."""
+    saved = 0
+    while not (home / "model.npy").exists():
+        shots = kills - tally.kills
+        events = list(_server(home, float(rng.uniform(0.0, 0.3)) if shots > 0 else None))
+        resumed = next((number for word, number in events if word == "resumed"), saved)
+        tally.lost += max(0, saved - resumed)
+        tally.redone += resumed > saved
+        saved = max([resumed, *(number for word, number in events if word == "saved")])
+        tally.kills += shots > 0
+
+
+def _server(home: Path, seconds: float | None) -> Iterator[tuple[str, int]]:
+    """Forks a server, kills it after some time if one is given, and tells what it said until then."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        _serve(home, write)
+        os._exit(0)
+    os.close(write)
+    if seconds is not None:
+        time.sleep(seconds)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    with os.fdopen(read) as said:
+        for line in said:
+            word, number = line.split()
+            yield word, int(number)
+    os.waitpid(child, 0)
+
+
+def _serve(home: Path, write: int) -> None:
+    """Plays the run from wherever its state is, and acknowledges each round once it is saved."""
+    fleet = SmallFleet(devices=4, rounds=ROUNDS, directory=home / "devices")
+    strategy = fleet.strategy(StateStore(str(home / "state.db"), "run"))
+    strategy.resume()
+    os.write(write, f"resumed {strategy.server.round}\n".encode())
+    for _ in strategy.rounds(fleet.grid(), ROUNDS):
+        os.write(write, f"saved {strategy.server.round}\n".encode())
+    np.save(home / "model.new.npy", strategy.server.model)
+    (home / "model.new.npy").replace(home / "model.npy")
+
+
+def _reference() -> np.ndarray:
+    fleet = SmallFleet(devices=4, rounds=ROUNDS)
+    strategy = fleet.strategy()
+    list(strategy.rounds(fleet.grid(), ROUNDS))
+    return strategy.server.model
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_main(Path(sys.argv[1]), int(sys.argv[2])))))

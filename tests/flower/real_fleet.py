@@ -1,0 +1,90 @@
+"""What tests and benchmarks over real SuperLinks share: the example app, its settings, and how to wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from flwr.app.user_config import UserConfig
+from flwr.common.config import flatten_dict
+
+from fedkeep.flower.local_fleet import LocalFleet
+
+APP = Path(__file__).parents[2] / "examples" / "flower_app"
+if str(APP) not in sys.path:
+    sys.path.append(str(APP))
+
+
+def app_config(**settings: str | int | float | bool) -> UserConfig:
+    """The example app's run config with settings such as `train__rounds=5` put in."""
+    table = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    changed: UserConfig = {key.replace("__", "."): value for key, value in settings.items()}
+    return {**flatten_dict(table), **changed}
+
+
+def wait_until(happened: Callable[[], bool], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not happen in {seconds:.0f} s")
+        time.sleep(0.2)
+
+
+def saved_round(database: Path, run: str = "default") -> int:
+    """The round that a server has saved; -1 before the first."""
+    with suppress(sqlite3.OperationalError):
+        connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
+        try:
+            found = connection.execute("SELECT round FROM fedkeep_runs WHERE run = ?", (run,)).fetchone()
+        finally:
+            connection.close()
+        return -1 if found is None else int(found[0])
+    return -1
+
+
+def kill_server_app(fleet: LocalFleet) -> None:
+    """kill -9 of the ServerApp's process alone; its SuperLink lives on."""
+    group = fleet.process("superlink").pid
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes()
+            if b"flwr-serverapp" in command and os.getpgid(int(entry.name)) == group:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def start_nodes(fleet: LocalFleet, nodes: int, **settings: str) -> None:
+    for number in range(nodes):
+        fleet.start_node(number, {"device": number, **settings})
+
+
+def start_agent(fleet: LocalFleet, number: int, devices: int, policy: str = "ode", rate: float = 20.0) -> Path:
+    """Starts, or starts again on the same store, the agent of a device; returns its socket."""
+    home = fleet.deployment.root / f"agent-{number}"
+    home.mkdir(exist_ok=True)
+    socket = home / "a.sock"
+    config = (APP / "agent.toml").read_text()
+    config = config.replace('"fedkeep.sock"', f'"{socket}"').replace('"fedkeep.store"', f'"{home}/samples.store"')
+    (home / "agent.toml").write_text(config.replace('name = "ode"', f'name = "{policy}"'))
+    environment = {"FEDKEEP_DEVICE": str(number), "FEDKEEP_DEVICES": str(devices), "FEDKEEP_RATE": str(rate)}
+    command = [sys.executable, "-m", "fedkeep.agent", str(home / "agent.toml")]
+    fleet.start(f"agent-{number}", command, {**environment, "PYTHONPATH": os.pathsep.join([str(APP), *sys.path])})
+    return socket
+
+
+def agent_answers(socket: Path) -> bool:
+    from fedkeep.link.client import AgentClient, AgentUnreachableError
+
+    try:
+        with AgentClient(str(socket), timeout=10) as agent:
+            return agent.status().samples > 0
+    except AgentUnreachableError:
+        return False

@@ -1,0 +1,112 @@
+"""A small fleet in one process: real strategy, real devices, Flower's own messages, no SuperLink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+
+from fedkeep.core.types import State
+from fedkeep.flower.client_app import make_client_app
+from fedkeep.flower.codec import Sizes
+from fedkeep.flower.device_memory import DeviceMemory, FileMemory
+from fedkeep.flower.in_process import InProcessGrid, make_node
+from fedkeep.flower.node_device import CatchUpDevice
+from fedkeep.flower.rounds import RoundOptions
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.sim.assembly import Assembly, assemble
+from fedkeep.sim.experiment import Experiment, resolve
+from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.reference import FullFleet
+
+App = Callable[[Message, Context], Message]
+DETERMINISTIC = RoundOptions(participation=0.5, deterministic=True)
+
+
+class DictMemory:
+    """Outlives a message, not the test."""
+
+    def __init__(self) -> None:
+        self._state: State = {}
+
+    def load(self) -> State:
+        return self._state
+
+    def save(self, state: State) -> None:
+        self._state = {name: np.array(array) for name, array in state.items()}
+
+
+@dataclass(eq=False)
+class SmallFleet:
+    """Devices and the means to make servers for them; servers come and go, devices stay."""
+
+    devices: int = 6
+    rounds: int = 4
+    seed: int = 0
+    policy: str = "ode"
+    directory: Path | None = None
+    """Where devices keep their files; None: in memory."""
+    options: RoundOptions = DETERMINISTIC
+    table: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        task = {"name": "embedded", "devices": self.devices, "smallest": 60, "largest": 120, "features": 8, "labels": 4}
+        train = {"rounds": self.rounds, "participation": self.options.participation, "learning_rate": 0.1, "epochs": 2}
+        stream = {"rounds_per_pass": 10}
+        rest = {"policy": {"name": self.policy}, "storage": {"capacity": 6}, "seed": self.seed}
+        return resolve({"task": task, "train": train, "stream": stream, **rest, **self.table})
+
+    @cached_property
+    def apps(self) -> dict[int, App]:
+        """The ClientApp of every device; replace one to make a device misbehave."""
+        return {number: make_client_app(partial(self._open, number)) for number in range(self.devices)}
+
+    def grid(self) -> InProcessGrid:
+        return InProcessGrid(make_node(number, app, {}) for number, app in self.apps.items())
+
+    def strategy(self, store: StateStore | None = None, options: RoundOptions | None = None) -> FedkeepStrategy:
+        """A new server; it knows nothing of an older one but what the store tells."""
+        parts = assemble(self.experiment, self._parts.data)
+        parts.server.plan = None
+        regions = len(self._parts.server.order(0).assignment.quotas)  # type: ignore[union-attr]
+        sizes = Sizes(len(parts.server.model), parts.learner.gradient_size, regions)
+        return FedkeepStrategy(parts.server, sizes, options or self.options, store)
+
+    def accuracy(self, strategy: FedkeepStrategy) -> float:
+        test = self._parts.data.pooled_test
+        guesses = np.argmax(self._parts.learner.logits(strategy.server.model, test.x), axis=1)
+        return float(np.mean(guesses == test.y))
+
+    @cached_property
+    def _parts(self) -> Assembly:
+        return assemble(self.experiment)
+
+    @cached_property
+    def _memories(self) -> dict[int, DeviceMemory]:
+        if self.directory is None:
+            return {number: DictMemory() for number in range(self.devices)}
+        return {number: FileMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
+
+    @cached_property
+    def _living(self) -> dict[int, CatchUpDevice]:
+        fleet = assemble(self.experiment, self._parts.data).fleet
+        return {number: self._device(fleet, number) for number in range(self.devices)}
+
+    def _open(self, number: int, context: Context) -> CatchUpDevice:
+        """The device: one that lives on, or, if it has a file, one as a new process would find it."""
+        if self.directory is None:
+            return self._living[number]
+        return self._device(assemble(self.experiment, self._parts.data).fleet, number)
+
+    def _device(self, fleet: Fleet | FullFleet, number: int) -> CatchUpDevice:
+        assert isinstance(fleet, Fleet)
+        arrivals = partial(self._parts.stream.arrivals, number)
+        test = self._parts.data.test_batch(number)
+        return CatchUpDevice(fleet.device(number), arrivals, test, self._memories[number])
