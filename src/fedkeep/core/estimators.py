@@ -94,28 +94,6 @@ class GlobalEstimator(ABC):
     def restore(self, state: State) -> None: ...
 
 
-class ParticipantsEstimator(GlobalEstimator):
-    """The weighted mean of this round's estimates only; rounds that bring none leave it as it was."""
-
-    def __init__(self) -> None:
-        self._direction: Vector | None = None
-
-    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        total = sum(e.weight for e in estimates.values())
-        if total > 0:
-            weighted = [e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())]
-            self._direction = (sum(weighted[1:], weighted[0]) / total).astype(np.float32)
-
-    def direction(self) -> Vector | None:
-        return self._direction
-
-    def snapshot(self) -> State:
-        return {} if self._direction is None else {"direction": self._direction}
-
-    def restore(self, state: State) -> None:
-        self._direction = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
-
-
 class GivenEstimator(GlobalEstimator):
     """A direction that comes from elsewhere: an oracle's exact gradient, or none at all."""
 
@@ -136,6 +114,16 @@ class GivenEstimator(GlobalEstimator):
 
     def restore(self, state: State) -> None:
         self._direction = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
+
+
+class ParticipantsEstimator(GivenEstimator):
+    """The weighted mean of this round's estimates only; rounds that bring none leave it as it was."""
+
+    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        total = sum(e.weight for e in estimates.values())
+        if total > 0:
+            weighted = [e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())]
+            self.give((sum(weighted[1:], weighted[0]) / total).astype(np.float32))
 
 
 class IncrementalEstimator(GlobalEstimator):
