@@ -61,6 +61,21 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
             np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
+def test_a_stored_sample_that_comes_again_and_is_refused_leaves_the_file() -> None:
+    disk = RamDisk(bytes(LAYOUT.geometry.size))
+    run = Scripted(disk)
+    run.format()
+    batch = samples(0, 8)
+    run.store.offer(batch, batch.y, np.ones(8), np.arange(8))
+    run.commit()
+    run.store.offer(batch.take([3]), batch.y[3:4], np.array([-np.inf]), np.array([8]))
+    run.commit()
+    again = Scripted(disk)
+    again.open()
+    assert again.store.stored().batch.ids.tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert len(again.store.notes()) == 7
+
+
 def test_what_was_erased_is_in_no_file(tmp_path: Path) -> None:
     path = tmp_path / "a.store"
     store = open_at(path)

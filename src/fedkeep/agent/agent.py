@@ -85,9 +85,7 @@ class Agent:
 
     def restore(self, state: State) -> None:
         """Becomes what a file says; a part of the state that was damaged begins anew, the samples stay."""
-        found = _part(state, "device")
-        if found or len(self.store.notes_loaded()):
-            self.device.restore(self._mended(found))
+        self.device.restore(self._mended(_part(state, "device")))
         for name, part in self._parts.items():
             own = _part(state, name)
             if own and part is not self.device:

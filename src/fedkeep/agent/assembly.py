@@ -163,6 +163,12 @@ def assemble(config: AgentConfig) -> Assembly:
 
 
 def _state_bytes(learner: Learner, config: AgentConfig) -> int:
-    """What the device commits besides samples: two vectors of a model, and the estimator with its pending copy."""
+    """What is committed besides samples: model, direction, estimator with its pending copy, and the guard's two."""
     meter = _BUCKETS * config.samples.labels * 8
-    return 4 * learner.size + (4 + 8 + 4) * learner.gradient_size + meter + 8 * REMEMBERED + 4096
+    return (
+        4 * learner.size
+        + (4 + 8 + 4 + (8 if config.privacy else 0)) * learner.gradient_size
+        + meter
+        + 8 * REMEMBERED
+        + 4096
+    )

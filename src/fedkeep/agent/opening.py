@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,19 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
 
     `state_bytes` is what the device commits besides samples: model, direction, estimator.
     """
+    layout = _layout(options, form, state_bytes)
+    if layout.capacity:
+        return layout
+    low, high = options.budget // PAGE, 2 * (options.budget + 4 * state_bytes + 64 * form.nbytes) // PAGE + 1024
+    while low + 1 < high:
+        middle = (low + high) // 2
+        fits = _layout(replace(options, budget=middle * PAGE), form, state_bytes).capacity
+        low, high = (low, middle) if fits else (middle, high)
+    least = high * PAGE
+    raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
+
+
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
     overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
@@ -101,9 +114,6 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
-    if low < 1:
-        least = cells(1) * cell_size + 6 * PAGE
-        raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
     return Layout(geometry, low, _reserve(low))
 
 
