@@ -204,6 +204,16 @@ def test_a_damaged_file_is_set_aside_once_and_the_store_goes_on(tmp_path: Path) 
     assert len(open_at(path)) == 0
 
 
+def test_a_label_lost_at_one_end_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    open_at(path).close()  # type: ignore[attr-defined]
+    sound = path.read_bytes()
+    for damaged in (bytes(100) + sound[100:], sound[:-4096] + bytes(4096)):
+        path.write_bytes(damaged)
+        open_at(path).close()  # type: ignore[attr-defined]
+        assert path.read_bytes() == sound
+
+
 def test_the_age_clock_ignores_wall_clocks_within_tolerance() -> None:
     wall, boot = [1e9], [50.0]
     clock = AgeClock(DAY, lambda: wall[0], lambda: boot[0], lambda: "boot-1")

@@ -66,10 +66,13 @@ class Agent:
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
         self._parts: dict[str, Kept] = {
-            "device": device, "log": store.log, "clock": store.clock, "counters": self.counters,
+            "device": device,
+            "log": store.log,
+            "clock": store.clock,
+            "counters": self.counters,
             "tombstones": self.tombstones,
             "model": self.model_date,
-        }  # fmt: skip
+        }
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
         self._judged: list[tuple[Arrival, str]] = []
         self._training = threading.Lock()

@@ -128,7 +128,7 @@ def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tu
     cipher = options.cipher()
     label = Label(geometry, _form(form, cipher))
     existed = path.exists() and path.stat().st_size > 0
-    found = _find_label(path) if existed else None
+    found, both = _find_label(path) if existed else (None, False)
     if found is not None:
         _check_form(found, label, cipher, path)
         if found.geometry != geometry:
@@ -142,7 +142,7 @@ def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tu
         contents.damage.label = True
     if contents.damage:
         _set_aside(path)
-    if found is None:
+    if not both:
         file.write_label(label)
     return file, contents, disk
 
@@ -172,13 +172,14 @@ def _form(form: SampleForm, cipher: Cipher | None) -> dict[str, Any]:
     return {"dtype": form.dtype.str, "shape": list(form.shape), "key": cipher.name if cipher else None}
 
 
-def _find_label(path: Path) -> Label | None:
-    """The label at either end of the file."""
+def _find_label(path: Path) -> tuple[Label | None, bool]:
+    """The label at either end of the file, and whether it stands at both."""
     with path.open("rb") as file:
         first = file.read(PAGE).ljust(PAGE, b"\0")
         file.seek(max(0, path.stat().st_size - PAGE))
         last = file.read(PAGE).ljust(PAGE, b"\0")
-    return decode_label(first) or decode_label(last)
+    label = decode_label(first) or decode_label(last)
+    return label, label is not None and first == last
 
 
 def _blank(path: Path) -> bool:
