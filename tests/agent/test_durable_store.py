@@ -61,6 +61,21 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
             np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
+def test_a_stored_sample_that_comes_again_and_is_refused_leaves_the_file() -> None:
+    disk = RamDisk(bytes(LAYOUT.geometry.size))
+    run = Scripted(disk)
+    run.format()
+    batch = samples(0, 8)
+    run.store.offer(batch, batch.y, np.ones(8), np.arange(8))
+    run.commit()
+    run.store.offer(batch.take([3]), batch.y[3:4], np.array([-np.inf]), np.array([8]))
+    run.commit()
+    again = Scripted(disk)
+    again.open()
+    assert again.store.stored().batch.ids.tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert len(again.store.notes()) == 7
+
+
 def test_what_was_erased_is_in_no_file(tmp_path: Path) -> None:
     path = tmp_path / "a.store"
     store = open_at(path)
@@ -187,6 +202,16 @@ def test_a_damaged_file_is_set_aside_once_and_the_store_goes_on(tmp_path: Path) 
     shutil.copyfile(path, tmp_path / "copy")
     path.write_bytes(b"garbage" * 1000)
     assert len(open_at(path)) == 0
+
+
+def test_a_label_lost_at_one_end_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    open_at(path).close()  # type: ignore[attr-defined]
+    sound = path.read_bytes()
+    for damaged in (bytes(100) + sound[100:], sound[:-4096] + bytes(4096)):
+        path.write_bytes(damaged)
+        open_at(path).close()  # type: ignore[attr-defined]
+        assert path.read_bytes() == sound
 
 
 def test_the_age_clock_ignores_wall_clocks_within_tolerance() -> None:

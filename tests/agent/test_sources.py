@@ -131,6 +131,20 @@ def test_records_over_a_socket_are_answered_with_their_fate(tmp_path: Path, kind
     assert counted == {"refused.malformed": 1, "refused.oversized": 1}
 
 
+def test_a_sender_that_reads_no_answers_does_not_hold_up_the_agent() -> None:
+    from fedkeep.agent.sources.records import _Answers
+
+    ours, theirs = socket.socketpair()
+    answers = _Answers(ours)
+    start = time.monotonic()
+    for _ in range(50_000):
+        answers.next()("kept")
+    assert time.monotonic() - start < 60
+    assert len(theirs.recv(1 << 20)) > 0
+    ours.close()
+    theirs.close()
+
+
 def _connect(address: str) -> socket.socket:
     deadline = time.monotonic() + 10
     while True:

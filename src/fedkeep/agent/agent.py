@@ -66,10 +66,13 @@ class Agent:
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
         self._parts: dict[str, Kept] = {
-            "device": device, "log": store.log, "clock": store.clock, "counters": self.counters,
+            "device": device,
+            "log": store.log,
+            "clock": store.clock,
+            "counters": self.counters,
             "tombstones": self.tombstones,
             "model": self.model_date,
-        }  # fmt: skip
+        }
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
         self._judged: list[tuple[Arrival, str]] = []
         self._training = threading.Lock()
@@ -85,9 +88,7 @@ class Agent:
 
     def restore(self, state: State) -> None:
         """Becomes what a file says; a part of the state that was damaged begins anew, the samples stay."""
-        found = _part(state, "device")
-        if found or len(self.store.notes_loaded()):
-            self.device.restore(self._mended(found))
+        self.device.restore(self._mended(_part(state, "device")))
         for name, part in self._parts.items():
             own = _part(state, name)
             if own and part is not self.device:

@@ -37,6 +37,8 @@ _TABLES = (
     "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "metrics", "privacy", "source",
 )  # fmt: skip
 _HOUR = 3600.0
+_BUCKETS = 12
+"""Of the window of velocities; they are written with every commit, so few."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def assemble(config: AgentConfig) -> Assembly:
         policy=config.policy,
         store=store,
         regions=regions,
-        meter=VelocityMeter(regions.count, Window(config.agent.velocity_window_seconds, 60)),
+        meter=VelocityMeter(regions.count, Window(config.agent.velocity_window_seconds, _BUCKETS)),
         capacity=layout.capacity,
         sample_shape=config.samples.shape,
         labels=config.samples.labels,
@@ -161,6 +163,12 @@ def assemble(config: AgentConfig) -> Assembly:
 
 
 def _state_bytes(learner: Learner, config: AgentConfig) -> int:
-    """What the device commits besides samples: two vectors of a model, and the estimator with its pending copy."""
-    meter = 60 * config.samples.labels * 8
-    return 4 * learner.size + (4 + 8 + 4) * learner.gradient_size + meter + 8 * REMEMBERED + 4096
+    """What is committed besides samples: model, direction, estimator with its pending copy, and the guard's two."""
+    meter = _BUCKETS * config.samples.labels * 8
+    return (
+        4 * learner.size
+        + (4 + 8 + 4 + (8 if config.privacy else 0)) * learner.gradient_size
+        + meter
+        + 8 * REMEMBERED
+        + 4096
+    )

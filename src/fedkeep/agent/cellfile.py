@@ -62,7 +62,7 @@ class CellFile:
         """Bytes of a blob per cell."""
         self._live: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
         self._soiled: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
-        self._places: dict[int, tuple[int, ...]] = {}
+        self._places: dict[int, list[int]] = {}
         self._sequence = 0
         self._half = 0
         self._cursor = 0
@@ -156,7 +156,7 @@ class CellFile:
                 damage.blobs += 1
                 continue
             blobs.append(blob)
-            self._places[number] = tuple(index for index, _ in found.values())
+            self._places[number] = [index for index, _ in found.values()]
         self._live[[index for place in self._places.values() for index in place]] = True
         return Contents(blobs, damage)
 
@@ -188,7 +188,7 @@ class CellFile:
         live = self._live.copy()
         live[taken] = True
         for number in removed:
-            live[list(self._places[number])] = False
+            live[self._places[number]] = False
         self._write_cells(taken, cells)
         self._wipe_due = self._wipe_due or wipe
         self._write_root(live, WIPE if self._wipe_due else 0)
@@ -255,7 +255,7 @@ class CellFile:
         for number in removed:
             del self._places[number]
         for index, cell in zip(taken, cells, strict=True):
-            self._places[cell.blob] = (*self._places.get(cell.blob, ()), index)
+            self._places.setdefault(cell.blob, []).append(index)
 
     def _wipe_free(self) -> None:
         """Overwrites every free cell that ever held something, then says so in a new root."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -61,7 +61,8 @@ class DurableStore:
         if self._quotas is not None and np.array_equal(quotas, self._quotas):
             return
         self._quotas = quotas.copy()
-        self._watch(lambda: self._index.configure(quotas), Verdict.DROPPED)
+        self._index.configure(quotas)
+        self._let_go_of_dropped()
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         outcome = self._index.offer(batch, regions, scores, arrivals)
@@ -76,13 +77,15 @@ class DurableStore:
                 self.model_version, float(outcome.floors[i]), int(outcome.displaced[i]), taken, wall, self.source,
             )  # fmt: skip
             self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
+        self._let_go_of_dropped()  # a stored sample that comes again and is refused leaves
         return outcome
 
     def stored(self) -> Stored:
         return self._index.stored()
 
     def revalue(self, scores: Scores) -> None:
-        self._watch(lambda: self._index.revalue(scores), Verdict.DROPPED)
+        self._index.revalue(scores)
+        self._let_go_of_dropped()
         self._reranked = None
 
     def mark_used(self) -> None:
@@ -216,14 +219,13 @@ class DurableStore:
             blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
             self._write_down(blank, verdict)
 
-    def _watch(self, change: Callable[[], None], verdict: Verdict) -> None:
-        """Makes a change to the index that may drop samples, and takes note of those it dropped."""
-        change()
+    def _let_go_of_dropped(self) -> None:
+        """Takes note of samples that the index has dropped by itself."""
         if len(self._index) == len(self._notes):
             return
         left = set(self._index.stored().batch.ids.tolist())
         for id_ in [id_ for id_ in self._notes if id_ not in left]:
-            self._let_go(id_, verdict)
+            self._let_go(id_, Verdict.DROPPED)
 
     def _write_down(self, note: Note, verdict: Verdict) -> None:
         self.log.add(

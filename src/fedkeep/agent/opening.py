@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,19 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
 
     `state_bytes` is what the device commits besides samples: model, direction, estimator.
     """
+    layout = _layout(options, form, state_bytes)
+    if layout.capacity:
+        return layout
+    low, high = options.budget // PAGE, 2 * (options.budget + 4 * state_bytes + 64 * form.nbytes) // PAGE + 1024
+    while low + 1 < high:
+        middle = (low + high) // 2
+        fits = _layout(replace(options, budget=middle * PAGE), form, state_bytes).capacity
+        low, high = (low, middle) if fits else (middle, high)
+    least = high * PAGE
+    raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
+
+
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
     overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
@@ -101,9 +114,6 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
-    if low < 1:
-        least = cells(1) * cell_size + 6 * PAGE
-        raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
     return Layout(geometry, low, _reserve(low))
 
 
@@ -118,7 +128,7 @@ def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tu
     cipher = options.cipher()
     label = Label(geometry, _form(form, cipher))
     existed = path.exists() and path.stat().st_size > 0
-    found = _find_label(path) if existed else None
+    found, both = _find_label(path) if existed else (None, False)
     if found is not None:
         _check_form(found, label, cipher, path)
         if found.geometry != geometry:
@@ -132,7 +142,7 @@ def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tu
         contents.damage.label = True
     if contents.damage:
         _set_aside(path)
-    if found is None:
+    if not both:
         file.write_label(label)
     return file, contents, disk
 
@@ -162,13 +172,14 @@ def _form(form: SampleForm, cipher: Cipher | None) -> dict[str, Any]:
     return {"dtype": form.dtype.str, "shape": list(form.shape), "key": cipher.name if cipher else None}
 
 
-def _find_label(path: Path) -> Label | None:
-    """The label at either end of the file."""
+def _find_label(path: Path) -> tuple[Label | None, bool]:
+    """The label at either end of the file, and whether it stands at both."""
     with path.open("rb") as file:
         first = file.read(PAGE).ljust(PAGE, b"\0")
         file.seek(max(0, path.stat().st_size - PAGE))
         last = file.read(PAGE).ljust(PAGE, b"\0")
-    return decode_label(first) or decode_label(last)
+    label = decode_label(first) or decode_label(last)
+    return label, label is not None and first == last
 
 
 def _blank(path: Path) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +60,7 @@ class Answer(msgspec.Struct):
     fate: str
 
 
+_SEND_TIMEOUT = struct.pack("@ll", 1, 0)
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
@@ -117,10 +120,11 @@ class RecordsSource:
 
 
 class _Answers:
-    """The numbered answers of one connection; they are sent from the agent's thread."""
+    """The numbered answers of one connection, sent from the agent's thread, which a slow reader may not hold up."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         self._count = 0
         self._lock = threading.Lock()
 
@@ -134,7 +138,9 @@ class _Answers:
             try:
                 send_frame(self._connection, payload)
             except OSError:
-                return  # nobody is left to hear it
+                # Nobody hears it, or not in time; half a frame may be out, so nothing more can follow.
+                with suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)
