@@ -103,7 +103,7 @@ def draw(path: Path) -> None:
         axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    both[0].legend(fontsize=8, loc="lower right")
+    both[0].legend(fontsize=8, loc="center right")
     figure.savefig(path, dpi=80)
 
 

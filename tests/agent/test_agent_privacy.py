@@ -71,3 +71,29 @@ def test_wrong_privacy_is_refused(tmp_path: Path) -> None:
         make_agent(tmp_path, privacy={"epsilo": 1.0})
     with pytest.raises(FedkeepError, match="gradient_from"):
         make_agent(tmp_path, privacy={"epsilon": 1.0}, device={"gradient_from": "stored"})
+
+
+def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    from fedkeep.agent.metrics import Collector
+    from fedkeep.agent.summary import summarise
+
+    take_part(tmp_path, 0)
+    take_part(tmp_path, 1)
+    assembly = make_agent(tmp_path, privacy=PRIVACY)
+    try:
+        status = summarise(assembly.agent)
+        gauges = {
+            metric.name: metric.samples[0].value for metric in Collector(assembly.agent).collect() if metric.samples
+        }
+    finally:
+        assembly.disk.close()
+    assert status.epsilon_budget == gauges["fedkeep_epsilon_budget"] == 4.0
+    assert status.epsilon_spent == gauges["fedkeep_epsilon_spent"]
+    assert 0 < gauges["fedkeep_epsilon_spent"] < 4.0
+
+
+@pytest.mark.parametrize("asked", ["secure_sum", "encrypted_profiles"])
+def test_what_the_agent_cannot_hide_it_does_not_send_in_the_clear(tmp_path: Path, asked: str) -> None:
+    with pytest.raises(ConfigError, match="in the clear"):
+        make_agent(tmp_path, privacy={asked: True})

@@ -5,6 +5,7 @@ Run by test_kills.py as a process of its own: `killed_sender.py LEDGER KILLS cha
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -29,35 +30,38 @@ def send_until_killed(path: Path, outbox: int, charge_first: bool) -> None:
     waiting: list[State] = []
     guard = Guard(OPTIONS, file.open(), file.commit if charge_first else waiting.append, np.zeros)
     order = TrainOrder(0, np.zeros(P, np.float32), None, LocalTraining(0.1, 1))
-    report = Report(0, np.zeros(P, np.float32), 1.0, 1, 1, np.zeros(P, np.float32), 1)
-    while True:
-        guard.release(report, order)
+    for number in itertools.count(1):
+        fresh = np.full(P, 0.1 / number, np.float32)
+        guard.release(Report(0, order.model, 1.0, 1, 1, fresh, 1), order)
         os.write(outbox, b"r")
         while waiting:
             file.commit(waiting.pop())
 
 
-def sent_by_a_killed_child(path: Path, delay: float, charge_first: bool) -> int:
-    """How many reports left a child that lived for `delay` seconds."""
+def sent_by_a_killed_child(path: Path, after: int, delay: float, charge_first: bool) -> int:
+    """How many reports left a child that was killed `delay` seconds after its report number `after`."""
     inbox, outbox = os.pipe()
     child = os.fork()
     if child == 0:
         send_until_killed(path, outbox, charge_first)
     os.close(outbox)
+    for _ in range(after):
+        os.read(inbox, 1)
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with os.fdopen(inbox, "rb") as received:
-        return len(received.read())
+        return after + len(received.read())
 
 
 def main(path: Path, kills: int, charge_first: bool) -> None:
     OPTIONS.noise_multiplier()  # loads the accountant once, before the children are forked
     LedgerFile(path).create()
-    delays = np.random.default_rng(0).uniform(0.001, 0.02, kills)
+    rng = np.random.default_rng(0)
     sent, undercounts = 0, 0
-    for delay in delays:
-        sent += sent_by_a_killed_child(path, float(delay), charge_first)
+    for _ in range(kills):
+        after, delay = int(rng.integers(0, 3)), float(rng.uniform(0.0, 0.005))
+        sent += sent_by_a_killed_child(path, after, delay, charge_first)
         undercounts += LedgerFile(path).open().releases("estimator") < sent
     charged = LedgerFile(path).open().releases("estimator")
     sys.stdout.write(json.dumps({"sent": sent, "charged": charged, "undercounts": undercounts}))

@@ -15,7 +15,7 @@ pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 def run(tmp_path: Path, kills: int, order: str) -> dict[str, int]:
     script = Path(__file__).with_name("killed_sender.py")
     command = [sys.executable, str(script), str(tmp_path / "ledger"), str(kills), order]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     result: dict[str, int] = json.loads(done.stdout)
     return result
 
@@ -23,7 +23,7 @@ def run(tmp_path: Path, kills: int, order: str) -> dict[str, int]:
 def test_two_hundred_kills_never_under_count(tmp_path: Path) -> None:
     result = run(tmp_path, 200, "charge-first")
     assert result["undercounts"] == 0
-    assert result["sent"] > 20, "the children lived too short to send anything"
+    assert result["sent"] > 150, "the children lived too short to send anything"
     assert result["charged"] <= result["sent"] + 200, "at most one charge a kill is lost"
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
 from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
 
+if TYPE_CHECKING:
+    from fedkeep.privacy.guard import Spending
+
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
 
@@ -35,6 +38,8 @@ class Gate(Kept, Protocol):
         """What may be sent of a report; raises where nothing may."""
 
     def release_profile(self, profile: Profile, window: float) -> Profile: ...
+
+    def spending(self) -> Spending: ...
 
 
 class Agent:
@@ -83,6 +88,10 @@ class Agent:
         """Puts a gate between the device and the server; to be called before `restore`."""
         self._gate = gate
         self._parts["gate"] = gate
+
+    def spending(self) -> Spending | None:
+        """What the device's privacy ledger says; None without a gate."""
+        return None if self._gate is None else self._gate.spending()
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,12 @@ class Collector:
             ("seconds_per_sample", "Time to value and judge one sample", self._agent.seconds_per_sample),
         ):
             yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
+        if status.epsilon_spent is not None:
+            yield GaugeMetricFamily(
+                "fedkeep_epsilon_spent", "Epsilon spent of the privacy budget", status.epsilon_spent
+            )
+        if status.epsilon_budget is not None:
+            yield GaugeMetricFamily("fedkeep_epsilon_budget", "Epsilon that may be spent", status.epsilon_budget)
         if status.model_age_seconds is not None:
             text = "Seconds since the model and g_hat were received"
             yield GaugeMetricFamily("fedkeep_model_age_seconds", text, status.model_age_seconds)

@@ -28,6 +28,11 @@ class Privacy:
         from fedkeep.privacy.options import PrivacyOptions
 
         options = build(PrivacyOptions, table, "privacy")
+        if options.secure_sum or options.encrypted_profiles:
+            raise ConfigError(
+                "the agent cannot mask or encrypt what it sends yet, and does not send it in the clear instead: "
+                "remove privacy.secure_sum and privacy.encrypted_profiles"
+            )
         if options.protects("estimator") and options.unit == "sample" and device.gradient_from == "stored":
             raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
         return cls(options)

@@ -16,6 +16,7 @@ def summarise(agent: Agent) -> Status:
         notes = agent.store.notes()
         received = agent.model_date.received
         scores = np.array([note.score for note in notes])
+        spending = agent.spending()
         quantiles = np.quantile(scores, QUANTILES).tolist() if notes else []
         return Status(
             samples=len(notes),
@@ -30,6 +31,8 @@ def summarise(agent: Agent) -> Status:
             value_quantiles=tuple(quantiles),
             labels_held=len({note.label for note in notes}),
             labels=agent.labels,
+            epsilon_spent=None if spending is None else spending.spent,
+            epsilon_budget=None if spending is None else spending.budget,
         )
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedkeep.agent.assembly import read_config
 from fedkeep.core.errors import ConfigError
 from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import Erase, Reason
+from fedkeep.link.messages import Erase, Reason, Status
 
 agent = typer.Typer(help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -46,6 +46,8 @@ def status(socket: Socket = "fedkeep.sock") -> None:
     age = "none yet" if now.model_age_seconds is None else f"round {now.round}, {_duration(now.model_age_seconds)} old"
     console.print(f"model    {age}")
     console.print(f"policy   {now.policy}")
+    if now.epsilon_spent is not None:
+        console.print(f"privacy  {privacy(now)}")
     if now.stride > 1:
         console.print(f"overload the stream is faster than this device: one arrival of {now.stride} is valued")
     for name, count in now.counters.items():
@@ -56,13 +58,16 @@ def status(socket: Socket = "fedkeep.sock") -> None:
 def show(socket: Socket = "fedkeep.sock") -> None:
     """Show what is stored: per label how many, how large, how valuable and how old."""
     with AgentClient(socket, timeout=30) as client:
-        summary = client.stored()
+        summary, now = client.stored(), client.status()
     table = Table("label", "samples", "bytes", "lowest value", "median", "highest", "oldest", "newest")
     for row in summary.labels:
         values = (f"{value:.4g}" for value in (row.lowest, row.median, row.highest))
         ages = (_duration(row.oldest_seconds), _duration(row.newest_seconds))
         table.add_row(str(row.label), str(row.count), str(row.bytes), *values, *ages)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if now.epsilon_spent is not None:
+        console.print(f"privacy  {privacy(now)}")
 
 
 @agent.command()
@@ -96,6 +101,12 @@ def erase(
     with AgentClient(socket, timeout=60) as client:
         count = client.erase(request)
     typer.echo(f"{count} samples erased. Models that were trained on them keep what they learned.")
+
+
+def privacy(now: Status) -> str:
+    """What was spent of the privacy budget, as a sentence."""
+    budget = "no budget is set" if now.epsilon_budget is None else f"of {now.epsilon_budget:g}"
+    return f"epsilon {now.epsilon_spent:.4g} spent, {budget}"
 
 
 def explain(decision: Reason, id_: int) -> str:

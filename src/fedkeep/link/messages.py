@@ -110,6 +110,9 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     value_quantiles: tuple[float, ...]
     labels_held: int
     labels: int
+    epsilon_spent: float | None = None
+    """What was spent of the privacy budget; None where nothing is accounted for."""
+    epsilon_budget: float | None = None
 
 
 class LabelSummary(msgspec.Struct, frozen=True):

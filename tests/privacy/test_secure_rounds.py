@@ -1,0 +1,69 @@
+"""Rounds whose server sees only sums: the same g_hat (Eq. 8) and the same model (Eq. 2) as one that sees everything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.estimators import Estimate, IncrementalEstimator
+from fedkeep.core.types import Report
+
+pytest.importorskip("Crypto", reason="needs the privacy extra")
+pytest.importorskip("cryptography", reason="needs the privacy extra")
+
+from fedkeep.privacy.fixed_point import Differences, FixedPoint, RunningSum, Words, weighted, weighted_mean
+from fedkeep.privacy.secure_sum import MaskingDevice, SumServer
+
+P, DEVICES = 12, 8
+RATES = np.linspace(0.2, 1.0, DEVICES)
+GRID = FixedPoint(bound=1.0, summands=DEVICES)
+
+
+def summed(round_: int, sent: dict[int, Words], dropped: set[int]) -> Words:
+    """The sum over those who did not drop out after the keys were shared; the server sees nothing else."""
+    session, threshold = f"run/{round_}".encode(), len(sent) // 2 + 1
+    devices = {d: MaskingDevice(d, session, threshold) for d in sent}
+    server = SumServer(session, threshold, P + 1, GRID.dtype)
+    roster = server.open({d: device.keys() for d, device in devices.items()})
+    envelopes = server.route({d: device.share(roster) for d, device in devices.items()})
+    for d in sent.keys() - dropped:
+        server.receive(d, devices[d].mask(sent[d], envelopes[d]))
+    survivors = server.survivors()
+    return server.total({d: devices[d].unmask(survivors) for d in survivors})
+
+
+def test_the_global_gradient_estimate_is_that_of_eq_8_whoever_drops_out() -> None:
+    rng = np.random.default_rng(0)
+    plain, running = IncrementalEstimator(), RunningSum(P + 1, GRID)
+    senders = {d: Differences(P + 1, GRID.dtype) for d in range(DEVICES)}
+    accepted: dict[int, int] = {}
+    for round_ in range(6):
+        present = rng.choice(DEVICES, 5, replace=False).tolist()
+        dropped = set(present[:1]) if round_ % 2 else set()
+        gradients = {d: rng.uniform(-1, 1, P).astype(np.float32) for d in present}
+        sent = {
+            d: senders[d].send(
+                GRID.encode(weighted(gradients[d], RATES[d])), round_, epoch=0, accepted_round=accepted.get(d)
+            )
+            for d in present
+        }
+        running.add(summed(round_, sent, dropped))
+        arrived = [d for d in present if d not in dropped]
+        accepted |= dict.fromkeys(arrived, round_)
+        plain.update({d: Estimate(gradients[d], float(RATES[d]), round_) for d in arrived})
+        direction, mean = plain.direction(), weighted_mean(running.values())
+        assert direction is not None
+        assert mean is not None
+        np.testing.assert_allclose(mean, direction, atol=20 * GRID.step + 1e-6)
+
+
+def test_the_model_is_that_of_federated_averaging() -> None:
+    rng = np.random.default_rng(1)
+    model = rng.normal(size=P).astype(np.float32)
+    updates = {d: rng.uniform(-0.5, 0.5, P).astype(np.float32) for d in range(5)}
+    reports = [Report(0, model + u, float(RATES[d]), 1, 1, None) for d, u in updates.items() if d != 2]
+    total = summed(0, {d: GRID.encode(weighted(u, RATES[d])) for d, u in updates.items()}, {2})
+    mean = weighted_mean(GRID.decode(total))
+    assert mean is not None
+    np.testing.assert_allclose(model + mean, Aggregation().aggregate(model, reports), atol=1e-6)
