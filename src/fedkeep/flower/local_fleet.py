@@ -97,7 +97,7 @@ class LocalFleet:
         with (self.deployment.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 resolved(command),
-                env=self.environment() | (environment or {}),
+                env=self.environment() | dict(environment or {}),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
