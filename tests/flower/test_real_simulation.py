@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app.user_config import UserConfig
 
 from fedkeep.flower.deployment import Deployment
 from fedkeep.flower.local_fleet import LocalFleet, free_port
@@ -21,7 +22,7 @@ def test_virtual_nodes_end_with_the_simulators_model(tmp_path: Path) -> None:
     from fedkeep_app.task import experiment_of
 
     output = tmp_path / "model.npy"
-    settings = {"task.devices": NODES, "train.rounds": ROUNDS, "rounds.deterministic": True}
+    settings: UserConfig = {"task.devices": NODES, "train.rounds": ROUNDS, "rounds.deterministic": True}
     settings |= {"rounds.min-devices": NODES, "output": str(output)}
     deployment = Deployment(tmp_path / "fleet", port=free_port(), insecure=True, simulation=True)
     with LocalFleet(deployment) as fleet:

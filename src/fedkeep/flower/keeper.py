@@ -61,7 +61,10 @@ class Keeper:
         last_layers: int | None = None,
         directory: str | None = None,
     ) -> Keeper:
-        """The keeper of this node for torch modules that `module` makes: in `directory` it outlives restarts, else it lives in Flower's context."""
+        """The keeper of this node, for the torch modules that `module` makes.
+
+        In `directory` it outlives restarts, else it lives in Flower's context.
+        """
         from fedkeep.learn.torch_learner import TorchLearner
 
         memory = FileMemory(Path(directory) / f"keeper-{context.node_id}.npz") if directory else ContextMemory(context)
