@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from fedkeep.flower.deployment import Deployment
 

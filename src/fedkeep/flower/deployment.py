@@ -26,6 +26,8 @@ class Deployment:
     insecure: bool = False
     bind: str | None = None
     """The address to listen on when it is not `host`, e.g. 0.0.0.0 behind a name."""
+    simulation: bool = False
+    """Whether the SuperLink runs Flower's simulation, with virtual nodes instead of SuperNodes."""
     credentials: Credentials = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +72,8 @@ class Deployment:
         database = str(self.root / "superlink.db")
         command = ["flower-superlink", "--host", self.bind or self.host, "--port", str(self.port)]
         command += ["--database", database, "--disable-runtime-dependency-installation"]
+        if self.simulation:
+            command.append("--simulation")
         if self.insecure:
             return [*command, "--insecure"]
         known = self.credentials
@@ -100,9 +104,12 @@ class Deployment:
         public_key = str(self.credentials.node_public_key(node))
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
-    def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
-        """Submits the app."""
+    def run(self, app: Path, config: Mapping[str, str | int | float | bool], virtual_nodes: int = 0) -> list[str]:
+        """Submits the app; a simulation needs to know how many nodes to make."""
         command = ["flwr", "run", str(app), CONNECTION]
+        if virtual_nodes:
+            resources = f"num-supernodes={virtual_nodes} client-resources-num-cpus=1"
+            command += ["--federation-config", resources]
         if config:
             command += ["--run-config", " ".join(_setting(k, v) for k, v in config.items())]
         return command

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
@@ -24,9 +24,6 @@ from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
 from fedkeep.registry import find_policy
-
-if TYPE_CHECKING:
-    from torch import nn
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
 _NO_TRAINING = LocalTraining(learning_rate=1.0, epochs=1)
@@ -57,14 +54,17 @@ class Keeper:
     def open(
         cls,
         context: Context,
-        module: Callable[[], nn.Module],
+        module: Callable[[], Any],
         capacity: int,
         *,
         policy: str = "ode",
         last_layers: int | None = None,
         directory: str | None = None,
     ) -> Keeper:
-        """The keeper of this node: in `directory` it outlives restarts, else it lives in Flower's context."""
+        """The keeper of this node, for the torch modules that `module` makes.
+
+        In `directory` it outlives restarts, else it lives in Flower's context.
+        """
         from fedkeep.learn.torch_learner import TorchLearner
 
         memory = FileMemory(Path(directory) / f"keeper-{context.node_id}.npz") if directory else ContextMemory(context)

@@ -1,0 +1,1 @@
+"""FedAvg in torch, to compare a round with."""
