@@ -156,12 +156,13 @@ def expand(table: Table) -> list[Cell]:
 
 
 def read_experiment(path: Path) -> Table:
-    """An experiment file's tables; `base = "other.toml"` takes another file's first."""
+    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
     table = read_toml(path)
-    base = table.pop("base", None)
-    if base is None:
-        return table
-    return _merged(read_experiment(path.parent / str(base)), table)
+    bases = table.pop("base", [])
+    below: Table = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        below = _merged(below, read_experiment(path.parent / str(base)))
+    return _merged(below, table)
 
 
 def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
