@@ -198,6 +198,8 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
     applies_to = given.pop("applies_to", "coordinated")
     if applies_to not in {"coordinated", "all"}:
         raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
+    if given["name"] == "none":
+        return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
     cls = find(given["name"], COORDINATORS, "coordinator")
     coordinator = build(cls, _rest(given), "coordinator")
     if policy.coordinated or applies_to == "all":
