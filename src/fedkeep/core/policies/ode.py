@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from fedkeep.core.policy import SelectionPolicy, View, policy
-from fedkeep.core.types import Batch, Scores, Vector
+from fedkeep.core.types import Batch, Scores
 
 
 @policy("ode")
@@ -19,8 +19,6 @@ class Ode(SelectionPolicy):
 
     value: Literal["projection", "cosine", "clipped", "divergence"] = "projection"
     clip: float = 3.0
-    choice: Literal["greatest", "weighted"] = "greatest"
-    sharpness: float = 1.0
 
     uses_direction = True
     coordinated = True
@@ -28,28 +26,17 @@ class Ode(SelectionPolicy):
     def __post_init__(self) -> None:
         if not self.clip > 0:
             raise ValueError(f"clip must be above 0, got {self.clip}")
-        if not self.sharpness >= 0:
-            raise ValueError(f"sharpness must be 0 or more, got {self.sharpness}")
 
     def score(self, batch: Batch, view: View) -> Scores:
         if view.direction is None:
             return view.uniform
-        values = self._values(view, view.direction)
-        return values if self.choice == "greatest" else _keys(values, view.uniform, self.sharpness)
-
-    def _values(self, view: View, direction: Vector) -> Scores:
-        projections = view.measurements.projections(direction)
+        projections = view.measurements.projections(view.direction)
         if self.value == "projection":
             return projections
         norms = view.measurements.norms()
-        length = float(np.linalg.norm(direction.astype(np.float64)))
+        length = float(np.linalg.norm(view.direction.astype(np.float64)))
         if self.value == "divergence":
             return projections - norms**2 / 2
         if self.value == "cosine":
             return projections / np.maximum(norms * length, 1e-30)
         return projections * np.minimum(1.0, self.clip * length / np.maximum(norms, 1e-30))
-
-
-def _keys(values: Scores, uniform: Scores, sharpness: float) -> Scores:
-    """Keys whose largest are a sample drawn with chances in proportion to value (Efraimidis and Spirakis 2006)."""
-    return np.log(np.maximum(uniform, 1e-300)) / np.maximum(values, 1e-30) ** sharpness
