@@ -79,8 +79,9 @@ def run_one(path: Path, out: Path, settings: Sequence[str], jobs: int) -> None:
     name = name_of(path)
     print(f"{name}: {about(path)}", flush=True)
     cells = expand(override(read_experiment(path), list(settings)))
+    by_seed = sorted(cells, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
     directory = out / name
-    play_all(cells, directory, jobs=jobs, resume=True)
+    play_all(by_seed, directory, jobs=jobs, resume=True)
     runs = [read_run(record_path(cell, directory)) for cell in cells]
     command = shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))])
     write_summary(
