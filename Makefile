@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test check format clean reproduce reproduce-robustness reproduce-quick
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 24
@@ -41,3 +41,12 @@ format: $(VENV)/.dev  ## format the code
 
 clean:                ## remove what the other targets made
 	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+reproduce: $(VENV)/.dev             ## Table 2, ablations, claims, theory, Table 3, the default: a night on two cores
+	@$(BIN)/python experiments/reproduce.py a
+
+reproduce-robustness: $(VENV)/.dev  ## local epochs, participation, storage, noise, drift and the like
+	@$(BIN)/python experiments/reproduce.py robustness
+
+reproduce-quick: $(VENV)/.dev       ## every experiment, tiny: shows that all of them run
+	@$(BIN)/python experiments/reproduce.py --quick

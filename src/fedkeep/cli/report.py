@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep.core.errors import DataError
+from fedkeep.evidence.document import write_results
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
 from fedkeep.web.report import html as page
@@ -23,11 +24,18 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Write the charts as one self-contained page.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="DIR is `experiments/`: write its RESULTS.md and RESULTS.html.")
+    ] = False,
     base: Annotated[
         list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
     ] = ["fifo", "reservoir"],  # noqa: B006
 ) -> None:
     """Compare the methods of all runs in DIR: final accuracy, and how much sooner each gets to the base's."""
+    if evidence:
+        for path in write_results(directory, directory / "results", directory):
+            typer.echo(f"wrote {path}", err=True)
+        return
     runs = read_runs(directory)
     comparison = compare(runs, base)
     print_tables(comparison)

@@ -156,12 +156,13 @@ def expand(table: Table) -> list[Cell]:
 
 
 def read_experiment(path: Path) -> Table:
-    """An experiment file's tables; `base = "other.toml"` takes another file's first."""
+    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
     table = read_toml(path)
-    base = table.pop("base", None)
-    if base is None:
-        return table
-    return _merged(read_experiment(path.parent / str(base)), table)
+    bases = table.pop("base", [])
+    below: Table = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        below = _merged(below, read_experiment(path.parent / str(base)))
+    return _merged(below, table)
 
 
 def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -197,6 +198,8 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
     applies_to = given.pop("applies_to", "coordinated")
     if applies_to not in {"coordinated", "all"}:
         raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
+    if given["name"] == "none":
+        return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
     cls = find(given["name"], COORDINATORS, "coordinator")
     coordinator = build(cls, _rest(given), "coordinator")
     if policy.coordinated or applies_to == "all":

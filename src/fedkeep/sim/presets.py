@@ -9,7 +9,13 @@ from __future__ import annotations
 from fedkeep.config import Table
 
 PRESETS: dict[str, dict[str, Table]] = {
-    "default": {},
+    "default": {
+        "ode": {
+            "storage": {"after_use": "renew"},
+            "weights": {"client_label": 0.5},
+            "estimator": {"name": "participants"},
+        },
+    },
     "paper": {
         "*": {
             "storage": {"after_use": "keep", "revalue": True},

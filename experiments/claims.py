@@ -1,0 +1,169 @@
+"""The paper's claims about data values, measured: which term counts, how stable values are, what may stand in for them.
+
+Values are taken on samples of the whole fleet, with the exact global gradient, along a run of FIFO in the
+setting of Table 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.config import Table, override
+from fedkeep.core.ports import Learner
+from fedkeep.core.seeds import generator
+from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.sim.assembly import build_learner
+from fedkeep.sim.engine import Simulator
+from fedkeep.sim.experiment import read_experiment, resolve
+from fedkeep.sim.oracle import Oracle
+from fedkeep.sim.runner import versions
+
+HERE = Path(__file__).parent
+TASKS = ("st", "st-all-labels", "har", "ic")
+ROUNDS = (0, 5, 10, 15, 30, 60, 90)
+SAMPLES = 1000
+EXACT_SAMPLES = 4000
+PLAYERS = 8
+
+
+def setting(task: str, *, quick: bool) -> Table:
+    """Table 2's setting of a task, under FIFO."""
+    small = ["task.devices=10", "task.smallest=60", "task.largest=80"] if quick and task.startswith("st") else []
+    table = override(read_experiment(HERE / "tasks" / f"{task}.toml"), small)
+    return {**table, "preset": "paper", "policy": {"name": "fifo"}}
+
+
+def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any]:
+    """All claims on one task."""
+    experiment = resolve(setting(task, quick=quick))
+    simulator = Simulator(experiment)
+    data, learner = simulator.parts.data, simulator.parts.learner
+    head = build_learner(resolve({**setting(task, quick=quick), "model": {"last_layers": 1}}), data)
+    ids = generator(0, "claims").choice(data.train.indices, min(SAMPLES, len(data.train.indices)), replace=False)
+    batch = data.take(np.sort(ids))
+    values, tails, ratios, curvatures = [], [], [], []
+    for round_ in rounds:
+        for _ in simulator.run(round_):
+            pass
+        model = simulator.server.model
+        direction = Oracle(learner, data, EXACT_SAMPLES, 0).gradient(model)
+        seen = learner.probe(model).measure(batch)
+        values.append(seen.projections(direction))
+        tails.append(head.probe(model).measure(batch).projections(Oracle(head, data, EXACT_SAMPLES, 0).gradient(model)))
+        ratios.append(float(np.abs(values[-1]).mean() / (seen.norms() ** 2).mean()))
+        curvatures.append(curvature(learner, model, batch.take(slice(0, 200))))
+    return {
+        "rounds": list(rounds),
+        "term2_over_term1_raw": ratios,
+        "curvature": curvatures,
+        "term2_over_term1": [
+            ratio * outweighs(smoothness, experiment.train.learning_rate, experiment.train.epochs)
+            for ratio, smoothness in zip(ratios, curvatures, strict=True)
+        ],
+        "pearson_rounds": [[pearson(a, b) for b in values] for a in values],
+        "pearson_last_layer": [pearson(a, b) for a, b in zip(values, tails, strict=True)],
+        "look_ahead": look_ahead(learner, data.take(data.train.indices), direction, simulator, quick=quick),
+    }
+
+
+def outweighs(smoothness: float, rate: float, epochs: int) -> float:
+    """beta / alpha of Theorem 1, with the alpha that holds: L zeta m eta^2 / (2 |B|), beta being zeta eta / |B|."""
+    return 2 / (max(smoothness, 1e-12) * epochs * rate)
+
+
+def curvature(learner: Learner, model: Vector, batch: Batch, steps: int = 12) -> float:
+    """The largest eigenvalue of the loss's Hessian on a batch, by power iteration on differences of gradients."""
+    rng = np.random.default_rng(0)
+    way = rng.normal(size=len(model))
+    here = learner.probe(model).measure(batch).mean_gradient().astype(np.float64)
+    size = 0.0
+    for _ in range(steps):
+        way /= np.linalg.norm(way)
+        step = 1e-2
+        there = learner.probe((model + step * way).astype(np.float32)).measure(batch).mean_gradient()
+        way = (there.astype(np.float64) - here) / step
+        size = float(np.linalg.norm(way))
+    return size
+
+
+def look_ahead(
+    learner: Learner, pool: Batch, direction: Vector, simulator: Simulator, *, quick: bool
+) -> dict[str, Any]:
+    """How the one-step value ranks eight samples, against leave-one-out and the exact Shapley value of term 2."""
+    experiment, model = simulator.experiment, simulator.server.model
+    local = LocalTraining(experiment.train.learning_rate, 1)
+    rng = np.random.default_rng(1)
+    found: dict[str, list[float]] = {"leave_one_out": [], "shapley": []}
+    for _ in range(2 if quick else 20):
+        players = pool.take(np.sort(rng.choice(len(pool), PLAYERS, replace=False)))
+        worth = utilities(learner, model, players, direction, local, experiment.train.epochs)
+        one_step = learner.probe(model).measure(players).projections(direction)
+        found["leave_one_out"].append(pearson(one_step, leave_one_out(worth)))
+        found["shapley"].append(pearson(one_step, shapley(worth)))
+    return {
+        name: {"mean": float(np.mean(rows)), "worst": min(rows), "draws": len(rows)} for name, rows in found.items()
+    }
+
+
+def utilities(
+    learner: Learner, model: Vector, players: Batch, direction: Vector, local: LocalTraining, epochs: int
+) -> FloatArray:
+    """Term 2 of Theorem 1 for every subset of the players, summed over the local epochs; subsets as bit masks."""
+    worth = np.zeros(2 ** len(players))
+    for mask in range(1, len(worth)):
+        subset = players.take(np.array([i for i in range(len(players)) if mask >> i & 1]))
+        here = model
+        for _ in range(epochs):
+            worth[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
+            here = learner.train(here, subset, np.ones(len(subset)), local, 0)
+    return worth
+
+
+def leave_one_out(worth: FloatArray) -> Scores:
+    everyone = len(worth) - 1
+    return np.array([worth[everyone] - worth[everyone & ~(1 << i)] for i in range(int(math.log2(len(worth))))])
+
+
+def shapley(worth: FloatArray) -> Scores:
+    """The exact Shapley value of every player."""
+    n = int(math.log2(len(worth)))
+    values = np.zeros(n)
+    for i, size in itertools.product(range(n), range(n)):
+        share = math.factorial(size) * math.factorial(n - size - 1) / math.factorial(n)
+        for others in itertools.combinations([j for j in range(n) if j != i], size):
+            mask = sum(1 << j for j in others)
+            values[i] += share * (worth[mask | 1 << i] - worth[mask])
+    return values
+
+
+def pearson(a: Scores, b: Scores) -> float:
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that claims.json goes to")
+    parser.add_argument("--tasks", nargs="*", default=None, choices=TASKS)
+    parser.add_argument("--quick", action="store_true", help="the synthetic task alone, tiny")
+    options = parser.parse_args()
+    tasks = options.tasks or (("st",) if options.quick else TASKS)
+    found = {task: measure(task, (0, 2) if options.quick else ROUNDS, quick=options.quick) for task in tasks}
+    options.out.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "experiments/claims.py", *sys.argv[1:]])
+    figures = {"command": command, "versions": versions(), "samples": SAMPLES, "tasks": found}
+    (options.out / "claims.json").write_text(json.dumps(figures, indent=1) + "\n")
+    for task, row in found.items():
+        print(task, {key: row[key] for key in ("term2_over_term1", "pearson_last_layer", "look_ahead")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Runs a tier of the experiments, sums each up in experiments/results/, and writes RESULTS.md and RESULTS.html.
+
+    python experiments/reproduce.py a               Table 2, ablations, claims, theory, Table 3: a night on two cores
+    python experiments/reproduce.py robustness      tier B
+    python experiments/reproduce.py choice          how the default was chosen
+    python experiments/reproduce.py rest            tier C: motivation, the authors' settings
+    python experiments/reproduce.py --quick         everything, tiny, into runs/quick
+
+What is finished is left alone, so a stopped tier goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedkeep.cli.run import play_all
+from fedkeep.config import Table, override
+from fedkeep.core.errors import DataError
+from fedkeep.evidence.document import write_results
+from fedkeep.records import read_run
+from fedkeep.records.summaries import summarise, write_summary
+from fedkeep.sim.experiment import expand, read_experiment
+from fedkeep.sim.runner import play, record_path
+
+HERE = Path(__file__).parent
+TIERS: dict[str, tuple[str, ...]] = {
+    "a": ("table2", "ablation", "default", "simplified"),
+    "choice": ("choice",),
+    "robustness": ("robustness",),
+    "rest": ("motivation", "authors"),
+}
+SCRIPTS = ("claims", "theory", "table3")
+"""What is measured by a program of its own, in tier A."""
+SHORTENED = ("robustness/", "motivation/", "authors/", "choice/")
+"""Folders of which a quick run plays two methods a file: their methods run elsewhere too."""
+TINY: dict[str, Table] = {
+    "synthetic": {"devices": 10, "smallest": 60, "largest": 80},
+    "traffic": {"samples": 1000},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tier", nargs="?", choices=[*TIERS], help="which experiments")
+    parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
+    parser.add_argument("--only", default="", help="experiments whose name has this in it")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
+    options = parser.parse_args()
+    if options.quick:
+        run_quickly(options.out / "quick", options.only)
+        return
+    for path in files([options.tier] if options.tier else [*TIERS], options.only):
+        run_one(path, options.out, options.settings, options.jobs)
+    if options.tier == "a" and not options.only:
+        run_scripts(HERE / "results", quick=False)
+    write_results(HERE, HERE / "results", HERE)
+
+
+def files(tiers: Sequence[str], only: str) -> list[Path]:
+    """The experiment files of these tiers, by name."""
+    found = [path for tier in tiers for folder in TIERS[tier] for path in sorted((HERE / folder).glob("*.toml"))]
+    return [path for path in found if only in name_of(path)]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(HERE).with_suffix("").as_posix()
+
+
+def run_one(path: Path, out: Path, settings: Sequence[str], jobs: int) -> None:
+    """One experiment: its estimate, its runs, its summary."""
+    name = name_of(path)
+    print(f"{name}: {about(path)}", flush=True)
+    cells = expand(override(read_experiment(path), list(settings)))
+    by_seed = sorted(cells, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
+    directory = out / name
+    play_all(by_seed, directory, jobs=jobs, resume=True)
+    runs = [read_run(record_path(cell, directory)) for cell in cells]
+    command = shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))])
+    write_summary(
+        HERE / "results" / f"{name}.json",
+        summarise(runs, experiment=name, about=about(path), command=command, changed=settings),
+    )
+
+
+def about(path: Path) -> str:
+    """The comment that the file begins with."""
+    return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+
+
+def run_quickly(out: Path, only: str) -> None:
+    """Every experiment with two rounds of one seed and the first value of each sweep: shows that all of them run."""
+    results = out / "results"
+    absent: set[str] = set()
+    for path in files([*TIERS], only):
+        table = read_experiment(path)
+        if table["task"]["name"] in absent:
+            continue
+        try:
+            play_tiny(path, table, out)
+        except DataError as error:
+            absent.add(table["task"]["name"])
+            print(f"without {table['task']['name']}: {error}", flush=True)
+    if not only:
+        run_scripts(results, quick=True)
+    write_results(HERE, results, out)
+
+
+def play_tiny(path: Path, table: Table, out: Path) -> None:
+    name = name_of(path)
+    settings = ["train.rounds=2", "record.every=2"]
+    settings += [f"task.{key}={value}" for key, value in TINY.get(table["task"]["name"], {}).items()]
+    table = override(table, settings)
+    table["sweep"] = {key: values[:1] for key, values in table["sweep"].items()}
+    if name.startswith(SHORTENED):
+        methods = list(table["methods"].items())
+        table["methods"] = dict([methods[0], methods[-1]])
+    runs = [read_run(play(cell, out / name)) for cell in expand(table)]
+    command = f"fedkeep run experiments/{name}.toml"
+    summary = summarise(runs, experiment=name, about=about(path), command=command, changed=settings)
+    write_summary(out / "results" / f"{name}.json", summary)
+    print(f"{name}: {len(runs)} runs", flush=True)
+
+
+def run_scripts(results: Path, *, quick: bool) -> None:
+    """The programs that are no experiment file; each in a process of its own."""
+    for script in SCRIPTS:
+        print(script, flush=True)
+        call = [sys.executable, str(HERE / f"{script}.py"), "--out", str(results), *(["--quick"] if quick else [])]
+        subprocess.run(call, check=True)
+
+
+if __name__ == "__main__":
+    main()

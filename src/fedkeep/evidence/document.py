@@ -1,0 +1,174 @@
+"""RESULTS.md and RESULTS.html: every table of the paper with our numbers beside it, and what has not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fedkeep.core.errors import DataError
+from fedkeep.evidence.blocks import Block, Grid, Heading, Picture, Text, html, markdown
+from fedkeep.evidence.charts import line_chart
+from fedkeep.evidence.paper import Paper, read_paper
+from fedkeep.evidence.programs import programs
+from fedkeep.evidence.results import Results, Shown
+from fedkeep.evidence.verdicts import verdicts
+
+TITLE = "fedkeep: the paper's evidence, run again"
+_FOLDERS = {
+    "table2": "Table 2: training speedup and final accuracy",
+    "authors": "Table 2 as the authors' code runs it",
+    "default": "The default against what it must not lose to",
+    "choice": "How the default was chosen",
+    "ablation": "Ablations",
+    "simplified": "Simplified ODE",
+    "robustness": "Robustness",
+    "motivation": "Motivation",
+}
+_INTRODUCTION = (
+    "Written by `fedkeep report experiments --evidence` from `experiments/results/` and `experiments/paper.toml`; "
+    "nothing here is typed by hand. Accuracy is the mean over seeds of the mean of the last five evaluations, in "
+    "percent, ± half of its 95 % interval (Student's t). Speedup is rounds FIFO needs to its own final accuracy over "
+    "rounds the method needs to that, the geometric mean over the seeds that got there ('-': none did). In brackets "
+    "what the paper reports. 'Paper' settings and where they come from: docs/deviations.md; what it all means: "
+    "docs/findings.md."
+)
+
+
+def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Path]:
+    """Writes RESULTS.md with its pictures, and RESULTS.html, into `out`; returns both paths."""
+    paper, found = read_paper(experiments / "paper.toml"), Results(results)
+    blocks = [*_document(experiments, found, paper)]
+    pictures = results / "plots"
+    try:
+        pictures.mkdir(parents=True, exist_ok=True)
+        for old in pictures.glob("*.svg"):
+            old.unlink()
+        for block in blocks:
+            if isinstance(block, Picture):
+                (pictures / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
+        page, text = out / "RESULTS.html", out / "RESULTS.md"
+        text.write_text(markdown(blocks, pictures.relative_to(out).as_posix()), encoding="utf-8")
+        page.write_text(html(blocks, TITLE), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot write the results to {out}: {error.strerror}") from error
+    return text, page
+
+
+def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Block]:
+    yield Heading(TITLE, 1)
+    yield Text(_INTRODUCTION)
+    yield Heading("Verdicts")
+    rows = tuple((v.claim, v.word, v.because) for v in verdicts(results, paper))
+    yield Grid(("claim", "verdict", "numbers"), rows)
+    for folder, title in _FOLDERS.items():
+        yield Heading(title)
+        yield from _folder(experiments, folder, results, paper)
+    yield from programs(results, paper)
+    yield Heading("Machine and versions")
+    yield from _machines(results)
+
+
+def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> Iterator[Block]:
+    names = [f"{folder}/{path.stem}" for path in sorted((experiments / folder).glob("*.toml"))]
+    if folder in paper.tables:
+        yield Text(f"The paper's numbers: {paper.source(folder)}.")
+    for name in names:
+        if results.has(name):
+            yield from _experiment(name, results, paper)
+    missing = [name for name in names if not results.has(name)]
+    if missing:
+        listed = ", ".join(f"`experiments/{name}.toml`" for name in missing)
+        yield Text(f"Not run yet: {listed}.")
+
+
+def _experiment(name: str, results: Results, paper: Paper) -> Iterator[Block]:
+    summary = results.summaries[name]
+    settings = results.settings(name)
+    yield Heading(name, 3)
+    yield Text(summary.about)
+    yield Grid(
+        ("method", *(_short(s) or "accuracy" for s in settings), *_speed_columns(settings)), _rows(name, results, paper)
+    )
+    yield Text(f"Made by `{summary.command}`; {_scale(name, results)}.")
+    for setting in settings if len(settings) == 1 else ():
+        series = dict(results.curves(name, setting))
+        chart = line_chart(f"{name}: accuracy by round", series, "round", "accuracy, %")
+        yield Picture(name.replace("/", "-"), chart, f"accuracy by round of every method of {name}")
+
+
+def _speed_columns(settings: list[str]) -> tuple[str, ...]:
+    return ("speedup",) if len(settings) == 1 else ()
+
+
+def _rows(name: str, results: Results, paper: Paper) -> tuple[tuple[str, ...], ...]:
+    folder, _, task = name.partition("/")
+    settings = results.settings(name)
+    rows = []
+    for method in results.methods(name):
+        cells = [method]
+        for place, setting in enumerate(settings):
+            printed = _printed(paper, folder, task, method, place, setting)
+            cells.append(_accuracy(results.shown(name, method, setting), printed))
+        if len(settings) == 1:
+            cells.append(_speedup(results.shown(name, method), _of(paper, folder, "speedup", task, method)))
+        rows.append(tuple(cells))
+    return tuple(rows)
+
+
+def _printed(paper: Paper, folder: str, task: str, method: str, place: int, setting: str) -> float | None:
+    if folder == "robustness":
+        return paper.swept(method, task, place)
+    if folder == "motivation":
+        table, row = paper.tables["motivation"], task.removeprefix("storage-")
+        found = table.get(method, {}).get(row)
+        return found[place] if isinstance(found, list) and setting.startswith("storage") else None
+    return _of(paper, folder, "accuracy", task, method)
+
+
+def _of(paper: Paper, folder: str, quantity: str, task: str, method: str) -> float | None:
+    table = "table2" if folder in {"table2", "authors"} else folder
+    if table == "simplified":
+        columns = paper.tables[table]["columns"]
+        return paper.tables[table][quantity][columns.index(method)] if method in columns else None
+    return paper.of(table, quantity, task, method) if table in paper.tables else None
+
+
+def _accuracy(shown: Shown | None, printed: float | None) -> str:
+    if shown is None:
+        return "not run"
+    interval = "" if shown.half_width is None else f" ± {shown.half_width:.1f}"
+    return f"{shown.mean:.1f}{interval}" + ("" if printed is None else f" ({printed:g})")
+
+
+def _speedup(shown: Shown | None, printed: float | None) -> str:
+    ours = "-" if shown is None or shown.speedup is None else f"{shown.speedup:.2f}x"
+    if shown is not None and 0 < shown.reached < shown.seeds:
+        ours += f" [{shown.reached} of {shown.seeds} seeds]"
+    return ours + ("" if printed is None else f" ({printed:.2f}x)" if printed else " (-)")
+
+
+def _short(setting: str) -> str:
+    """`storage.capacity=5` as `capacity 5`."""
+    return " ".join(part.rpartition(".")[2].replace("=", " ") for part in setting.split())
+
+
+def _scale(name: str, results: Results) -> str:
+    """How much was run, so that nobody takes a reduced run for a full one."""
+    summary = results.summaries[name]
+    seeds = sorted({curve.seed for curve in summary.curves})
+    rounds = sorted({curve.planned for curve in summary.curves})
+    changed = [s for s in summary.changed if not s.startswith(("seed", "sweep.seed"))]
+    reduced = f"; reduced: {', '.join(changed)}" if changed else ""
+    unfinished = sum(not curve.finished for curve in summary.curves)
+    short = f"; {unfinished} runs unfinished" if unfinished else ""
+    return f"seeds {', '.join(map(str, seeds))}, {', '.join(map(str, rounds))} rounds{reduced}{short}"
+
+
+def _machines(results: Results) -> Iterable[Block]:
+    found = {_versions(s.versions) for s in results.summaries.values()}
+    found |= {_versions(figures["versions"]) for figures in results.figures.values() if "versions" in figures}
+    return [Text(line) for line in sorted(found)]
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))

@@ -1,0 +1,44 @@
+"""What the paper reports, read from one file, so that no number of it is written anywhere else."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The tables of `paper.toml`."""
+
+    tables: dict[str, Any]
+
+    def source(self, table: str) -> str:
+        return str(self.tables[table]["source"])
+
+    def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
+        """The paper's number in a table's row and column; None where it has none."""
+        columns: Sequence[str] = self.tables[table]["columns"]
+        values = self.tables[table].get(quantity, {}).get(row)
+        if values is None or column not in columns:
+            return None
+        return float(values[columns.index(column)])
+
+    def claim(self, name: str) -> Any:
+        return self.tables["claims"][name]
+
+    def swept(self, method: str, experiment: str, place: int) -> float | None:
+        """The paper's accuracy of a method at the `place`-th value of a robustness sweep."""
+        values = self.tables["robustness"].get(method, {}).get(experiment)
+        return None if values is None or place >= len(values) else float(values[place])
+
+
+def read_paper(path: Path) -> Paper:
+    try:
+        return Paper(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"cannot read the paper's numbers in {path}: {error}") from error

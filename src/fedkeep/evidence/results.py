@@ -1,0 +1,87 @@
+"""The committed results: summaries of experiments, and the figures of programs that are no experiment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeep.records import compare
+from fedkeep.records.metrics import Row
+from fedkeep.records.summaries import Summary, as_runs, read_summary
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One method in one setting of one experiment."""
+
+    mean: float
+    """Final accuracy in percent."""
+    half_width: float | None
+    speedup: float | None
+    """Against FIFO; None where the method never reached FIFO's final accuracy."""
+    reached: int
+    seeds: int
+
+    @property
+    def low(self) -> float:
+        return self.mean - (self.half_width or 0.0)
+
+    @property
+    def high(self) -> float:
+        return self.mean + (self.half_width or 0.0)
+
+
+class Results:
+    """What has been run so far."""
+
+    def __init__(self, directory: Path) -> None:
+        paths = sorted(p for p in directory.rglob("*.json") if p.parent != directory)
+        self.summaries: dict[str, Summary] = {(s := read_summary(path)).experiment: s for path in paths}
+        self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
+        self._rows = {name: _rows(summary) for name, summary in self.summaries.items()}
+
+    def has(self, experiment: str) -> bool:
+        return experiment in self.summaries
+
+    def methods(self, experiment: str) -> list[str]:
+        """The methods in the order of the experiment's file."""
+        return list(dict.fromkeys(curve.method for curve in self.summaries[experiment].curves))
+
+    def settings(self, experiment: str) -> list[str]:
+        return list(dict.fromkeys(curve.setting for curve in self.summaries[experiment].curves))
+
+    def shown(self, experiment: str, method: str, setting: str | None = None) -> Shown | None:
+        """A method's numbers, in the only setting unless one is named; None where it did not run."""
+        rows = self._rows.get(experiment, {})
+        if setting is not None:
+            return rows.get((method, setting))
+        return next((row for (name, _), row in rows.items() if name == method), None)
+
+    def curves(self, experiment: str, setting: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+        """Every method's accuracy by round, in percent, the mean over its seeds."""
+        for method in self.methods(experiment):
+            chosen = [c for c in self.summaries[experiment].curves if (c.method, c.setting) == (method, setting)]
+            if chosen:
+                shortest = min(chosen, key=lambda c: len(c.rounds))
+                yield (
+                    method,
+                    [
+                        (float(r), 100 * math.fsum(c.accuracy[k] or 0.0 for c in chosen) / len(chosen))
+                        for k, r in enumerate(shortest.rounds)
+                    ],
+                )
+
+
+def _rows(summary: Summary) -> dict[tuple[str, str], Shown]:
+    comparison = compare(as_runs(summary), ("fifo",))
+    return {(row.method, row.setting): _shown(row) for row in comparison.rows}
+
+
+def _shown(row: Row) -> Shown:
+    ratio = row.ratios[0]
+    half = None if row.half_width is None else 100 * row.half_width
+    return Shown(100 * row.accuracy, half, ratio.value, ratio.reached, row.seeds)

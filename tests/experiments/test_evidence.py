@@ -1,0 +1,121 @@
+"""The experiment files say what they mean, and the document says what ran, beside the paper's numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedkeep.evidence.charts import line_chart
+from fedkeep.evidence.document import write_results
+from fedkeep.evidence.paper import read_paper
+from fedkeep.evidence.results import Results
+from fedkeep.evidence.verdicts import verdicts
+from fedkeep.records.summaries import Curve, Summary, read_summary, write_summary
+from fedkeep.sim.experiment import expand, read_experiment
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FILES = sorted(p for p in EXPERIMENTS.glob("*/*.toml") if p.parent.name not in {"tasks", "methods"})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_experiment_is_sound(path: Path) -> None:
+    cells = expand(read_experiment(path))
+    assert len({cell.name for cell in cells}) == len(cells)
+    methods = {cell.experiment.label for cell in cells}
+    assert "fifo" in methods, "without FIFO there is no speedup"
+    chosen = path.parent.name == "choice"
+    assert all((cell.experiment.seed >= 100) == chosen for cell in cells), "seeds 100 and up are for choosing"
+
+
+def test_paper_and_authors_differ_where_they_should() -> None:
+    paper = _ode(EXPERIMENTS / "table2" / "har.toml")
+    authors = _ode(EXPERIMENTS / "authors" / "har.toml")
+    assert (paper["estimator"]["name"], authors["estimator"]["name"]) == ("incremental", "participants")
+    assert (paper["storage"]["after_use"], paper["weights"]["client_label"]) == ("keep", 0.0)
+    assert (paper["train"]["decay"], authors["train"]["decay"]) == (0.95, 1.0)
+
+
+def _ode(path: Path) -> dict[str, dict[str, object]]:
+    cell = next(c for c in expand(read_experiment(path)) if c.experiment.label == "ode-est")
+    return cell.experiment.resolved()
+
+
+def _summary(fifo: tuple[float, ...], ode: tuple[float, ...]) -> Summary:
+    def curve(method: str, seed: int, final: float) -> Curve:
+        return Curve(
+            method=method,
+            setting="",
+            seed=seed,
+            planned=30,
+            config_hash="0",
+            rounds=(0, 10, 20, 30),
+            accuracy=(0.1, final, final, final),
+            seconds=1.0,
+            finished=True,
+        )
+
+    curves = [curve("fifo", s, a) for s, a in enumerate(fifo)] + [curve("ode-est", s, a) for s, a in enumerate(ode)]
+    return Summary(
+        experiment="table2/har",
+        about="A row.",
+        task="har",
+        command="fedkeep run experiments/table2/har.toml",
+        versions={"python": "3"},
+        curves=tuple(curves),
+    )
+
+
+def test_a_summary_reads_back_as_written(tmp_path: Path) -> None:
+    summary = _summary((0.5, 0.51), (0.6, 0.61))
+    write_summary(tmp_path / "a.json", summary)
+    assert read_summary(tmp_path / "a.json") == summary
+
+
+@pytest.mark.parametrize(
+    ("ode", "word"), [((0.70, 0.71, 0.70), "reproduced"), ((0.40, 0.41, 0.40), "not reproduced")]
+)
+def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], word: str) -> None:
+    write_summary(tmp_path / "table2" / "har.json", _summary((0.60, 0.61, 0.60), ode))
+    found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+    assert found["ODE-Est ends more accurate than FIFO (Table 2)"].word == word
+    assert found["Values are stable between rounds"].word == "not run yet"
+
+
+def test_the_document_has_our_number_beside_the_papers_and_says_what_did_not_run(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    write_summary(results / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70)))
+    text, page = write_results(EXPERIMENTS, results, tmp_path)
+    words = text.read_text()
+    assert re.search(r"\| ode-est \| 55\.\d ± \d\.\d \(70\.39\) \| 1\.00x \(1\.55x\) \|", words)
+    assert "`experiments/table2/ic.toml`" in words.partition("Not run yet")[2]
+    assert "fedkeep run experiments/table2/har.toml" in words
+    assert (results / "plots" / "table2-har.svg").exists()
+    assert "<svg" in page.read_text()
+    assert "http://" not in page.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_chart_of_one_flat_line_is_drawn() -> None:
+    assert "M" in line_chart("flat", {"a": [(0, 1.0), (1, 1.0)]}, "x", "y")
+
+
+@pytest.mark.skipif("FEDKEEP_DATA" not in os.environ, reason="set FEDKEEP_DATA to the folder with the data sets")
+def test_the_quick_reproduction_runs(tmp_path: Path) -> None:
+    """`make reproduce-quick`, as far as data is there."""
+    call = [sys.executable, str(EXPERIMENTS / "reproduce.py"), "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "quick" / "RESULTS.md").read_text()
+    assert "Not run yet" not in text
+    assert "theory-distance.svg" in text
+
+
+def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
+    results = EXPERIMENTS / "results"
+    assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 5_000_000
+    for path in results.glob("*/*.json"):
+        assert path.relative_to(results).with_suffix("").as_posix() == read_summary(path).experiment
