@@ -118,8 +118,8 @@ class Device:
     def assign(self, assignment: Assignment) -> None:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
         self._assignment = assignment
-        unbounded = np.full_like(assignment.quotas, np.iinfo(np.int64).max)
-        self.store.configure(unbounded if self.policy.unbounded else assignment.quotas)
+        quotas = assignment.quotas
+        self.store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self.policy.unbounded else quotas)
 
     def profile(self) -> Profile:
         """What the device declares to the server (step 1)."""

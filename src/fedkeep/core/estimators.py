@@ -199,7 +199,7 @@ class IncrementalEstimator(GlobalEstimator):
 class _BlockSums:
     """Weighted vectors in numbered slots and their sum, kept as a tree of partial sums; a change costs one path."""
 
-    _FAN = 32
+    _FAN = 8
 
     def __init__(self) -> None:
         self._leaves: dict[int, Estimate] = {}
@@ -240,14 +240,14 @@ class _BlockSums:
         children = range(block * self._FAN, (block + 1) * self._FAN)
         if height == 0:
             leaves = [self._leaves[c] for c in children if c in self._leaves]
-            parts = [(e.gradient.astype(np.float64) * e.weight, e.weight) for e in leaves]
+            parts = [(np.multiply(e.gradient, e.weight, dtype=np.float64), e.weight) for e in leaves]
         else:
             below = self._levels[height - 1]
             parts = [below[c] for c in children if c in below]
         if parts:
-            self._levels[height][block] = (
-                sum((p[0] for p in parts[1:]), parts[0][0]),
-                sum(p[1] for p in parts),
-            )
+            total = parts[0][0].copy()
+            for vector, _ in parts[1:]:
+                total += vector
+            self._levels[height][block] = (total, sum(weight for _, weight in parts))
         else:
             self._levels[height].pop(block, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: f
         raise RefusedError("bad-weight", f"a weight is a finite number of at least 0, not {report.weight}")
     if report.weight > 0 and not update.any() and model.any():
         raise RefusedError("zero-model", "every parameter of the model is zero")
-    if _length(update.astype(np.float64) - model) > limits.update_norm:
+    if _length(np.subtract(update, model, dtype=np.float64)) > limits.update_norm:
         raise RefusedError("large-update", f"the model moved by more than {limits.update_norm:g}")
     if report.steps < 0 or report.samples < 0 or report.gradient_samples < 0:
         raise RefusedError("bad-count", "steps and samples are at least 0")
@@ -130,4 +131,5 @@ def _screen_vector(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -
 
 
 def _length(values: np.ndarray) -> float:
-    return float(np.linalg.norm(values.astype(np.float64)))
+    exact = values.astype(np.float64, copy=False)
+    return sqrt(np.dot(exact, exact))

@@ -42,12 +42,16 @@ class Deferred:
     def __init__(self, measure: Callable[[], Measurements]) -> None:
         self._measure = measure
         self._known: Measurements | None = None
+        self._projected: tuple[Vector, Scores] | None = None
 
     def losses(self) -> Scores:
         return self._measured().losses()
 
     def projections(self, direction: Vector) -> Scores:
-        return self._measured().projections(direction)
+        """Kept for the direction asked for last: the parts of a batch all ask for the same."""
+        if self._projected is None or self._projected[0] is not direction:
+            self._projected = (direction, self._measured().projections(direction))
+        return self._projected[1]
 
     def norms(self) -> Scores:
         return self._measured().norms()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +16,8 @@ _GIVES_WAY, _RANKED = 0, 1
 """Tiers of a key: what gives way is displaced by any newcomer; the rest ranks by score."""
 _Key = tuple[int, float, int]
 """(tier, effective score, arrival): the lowest key leaves first, so that the newest wins ties."""
+_ROOM: _Key = (_GIVES_WAY, np.nan, 0)
+_NO_ROOM: _Key = (_RANKED + 1, np.nan, 0)
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,6 @@ class _Entry:
         self.key: _Key = (_RANKED, score, arrival)
 
 
-class _Offer(NamedTuple):
-    id: int
-    region: int
-    score: float
-    arrival: int
-
-
 class MemoryStore:
     """Implements the `Store` port with one heap per region; an offer costs O(log k), a hopeless one almost nothing."""
 
@@ -70,6 +65,8 @@ class MemoryStore:
         self._heaps: list[list[tuple[_Key, int]]] = [[] for _ in quotas]
         self._sizes = [0] * len(quotas)
         self._quotas = [0] * len(quotas)
+        self._samples: tuple[Batch, IntArray, IntArray] | None = None
+        """What `stored` says of samples, regions and arrivals, until one of them changes."""
         self.configure(quotas)
 
     def __len__(self) -> int:
@@ -94,15 +91,13 @@ class MemoryStore:
 
     def stored(self) -> Stored:
         entries = self._by_arrival()
-        x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
-        batch = Batch(x, _ints([e.y for e in entries]), _ints([e.id for e in entries]))
-        return Stored(
-            batch,
-            _ints([e.region for e in entries]),
-            np.array([e.score for e in entries], dtype=np.float64),
-            _ints([e.arrival for e in entries]),
-            _ints([e.uses for e in entries]),
-        )
+        if self._samples is None:
+            x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
+            batch = Batch(x, _ints([e.y for e in entries]), _ints([e.id for e in entries]))
+            self._samples = (batch, _ints([e.region for e in entries]), _ints([e.arrival for e in entries]))
+        batch, regions, arrivals = self._samples
+        scores = np.array([e.score for e in entries], dtype=np.float64)
+        return Stored(batch, regions, scores, arrivals, _ints([e.uses for e in entries]))
 
     def revalue(self, scores: Scores) -> None:
         for entry, score in zip(self._by_arrival(), scores.tolist(), strict=True):
@@ -140,7 +135,7 @@ class MemoryStore:
 
     def restore(self, state: State) -> None:
         self._quotas = state["quotas"].tolist()
-        self._entries = {}
+        self._entries, self._samples = {}, None
         self._sizes = [0] * len(self._quotas)
         self._heaps = [[] for _ in self._quotas]
         plain = ("ids", "y", "regions", "scores", "arrivals", "uses", "tiers", "effective")
@@ -175,49 +170,41 @@ class MemoryStore:
 
         Floors only rise otherwise, so a sample below its region's floor now stays hopeless and is skipped.
         """
-        floors, unreachable = self._floors()
+        lowest = [self._lowest_key(region) for region in range(len(self._quotas))]
+        floors, unreachable = _floors(lowest)
         outcome.floors[start:] = floors[regions[start:]]
         hopeful = (scores[start:] >= unreachable[regions[start:]]) & (scores[start:] > -np.inf)
         index = start + np.flatnonzero(hopeful | known[start:])
         plain = (index, batch.ids[index], regions[index], scores[index], arrivals[index])
         for i, id_, region, score, arrival in zip(*(column.tolist() for column in plain), strict=True):
             entry = self._entries.get(id_)
-            if entry is None:
-                self._offer_new(i, _Offer(id_, region, score, arrival), batch, outcome)
-            elif self._refresh(entry, score, arrival, i, outcome):
-                return int(i) + 1
+            if entry is not None:
+                if self._refresh(entry, score, arrival, i, outcome):
+                    return int(i) + 1
+            elif (_RANKED, score, arrival) < lowest[region] or not score > -np.inf:
+                outcome.floors[i] = lowest[region][1]
+                continue
+            else:
+                self._make_room(region, i, outcome)
+                self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
+            lowest[region] = self._lowest_key(region)
         return len(batch)
 
-    def _floors(self) -> tuple[FloatArray, FloatArray]:
-        """Per region the lowest effective score (NaN where there is room), and the score that gets in at the least."""
-        lowest, least = [], []
-        for region, quota in enumerate(self._quotas):
-            if self._sizes[region] < quota:
-                lowest.append(np.nan)
-                least.append(-np.inf)
-            elif not quota:
-                lowest.append(np.nan)
-                least.append(np.inf)
-            else:
-                tier, score, _ = self._lowest(region).key
-                lowest.append(score)
-                least.append(score if tier == _RANKED else -np.inf)
-        return np.array(lowest), np.array(least)
+    def _lowest_key(self, region: int) -> _Key:
+        """The key that a newcomer of the region must not be below."""
+        quota = self._quotas[region]
+        if self._sizes[region] < quota:
+            return _ROOM
+        return self._lowest(region).key if quota else _NO_ROOM
 
-    def _offer_new(self, i: int, offer: _Offer, batch: Batch, outcome: Outcome) -> None:
-        quota = self._quotas[offer.region]
-        if not quota or not offer.score > -np.inf:
-            return
-        if self._sizes[offer.region] < quota:
+    def _make_room(self, region: int, i: int, outcome: Outcome) -> None:
+        """Drops what the sample at `i` displaces, if its region is full, and notes what became of the sample."""
+        if self._sizes[region] < self._quotas[region]:
             outcome.fates[i], outcome.floors[i] = Fate.KEPT, np.nan
-        else:
-            lowest = self._lowest(offer.region)
-            outcome.floors[i] = lowest.key[1]
-            if (_RANKED, offer.score, offer.arrival) < lowest.key:
-                return
-            self._drop(lowest)
-            outcome.fates[i], outcome.displaced[i] = Fate.REPLACED, lowest.id
-        self._insert(_Entry(offer.id, batch.x[i].copy(), int(batch.y[i]), *offer[1:]))
+            return
+        displaced = self._lowest(region)
+        self._drop(displaced)
+        outcome.fates[i], outcome.displaced[i], outcome.floors[i] = Fate.REPLACED, displaced.id, displaced.key[1]
 
     def _refresh(self, entry: _Entry, score: float, arrival: int, i: int, outcome: Outcome) -> bool:
         """Renews a stored sample's score; True if its region is easier to enter than before."""
@@ -226,6 +213,7 @@ class MemoryStore:
             return True
         before = entry.key
         entry.score, entry.arrival = score, arrival
+        self._samples = None
         outcome.fates[i], outcome.floors[i] = Fate.REFRESHED, before[1]
         if entry.uses and self.after_use.name == "discount":
             self._rank(entry.region, [e for e in self._entries.values() if e.region == entry.region])
@@ -255,12 +243,14 @@ class MemoryStore:
 
     def _insert(self, entry: _Entry) -> None:
         self._entries[entry.id] = entry
+        self._samples = None
         self._sizes[entry.region] += 1
         heapq.heappush(self._heaps[entry.region], (entry.key, entry.id))
 
     def _drop(self, entry: _Entry) -> None:
         """Forgets a sample; its heap item goes when it surfaces."""
         del self._entries[entry.id]
+        self._samples = None
         self._sizes[entry.region] -= 1
 
     def _rekey(self, entry: _Entry, key: _Key) -> None:
@@ -282,6 +272,12 @@ class MemoryStore:
         key, id_ = item
         entry = self._entries.get(id_)
         return entry is not None and entry.key == key
+
+
+def _floors(lowest: list[_Key]) -> tuple[FloatArray, FloatArray]:
+    """Per region the lowest effective score (NaN where there is none), and the score that gets in at the least."""
+    least = [(-np.inf, key[1], np.inf)[key[0]] for key in lowest]
+    return np.array([key[1] for key in lowest]), np.array(least)
 
 
 def _ints(values: list[int]) -> IntArray:

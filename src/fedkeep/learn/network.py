@@ -18,9 +18,11 @@ from torch.nn.functional import cross_entropy
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
+from fedkeep.learn.chain import Chain
 from fedkeep.learn.flat import Layout
+from fedkeep.learn.pooling import with_fast_pools
 
-_MINUS_ONE = torch.tensor([[-1.0]])
+_MINUS_ONE = torch.tensor(-1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,8 @@ class Network:
         for part in module.modules():
             if getattr(part, "inplace", False):
                 part.inplace = False  # type: ignore[assignment]  # noted outputs must stay as they were
-        self.module = module.float()
+        self.chain = Chain.of(module)
+        self.module = with_fast_pools(module.float())
         self.lock = RLock()
         named = list(self.module.named_parameters())
         self.parameters = [parameter for _, parameter in named]
@@ -165,9 +168,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def output_error(logits: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each sample's cross-entropy by its logits, softmax(z) - onehot(y)."""
+    """The gradient of each sample's cross-entropy by its logits, softmax(z) - onehot(y); classes are axis 1."""
     error = torch.softmax(logits, dim=1)
-    return error.scatter_add_(1, y[:, None], _MINUS_ONE.expand(len(y), 1))
+    index = y[:, None]
+    return error.scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
 
 
 def as_tensor(array: AnyArray) -> Tensor:

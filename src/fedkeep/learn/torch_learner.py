@@ -98,7 +98,7 @@ class TorchLearner:
         seeds: Sequence[int],
     ) -> list[Vector]:
         """Where each batch leads from the same model, in one call where that is possible and faster."""
-        if self._stacks and is_stackable(batches, local):
+        if self._stacks and is_stackable(self._network, batches, local):
             try:
                 with self._network.training(seeds[0]):
                     return train_stacked(self._network, model, batches, weights, local)

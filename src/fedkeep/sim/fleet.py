@@ -14,6 +14,8 @@ from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.core.types import Batch, DeviceId, Report, State, TrainOrder, Vector
 from fedkeep.data import Stream
 
+_FATES = [fate.name for fate in Fate]
+
 Watcher = Callable[[DeviceId, Batch, Outcome], None]
 
 
@@ -73,7 +75,7 @@ class Fleet:
     def snapshot(self) -> State:
         state: State = {
             "seen": np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(-1, 2),
-            "fates": np.array([self.fates[fate.name] for fate in Fate]),
+            "fates": np.array([self.fates[name] for name in _FATES]),
         }
         for d, device in self.devices.items():
             state |= {f"{d}/{name}": array for name, array in device.snapshot().items()}
@@ -88,7 +90,7 @@ class Fleet:
         for d, seen in state["seen"].tolist():
             self.device(d).restore(parts[str(d)])
             self._seen[d] = seen
-        self.fates = Counter(dict(zip([fate.name for fate in Fate], state["fates"].tolist(), strict=True)))
+        self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
 
     def _measure(self, devices: Sequence[Device], batches: Sequence[Batch]) -> list[Measurements | None]:
         """Each batch under its device's own model, all in one call if any is asked for; None for an empty batch."""
@@ -126,8 +128,8 @@ class Fleet:
         return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
 
     def _count(self, outcome: Outcome) -> None:
-        for fate, n in zip(Fate, np.bincount(outcome.fates, minlength=len(Fate)).tolist(), strict=True):
-            self.fates[fate.name] += n
+        for name, n in zip(_FATES, np.bincount(outcome.fates, minlength=len(_FATES)).tolist(), strict=True):
+            self.fates[name] += n
 
 
 def _pick(together: Callable[[], dict[int, Measurements]], index: int) -> Measurements:

@@ -1,0 +1,228 @@
+"""Plain chains of layers over C models at once, each with its own samples, by matrix products alone.
+
+A round's participants have a few samples each, so that calls cost more than what they compute. Here one call does
+a layer for all models, without autograd, and a small convolution or pooling takes a fraction of torch's time.
+Activations are (C, channels, n, ...): a layer with a weight is then one product for each model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from fedkeep.learn.layers import is_bilinear
+from fedkeep.learn.pooling import Pool, corners, tiling
+
+Kept: TypeAlias = tuple[Tensor, ...]
+"""What a layer keeps of its forward pass for its backward pass."""
+
+
+class Link(Protocol):
+    """One layer; `own` are its parameters, (C, *shape) each."""
+
+    parameters: int
+
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:
+        """The layer's outputs."""
+
+    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:
+        """The error of the inputs, from that of the outputs."""
+
+    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
+        """The gradients by the layer's parameters, summed over each model's samples."""
+
+
+class Plain:
+    """What layers without parameters have in common."""
+
+    parameters = 0
+
+    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:  # noqa: ARG002
+        return []
+
+
+class Linear:
+    parameters = 2
+
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:
+        weight, bias = own
+        return torch.baddbmm(bias[:, :, None], weight, x), (x,)
+
+    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+        return own[0].mT @ error
+
+    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
+        return [error @ kept[0].mT, error.sum(2)]
+
+
+class Convolution:
+    """A convolution as a linear layer over columns: what the kernel sees at each place of each sample."""
+
+    parameters = 2
+
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d) -> None:
+        self._kernel, self._stride, self._dilation = layer.kernel_size, layer.stride, layer.dilation
+        self._padding = cast("tuple[int, ...]", layer.padding)
+
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:
+        weight, bias = own
+        windows = self._windows(pad(x, [p for each in reversed(self._padding) for p in (each, each)]))
+        places = windows.shape[-1 - len(self._kernel) :]
+        columns = windows.reshape(len(x), -1, prod(places))
+        z = torch.baddbmm(bias[:, :, None], weight.flatten(2), columns)
+        return z.unflatten(2, places), (columns, x)
+
+    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:
+        x = kept[1]
+        columns = own[0].flatten(2).mT @ error.flatten(2)
+        part = columns.view(len(x), x.shape[1], *self._kernel, *error.shape[2:])
+        for axis, (kernel, stride, dilation) in enumerate(self._axes()):
+            part = _overlay(part, axis - len(self._kernel), kernel, stride, dilation, self._padding[axis], x.shape)
+        return part
+
+    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
+        error = error.flatten(2)
+        weight = error @ kept[0].mT
+        return [weight.view(*weight.shape[:2], -1, *self._kernel), error.sum(2)]
+
+    def _axes(self) -> Iterator[tuple[int, int, int]]:
+        return zip(self._kernel, self._stride, self._dilation, strict=True)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """Views of x, (C, channels, *kernel, n, *places)."""
+        lead, sizes = x.shape[:3], x.shape[3:]
+        steps = x.stride()[3:]
+        places = [(s - d * (k - 1) - 1) // t + 1 for s, (k, t, d) in zip(sizes, self._axes(), strict=True)]
+        within = [d * step for step, (_, _, d) in zip(steps, self._axes(), strict=True)]
+        between = [t * step for step, (_, t, _) in zip(steps, self._axes(), strict=True)]
+        shape = (*lead[:2], *self._kernel, lead[2], *places)
+        return x.as_strided(shape, (*x.stride()[:2], *within, x.stride(2), *between))
+
+
+def _overlay(
+    part: Tensor, axis: int, kernel: int, stride: int, dilation: int, padding: int, whole: Sequence[int]
+) -> Tensor:
+    """Adds up what the positions of a kernel along one axis, the third of `part`, say of each input along `axis`."""
+    places = part.shape[axis]
+    shape = list(part.shape[:2] + part.shape[3:])
+    shape[axis] = whole[axis] + 2 * padding
+    total = part.new_zeros(shape)
+    for k in range(kernel):
+        reached = slice(k * dilation, k * dilation + stride * (places - 1) + 1, stride)
+        total[(..., reached, *[slice(None)] * (-axis - 1))] += part[:, :, k]
+    return total.narrow(axis, padding, whole[axis])
+
+
+class Relu(Plain):
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:  # noqa: ARG002
+        positive = x.relu()
+        return positive, (positive,)
+
+    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+        return error * (kept[0] > 0)
+
+
+class MaxPool(Plain):
+    """The largest of each window; of equals the first counts, as in torch."""
+
+    def __init__(self, kernel: Sequence[int]) -> None:
+        self._kernel = tuple(kernel)
+
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:  # noqa: ARG002
+        best, *others = corners(x, self._kernel)
+        kept = [x, best]
+        for corner in others:
+            best = torch.maximum(best, corner)
+            kept.append(best)
+        return best, tuple(kept)
+
+    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+        x, *best = kept
+        below = torch.zeros_like(x)
+        first, *others = corners(below, self._kernel)
+        for corner, here, before in reversed(list(zip(others, best[1:], best, strict=False))):
+            corner.copy_(error * (here > before))
+            error = error - corner
+        first.copy_(error)
+        return below
+
+
+class Flatten(Plain):
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:  # noqa: ARG002
+        return x.movedim(2, -1).reshape(len(x), -1, x.shape[2]), (x,)
+
+    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+        shape = kept[0].shape
+        return error.view(*shape[:2], *shape[3:], shape[2]).movedim(-1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One forward pass: the logits, (C, Y, n), and what each layer keeps of it."""
+
+    logits: Tensor
+    kept: list[Kept]
+
+
+class Chain:
+    """The links of a module that is nothing but a chain of them."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+
+    @staticmethod
+    def of(module: nn.Module) -> Chain | None:
+        """The module as a chain; None if any part of it is something else."""
+        layers = list(module) if type(module) is nn.Sequential else []
+        links = [_link(layer) for layer in layers]
+        plain = len(set(map(id, layers))) == len(layers) and not any(link is None for link in links)
+        return Chain(cast("list[Link]", links)) if links and plain else None
+
+    def forward(self, parameters: Sequence[Tensor], x: Tensor) -> Pass:
+        """C models over their samples x, (C, n, ...)."""
+        x = x.transpose(1, 2) if x.dim() > 2 else x[:, None]
+        kept = []
+        for link, own in self._owned(parameters):
+            x, of_link = link.forward(own, x)
+            kept.append(of_link)
+        return Pass(x, kept)
+
+    def gradients(self, parameters: Sequence[Tensor], passed: Pass, error: Tensor) -> list[Tensor]:
+        """The gradients by all parameters, (C, *shape) each, from the error of the logits, (C, Y, n)."""
+        gradients: list[Tensor] = []
+        links = list(self._owned(parameters))
+        for i in range(len(links) - 1, -1, -1):
+            link, own = links[i]
+            gradients = link.gradients(passed.kept[i], error) + gradients
+            if len(gradients) < len(parameters):
+                error = link.backward(own, passed.kept[i], error)
+        return gradients
+
+    def _owned(self, parameters: Sequence[Tensor]) -> Iterator[tuple[Link, list[Tensor]]]:
+        rest = iter(parameters)
+        for link in self._links:
+            yield link, list(islice(rest, link.parameters))
+
+
+def _link(layer: nn.Module) -> Link | None:
+    """The layer as a link; subclasses may do anything, so they do not count."""
+    if type(layer) is nn.ReLU:
+        return Relu()
+    if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        return Flatten()
+    if type(layer) in (nn.MaxPool1d, nn.MaxPool2d):
+        kernel = tiling(cast("Pool", layer))
+        return MaxPool(kernel) if kernel else None
+    if not is_bilinear(layer) or layer.bias is None:
+        return None
+    if isinstance(layer, nn.Linear):
+        return Linear()
+    convolution = cast("nn.Conv1d | nn.Conv2d", layer)
+    return Convolution(convolution) if convolution.groups == 1 else None
