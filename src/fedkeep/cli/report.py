@@ -27,7 +27,10 @@ def report(
         list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
     ] = ["fifo", "reservoir"],  # noqa: B006
 ) -> None:
-    """Compare the methods of all runs in DIR: final accuracy, and how much sooner each gets to the base's."""
+    """Compare the methods of all runs in a directory.
+
+    Final accuracy, and how much sooner each method gets to the base's.
+    """
     runs = read_runs(directory)
     comparison = compare(runs, base)
     print_tables(comparison)
