@@ -15,7 +15,7 @@ PAGE = Path(__file__).with_name("cli.md")
 INTRODUCTION = """# Command line
 
 This page is generated from the commands themselves (`make docs`). `fedkeep --help` and `fedkeep VERB --help` say the
-same. A mistake ends in one sentence and exit code 2. Progress and notes go to standard error and only to a terminal;
+same. A mistake ends in one sentence and exit code 2. Notes go to standard error, progress bars only to a terminal;
 standard output holds the result alone. `NO_COLOR` is respected. `fedkeep --install-completion` teaches your shell the
 verbs and options.
 """
