@@ -31,6 +31,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
+RUN = ("python", "sh", "console", "toml")
 SECONDS = 300
 
 
@@ -72,30 +73,26 @@ class Runner:
 
     def run(self) -> int:
         """Runs every block; returns how many did something."""
-        ran, printed = 0, None
+        ran, printed = 0, ""
         for block in blocks(self._page.read_text(encoding="utf-8")):
-            if block.language in ("", "text") and block.follows and printed is not None:
+            if block.language in ("", "text") and block.follows and printed:
                 self._compare(block, printed)
                 continue
-            printed = None
-            if not block.remark.startswith("not run"):
+            printed = ""
+            if block.language in RUN and not block.remark.startswith("not run"):
                 with self._told(block):
                     printed = self._play(block)
-                ran += printed is not None
+                ran += 1
         return ran
 
-    def _play(self, block: Block) -> str | None:
+    def _play(self, block: Block) -> str:
+        """Runs a block; returns what it printed."""
         if block.file_name:
             Path(block.file_name).write_text(block.text, encoding="utf-8")
-        match block.language:
-            case "python":
-                return self._python(block)
-            case "sh" | "console":
-                return _shell(block)
-            case "toml":
-                return _toml(tomllib.loads(block.text))
-            case _:
-                return None
+        if block.language == "toml":
+            _check_table(tomllib.loads(block.text))
+            return ""
+        return self._python(block) if block.language == "python" else _shell(block)
 
     def _python(self, block: Block) -> str:
         code = compile("\n" * block.line + block.text, str(self._page), "exec")
@@ -137,14 +134,17 @@ def _until_it_speaks(command: list[str]) -> str:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
         running = process.poll() is None
-        os.killpg(process.pid, signal.SIGTERM)
+        if running:
+            os.killpg(process.pid, signal.SIGTERM)
     if not (line and running):
         raise SystemExit(f"it ended by itself with exit code {process.returncode}")
     return line
 
 
-def _toml(table: dict[str, Any]) -> str:
+def _check_table(table: dict[str, Any]) -> None:
     """Reads the table with the part of fedkeep that it is for."""
     from fedkeep.agent.assembly import parse_config
     from fedkeep.config import build
@@ -157,7 +157,6 @@ def _toml(table: dict[str, Any]) -> str:
         build(PrivacyOptions, table["privacy"], "privacy")
     elif "tool" not in table:
         assert expand({"task": {"name": "embedded"}, **table})
-    return ""
 
 
 def main(page: Path, folder: Path) -> None:
