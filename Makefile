@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check format clean reproduce reproduce-robustness reproduce-quick
+.PHONY: help demo test check docs format clean reproduce reproduce-robustness reproduce-quick faults
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 24
@@ -29,11 +29,16 @@ demo: $(VENV)/.base   ## compare ODE with FIFO, random, high-loss and unlimited 
 test: $(VENV)/.dev    ## run the tests
 	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet
 
-check: $(VENV)/.dev   ## formatting, lint, types, imports
+check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/mkdocs build --strict --quiet
+
+docs: $(VENV)/.dev    ## write the generated page docs/cli.md, and build the site into site/
+	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/mkdocs build --strict
 
 format: $(VENV)/.dev  ## format the code
 	@$(BIN)/ruff format .

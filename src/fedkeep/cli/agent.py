@@ -71,7 +71,10 @@ def show(socket: Socket = "fedkeep.sock") -> None:
 
 
 @agent.command()
-def why(id_: Annotated[str, typer.Argument(metavar="ID")], socket: Socket = "fedkeep.sock") -> None:
+def why(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The sample's id, as it came.")],
+    socket: Socket = "fedkeep.sock",
+) -> None:
     """Say why a sample is stored, or why it is not."""
     with AgentClient(socket, timeout=30) as client:
         reasons = client.why(id_)

@@ -6,6 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.core
 
 import fedkeep
 from fedkeep.cli.agent import agent
@@ -20,6 +21,8 @@ from fedkeep.cli.run import run
 from fedkeep.cli.serve import serve
 from fedkeep.cli.watch import watch
 from fedkeep.core.errors import FedkeepError
+
+typer.core.HAS_RICH = False  # else it writes "\\[default: 5]" into plain help, with rich's escapes
 
 app = typer.Typer(
     name="fedkeep",

@@ -14,7 +14,10 @@ from fedkeep.testing import ConformanceError, check_policy
 def check(
     policy: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A policy class, or a registered name.")],
 ) -> None:
-    """Check that a policy's scores are sound, whatever the chunking and after a restart."""
+    """Check that a policy keeps the rules.
+
+    Its scores must be sound, whatever the chunking and after a restart.
+    """
     cls = find_policy(policy)
     try:
         made = cls()

@@ -18,7 +18,10 @@ def export(
         str | None, typer.Option(help="The shape of one sample, e.g. 3,64; not needed if the first layer is linear.")
     ] = None,
 ) -> None:
-    """Write a torch model as ONNX with the outputs that valuation needs, and check that both agree."""
+    """Write a torch model as a file for devices without torch.
+
+    ONNX with the outputs that valuation needs; checked to agree with torch.
+    """
     from fedkeep.learn.export import TOLERANCE
     from fedkeep.learn.export import export as write
     from fedkeep.learn.models import torch_factory

@@ -20,7 +20,10 @@ assert fedkeep.registry  # importing it registers the policies
 
 
 def list_() -> None:
-    """List the policies, tasks, coordinators, models and presets known here."""
+    """List what may stand in an experiment.
+
+    The policies, tasks, coordinators, models and presets known here.
+    """
     table = Table(box=None, show_header=False, pad_edge=False)
     for kind, members in (("policy", POLICIES), ("task", TASKS), ("coordinator", COORDINATORS)):
         _add(table, kind, {name: _first_sentence(cls) for name, cls in members.items()})

@@ -45,7 +45,10 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Draw an experiment's devices, sizes and labels, as SVG.")
     ] = None,
 ) -> None:
-    """Say which labels each device should store, how many samples of each, and what they count."""
+    """Say which labels each device should store.
+
+    How many samples of each it keeps, and what a sample of each counts in training.
+    """
     if file.suffix.lower() == ".toml":
         if any(option is not None for option in (clients_per_label, labels_per_client, coordinator, quantities)):
             raise ConfigError(f"{file} says itself how to plan: change its [coordinator] instead of giving options")

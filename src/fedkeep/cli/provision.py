@@ -18,7 +18,10 @@ def provision(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
     days: Annotated[int, typer.Option(min=1, help="Validity of the server's certificate.")] = 825,
 ) -> None:
-    """Makes CA, server certificate and node keys, and prints the lines that start the fleet."""
+    """Make the keys of a fleet, and print how to start it.
+
+    A CA, the server's certificate and one key per device.
+    """
     from fedkeep.flower.credentials import provision as make_credentials
     from fedkeep.flower.deployment import Deployment
 

@@ -31,7 +31,10 @@ def report(
         list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
     ] = ["fifo", "reservoir"],  # noqa: B006
 ) -> None:
-    """Compare the methods of all runs in DIR: final accuracy, and how much sooner each gets to the base's."""
+    """Compare the methods of all runs in a directory.
+
+    Final accuracy, and how much sooner each method gets to the base's.
+    """
     if evidence:
         for path in write_results(directory, directory / "results", directory):
             typer.echo(f"wrote {path}", err=True)

@@ -29,7 +29,9 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the file.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the records go. [default: runs/NAME]")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")] = (
+        os.cpu_count() or 1
+    ),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
 ) -> None:
     """Run an experiment and print what it showed."""

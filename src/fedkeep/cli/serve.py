@@ -12,7 +12,7 @@ def serve(
     app: Annotated[Path, typer.Argument(help="The Flower app: a directory with its pyproject.toml.", exists=True)],
     credentials: Annotated[Path, typer.Option(help="What `fedkeep provision` made.")],
     host: Annotated[str, typer.Option(help="The name or address by which devices reach this server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
     bind: Annotated[str | None, typer.Option(help="The address to listen on, if it is not the host.")] = None,
     state: Annotated[str | None, typer.Option(help="A file or postgresql://...; default: in the credentials.")] = None,
     run: Annotated[str, typer.Option(help="The name under which the run is saved.")] = "default",
@@ -22,7 +22,10 @@ def serve(
         list[str] | None, typer.Option("--set", help="A key of the app's run config, as key=value; repeat for more.")
     ] = None,
 ) -> None:
-    """Starts a SuperLink, runs the app on it, and resumes the run if it dies."""
+    """Serve a fleet by Flower, and go on after a crash.
+
+    Starts a SuperLink, runs the app on it, and resumes the run if it dies.
+    """
     from fedkeep.config import override
     from fedkeep.core.errors import ConfigError
     from fedkeep.flower.deployment import Deployment

@@ -20,7 +20,7 @@ def watch(
         typer.Option(envvar="FEDKEEP_TOKEN", help="Secret that a visitor must know.", show_envvar=True),
     ] = None,
 ) -> None:
-    """Show runs live in the browser while they are written."""
+    """Show runs live in the browser."""
     server = LiveServer(source, host, port, token)
     typer.echo(f"Watching {source} at {server.url} (Ctrl-C stops)")
     server.run()

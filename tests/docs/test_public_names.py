@@ -1,0 +1,74 @@
+"""The public names of the packages: a change here is a change for users, and belongs in the CHANGELOG."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import fedkeep
+
+PUBLIC = {
+    "fedkeep.cli": ["main"],
+    "fedkeep.core.policies": [
+        "central",
+        "fedbalancer",
+        "fifo",
+        "full_data",
+        "gradient_norm",
+        "high_loss",
+        "ode",
+        "reservoir",
+        "sld",
+    ],
+    "fedkeep.data": [
+        "Federation",
+        "Membership",
+        "ModelSpec",
+        "PARTITIONS",
+        "Partition",
+        "Progress",
+        "Stream",
+        "StreamOptions",
+        "TASKS",
+        "Task",
+        "partition",
+        "partition_from",
+    ],
+    "fedkeep.flower": ["FedkeepStrategy", "Keeper", "Keeping", "make_client_app"],
+    "fedkeep.planning": ["Exact", "Profiles", "read_profiles"],
+    "fedkeep.records": [
+        "Change",
+        "Comparison",
+        "Device",
+        "End",
+        "Evaluation",
+        "Header",
+        "Holdings",
+        "Line",
+        "Plan",
+        "Privacy",
+        "Recorder",
+        "Round",
+        "Run",
+        "Slot",
+        "Timing",
+        "compare",
+        "read_run",
+        "read_runs",
+    ],
+}
+
+
+def packages() -> list[str]:
+    return ["fedkeep", *(m.name for m in pkgutil.walk_packages(fedkeep.__path__, "fedkeep.") if m.ispkg)]
+
+
+@pytest.mark.parametrize("name", packages())
+def test_the_public_names_of_a_package_are_these(name: str) -> None:
+    assert sorted(getattr(importlib.import_module(name), "__all__", [])) == PUBLIC.get(name, [])
+
+
+def test_no_package_is_pinned_that_is_gone() -> None:
+    assert set(PUBLIC) <= set(packages())

@@ -1,0 +1,54 @@
+"""The bare wheel, in an environment of its own without any extra, answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    around = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=around, timeout=600, check=False)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of a fresh environment with the wheel in it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    assert built.returncode == 0, built.stderr
+    venv.create(folder / "env", with_pip=True)
+    programs = folder / "env" / "bin"
+    done = run(programs / "pip", "install", "--quiet", *folder.glob("*.whl"), cwd=folder)
+    if "No matching distribution" in done.stderr and "connection" in done.stderr.lower():
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+    return programs
+
+
+def test_the_bare_install_answers(installed: Path, tmp_path: Path) -> None:
+    for arguments, says in ((["--help"], "Commands:"), (["list"], "reservoir"), (["check", "fifo"], "ok  chunking")):
+        done = run(installed / "fedkeep", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert says in done.stdout
+
+
+def test_the_wheel_brings_the_page_and_the_types(installed: Path, tmp_path: Path) -> None:
+    code = "import fedkeep, pathlib as p; r = p.Path(fedkeep.__file__).parent; print(*(f.name for f in r.rglob('*')))"
+    names = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
+    assert {"py.typed", "index.html"} <= set(names)
+
+
+def test_a_missing_extra_is_named(installed: Path, tmp_path: Path) -> None:
+    done = run(installed / "fedkeep", "watch", tmp_path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "fedkeep[web]" in done.stderr
+    assert "Traceback" not in done.stderr
