@@ -81,14 +81,9 @@ class Device:
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
         seed: int = 0,
     ) -> None:
-        self.learner, self.policy, self.store, self.regions, self.meter = (
-            learner,
-            policy,
-            store,
-            regions,
-            meter,
-        )
-        self.capacity, self.weighting, self.options, self.seed = capacity, weighting, options, seed
+        self.learner, self.policy, self.store = learner, policy, store
+        self.regions, self.meter, self.weighting = regions, meter, weighting
+        self.capacity, self.options, self.seed = capacity, options, seed
         self._shape, self._labels = sample_shape, labels
         self._memory = Memory()
         self._estimator = LocalGradientEstimator(learner.gradient_size if policy.uses_direction else 0)
