@@ -21,7 +21,7 @@ from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Profile
 from fedkeep.privacy.ckks import COARSE, Scheme
 from fedkeep.privacy.encrypted import EncryptedFleet, KeyHolder, encrypt_profile
-from fedkeep.privacy.order import Comparisons
+from fedkeep.privacy.order import Comparisons, OrderedFleet
 
 Result = TypeVar("Result")
 SIZES = ((10, 10), (25, 10), (50, 10), (50, 20), (100, 10))
@@ -50,7 +50,9 @@ def measure(holder: KeyHolder, scheme: Scheme, devices: int, labels: int) -> dic
         size = sum(map(len, answer.comparisons)) + len(answer.velocities)
     tables, comparing = timed(server.tables)
     plan, planning = timed(lambda: holder.plan(tables, Greedy()))
-    tied = Greedy(improve_up_to=0).plan(Fleet.numbered(capacities, levels.astype(float)))
+    totals = velocities.sum(axis=0)
+    on_grid = OrderedFleet(np.arange(devices), capacities, levels.astype(float), totals)
+    tied = Greedy(improve_up_to=0).plan(on_grid)
     exact = Greedy(improve_up_to=0).plan(Fleet.numbered(capacities, velocities))
     return {
         "devices": devices,

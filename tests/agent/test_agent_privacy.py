@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.disk import StoreError
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
+from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 from tests.agent.builders import arrival, make_agent, order
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
@@ -97,3 +99,26 @@ def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
 def test_what_the_agent_cannot_hide_it_does_not_send_in_the_clear(tmp_path: Path, asked: str) -> None:
     with pytest.raises(ConfigError, match="in the clear"):
         make_agent(tmp_path, privacy={asked: True})
+
+
+def test_the_store_has_room_for_what_the_guard_remembers(tmp_path: Path) -> None:
+    samples = {"shape": [600], "labels": 10}
+    assembly = make_agent(tmp_path, privacy={"epsilon": 4.0}, samples=samples, store={"budget": 600_000})
+    agent, rng = assembly.agent, np.random.default_rng(0)
+    learner = agent.device.learner
+    plan = Assignment(np.full(10, agent.device.capacity // 10), np.ones(10), 1.0)
+    try:
+        for round_ in range(3):
+            for id_ in range(300 * round_, 300 * round_ + 300):
+                x = rng.standard_normal(600).astype(np.float32)
+                agent.intake.offer(Arrival(x, id_ % 10, id_, "test"), wait=True)
+            while agent.step(0.0):
+                pass
+            model = rng.standard_normal(learner.size).astype(np.float32)
+            direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
+            accepted = round_ - 1 if round_ else None
+            report = agent.participate(TrainOrder(round_, model, direction, LocalTraining(0.1, 1), accepted, plan))
+        agent.require_commit()
+        assert report.local_gradient is not None
+    finally:
+        assembly.disk.close()

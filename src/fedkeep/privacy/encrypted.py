@@ -17,13 +17,14 @@ import numpy as np
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.core.types import DeviceId, IntArray, Profile
-from fedkeep.core.weighting import label_weights
 from fedkeep.privacy import ckks
 from fedkeep.privacy.ckks import SUMS, Ciphertext, Scheme
-from fedkeep.privacy.order import Comparisons, Grid
+from fedkeep.privacy.order import Comparisons, Grid, OrderedFleet
+
+_DECIMALS = 6
+"""Totals are rounded to these, so that the errors of CKKS do not break ties between labels."""
 
 
 @dataclass(frozen=True)
@@ -191,16 +192,9 @@ class KeyHolder:
         order = comparisons.table(ckks.rounded_signs(np.concatenate(signs)))
         totals = ckks.decrypt(self._summing, tables.totals, tables.labels)
         rows = tables.capacities > 0
-        fleet = Fleet(tables.devices[rows], tables.capacities[rows], order[rows].astype(np.float64))
-        plan = replace(greedy, improve_up_to=0).plan(fleet)
-        return _weighted_by(plan, np.where((order > 0).any(axis=0), np.maximum(totals, 0.0), 0.0))
-
-
-def _weighted_by(plan: Plan, totals: np.ndarray) -> Plan:
-    stored = plan.quotas.sum(axis=0, dtype=np.int64)
-    slots = int(stored.sum())
-    mass_per_slot = float(totals.sum()) / slots if slots else 0.0
-    return replace(plan, label_weights=label_weights(totals, stored), mass_per_slot=mass_per_slot)
+        totals = np.where((order > 0).any(axis=0), np.maximum(totals.round(_DECIMALS), 0.0), 0.0)
+        fleet = OrderedFleet(tables.devices[rows], tables.capacities[rows], order[rows].astype(np.float64), totals)
+        return replace(greedy, improve_up_to=0).plan(fleet)
 
 
 def _chunks(values: np.ndarray, size: int) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """Which velocities must be compared for a plan, and what any table with the same comparisons looks like.
 
 The greedy plan compares velocities of one label (who sees most of it) and of one device (which of its labels is the
-most frequent), and asks which are above 0. Nothing else: whoever knows these signs can plan without a velocity.
+most frequent), asks which are above 0, and takes totals per label. Whoever knows these can plan without a velocity.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
+from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import FloatArray, IntArray
 
 _ZERO = -1
@@ -44,6 +45,17 @@ class Grid:
         within = np.clip(velocity, self.slowest, self.fastest)
         steps = np.log(within / self.slowest) / math.log(self.fastest / self.slowest) * (self.levels - 1)
         return np.where(velocity > 0, 1 + np.rint(steps), 0).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedFleet(Fleet):
+    """A fleet of which only the order of velocities and the totals per label are known."""
+
+    totals: FloatArray
+
+    @cached_property
+    def label_mass(self) -> FloatArray:
+        return self.totals
 
 
 @dataclass(frozen=True)
