@@ -14,38 +14,50 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.agent.disk import FileDisk
+from fedkeep.agent.running import IdleMemory
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 
 FEATURES, LABELS = 60, 10
+_PACKET = 240
+"""Numbers of a sample about as large as a packet: 960 bytes."""
 
 
-def make(folder: Path, budget: int) -> tuple[Agent, FileDisk]:
-    """An agent with softmax regression, a plan and a direction."""
+def opened(folder: Path, budget: int, features: int = FEATURES) -> tuple[Agent, FileDisk]:
+    """An agent with softmax regression, its store made or found."""
     table = {
-        "samples": {"shape": [FEATURES], "labels": LABELS},
+        "samples": {"shape": [features], "labels": LABELS},
         "store": {"path": str(folder / "a.store"), "budget": budget},
         "agent": {"linger_ms": 0},
     }
     assembly = assemble(parse_config(table))
-    agent = assembly.agent
+    return assembly.agent, assembly.disk
+
+
+def make(folder: Path, budget: int, features: int = FEATURES) -> tuple[Agent, FileDisk]:
+    """The same with a plan and a direction."""
+    agent, disk = opened(folder, budget, features)
     rng = np.random.default_rng(0)
     size = agent.device.learner.size
     model, direction = (rng.standard_normal(size).astype(np.float32) for _ in range(2))
     plan = Assignment(np.full(LABELS, agent.device.capacity // LABELS), np.ones(LABELS), 1.0)
     agent.participate(TrainOrder(0, model, direction, LocalTraining(0.1, 1), None, plan))
-    return agent, assembly.disk
+    return agent, disk
+
+
+_RNG = np.random.default_rng(1)
+_X = _RNG.standard_normal((4096, FEATURES)).astype(np.float32)
+_Y = _RNG.integers(0, LABELS, 4096).tolist()
 
 
 def feed(agent: Agent, count: int, first: int = 0) -> None:
     """Random samples, each with an id of its own."""
-    rng = np.random.default_rng(first + 1)
-    x = rng.standard_normal((4096, FEATURES)).astype(np.float32)
-    y = rng.integers(0, LABELS, 4096).tolist()
+    copies = agent.store.sample_bytes // _X[0].nbytes
     done = 0
     while done < count:
         for i in range(min(64, count - done)):
-            k = (done + i) * 7 % 4096
-            agent.intake.offer(Arrival(x[k], y[k], first + done + i, "soak"), wait=True)
+            id_ = first + done + i
+            k = id_ * 7 % 4096
+            agent.intake.offer(Arrival(np.tile(_X[k] * (1 + id_ % 997 / 997), copies), _Y[k], id_, "soak"), wait=True)
         done += agent.step(0.0)
         while len(agent.intake):
             done += agent.step(0.0)
@@ -87,7 +99,7 @@ def _bytes_on_disk(folder: Path) -> int:
 
 def reopen_p99_ms(folder: Path, times: int, budget: int = 1_000_000) -> tuple[float, float]:
     """How long it takes to open a full store whose last commit was cut off, 99th percentile, and how much CPU."""
-    agent, disk = make(folder, budget)
+    agent, disk = make(folder, budget, _PACKET)
     feed(agent, 4 * agent.device.capacity)
     disk.close()
     path = folder / "a.store"
@@ -100,7 +112,7 @@ def reopen_p99_ms(folder: Path, times: int, budget: int = 1_000_000) -> tuple[fl
             file.write(bytes(b ^ 0xFF for b in torn))
         logging.disable(logging.ERROR)
         start, cpu = time.perf_counter(), time.process_time()
-        again, disk = reopened(folder, budget)
+        again, disk = opened(folder, budget, _PACKET)
         took.append(time.perf_counter() - start)
         worked.append(time.process_time() - cpu)
         assert len(again.store) > 0
@@ -108,16 +120,6 @@ def reopen_p99_ms(folder: Path, times: int, budget: int = 1_000_000) -> tuple[fl
         disk.close()
         (folder / "a.store.damaged").unlink(missing_ok=True)
     return float(np.quantile(took, 0.99) * 1000), float(np.quantile(worked, 0.99) * 1000)
-
-
-def reopened(folder: Path, budget: int) -> tuple[Agent, FileDisk]:
-    table = {
-        "samples": {"shape": [FEATURES], "labels": LABELS},
-        "store": {"path": str(folder / "a.store"), "budget": budget},
-        "agent": {"linger_ms": 0},
-    }
-    assembly = assemble(parse_config(table))
-    return assembly.agent, assembly.disk
 
 
 @dataclass
@@ -149,11 +151,14 @@ class Soak:
 
 
 def soak(folder: Path, samples: int, budget: int = 1_000_000) -> Soak:
-    """Resident memory after `samples`, against that after a tenth of them."""
+    """Resident memory after `samples`, against that after a fifth of them."""
     agent, disk = make(folder, budget)
-    feed(agent, samples // 10)
+    memory = IdleMemory()
+    feed(agent, samples // 5)
+    memory.give_back()
     before = resident_kb()
-    feed(agent, samples - samples // 10, first=samples)
+    feed(agent, samples - samples // 5, first=samples // 5)
+    memory.give_back()
     after = resident_kb()
     disk.close()
     return Soak(samples, 100 * (after - before) / before, after / 1024)

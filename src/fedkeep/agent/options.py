@@ -16,7 +16,7 @@ class AgentOptions:
     """Samples that are valued together, at most."""
     linger_ms: int = 10
     """How long a batch waits to fill."""
-    queue: int = 1024
+    queue: int = 512
     """Samples that may wait to be valued; beyond half of it the stream is thinned evenly."""
     nice: int = 10
     """The process's nice level: 19 yields to everything else."""
