@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from fedkeep.flower.deployment import Deployment
 
 _START_SECONDS = 60.0
 _REVIVE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 class LocalFleet:
@@ -107,6 +110,7 @@ class LocalFleet:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single system call
             )
         self._processes[name] = process
         self._begun[name] = time.monotonic()
@@ -165,6 +169,12 @@ def free_port(host: str = "127.0.0.1") -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _die_with_parent() -> None:
+    """Asks Linux to end this process with the one that started it, however that ends: no SuperLink keeps a port."""
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def program_environment() -> dict[str, str]:
