@@ -13,6 +13,7 @@ from fedkeep.flower.local_fleet import LocalFleet
 from tests.flower.real_fleet import APP, agent_answers, saved_round, start_agent, wait_until
 
 pytest.importorskip("fedkeep.link.client", reason="needs the agent")
+pytestmark = pytest.mark.real
 
 NODES = 4
 ROUNDS = int(os.environ.get("FEDKEEP_ROUNDS", "15"))

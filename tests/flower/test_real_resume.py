@@ -14,7 +14,10 @@ from fedkeep.flower.server_app import open_strategy
 from fedkeep.sim.engine import Simulator
 from tests.flower.real_fleet import APP, app_config, kill_server_app, saved_round, start_nodes, wait_until
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the ServerApp's process in /proc")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the ServerApp's process in /proc"),
+]
 
 NODES, ROUNDS = 2, 5
 SETTINGS: UserConfig = {

@@ -30,6 +30,8 @@ from fedkeep.flower.credentials import provision
 from fedkeep.flower.deployment import Deployment
 from fedkeep.flower.local_fleet import LocalFleet
 
+pytestmark = pytest.mark.real
+
 Key = ec.EllipticCurvePrivateKey
 
 

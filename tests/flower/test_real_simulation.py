@@ -14,6 +14,7 @@ from fedkeep.sim.engine import Simulator
 from tests.flower.real_fleet import APP, app_config
 
 pytest.importorskip("ray", reason="needs flwr[simulation]")
+pytestmark = pytest.mark.real
 
 NODES, ROUNDS = 6, 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from fedkeep.flower.deployment import Deployment
 
 _START_SECONDS = 60.0
 _REVIVE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 class LocalFleet:
@@ -31,7 +34,7 @@ class LocalFleet:
         self._ports: dict[str, int] = {}
         self._begun: dict[str, float] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._node_configs: dict[str, Mapping[str, str | int]] = {}
+        self._nodes: dict[str, tuple[Mapping[str, str | int], tuple[str, ...]]] = {}
         deployment.root.mkdir(parents=True, exist_ok=True)
         deployment.write_connection()
 
@@ -70,13 +73,19 @@ class LocalFleet:
         for name in self.deployment.credentials.nodes():
             self.call(self.deployment.register(name), may_fail=True)
 
-    def start_node(self, number: int, config: Mapping[str, str | int] | None = None) -> None:
-        """Starts, or starts again with the same key and settings, one SuperNode."""
+    def start_node(
+        self, number: int, config: Mapping[str, str | int] | None = None, within: Sequence[str] = ()
+    ) -> None:
+        """Starts one SuperNode, or starts it again with the same key and settings.
+
+        `within` is a command that runs another one, such as `ip netns exec NAME`.
+        """
         name = f"node-{number}"
-        settings = config if config is not None else self._node_configs.get(name, {"device": number})
-        self._node_configs[name] = settings
+        before = self._nodes.get(name, ({"device": number}, ()))
+        settings, wrapper = (before[0] if config is None else config), tuple(within) or before[1]
+        self._nodes[name] = (settings, wrapper)
         port = self._ports.setdefault(name, free_port())
-        self.start(name, self.deployment.supernode(name, port, settings))
+        self.start(name, [*wrapper, *resolved(self.deployment.supernode(name, port, settings))])
 
     def revive_nodes(self) -> None:
         """Starts nodes whose process has ended again, as systemd would; at most every few seconds each.
@@ -85,7 +94,7 @@ class LocalFleet:
         out; the SuperNode then ends.
         """
         now = time.monotonic()
-        for name in self._node_configs:
+        for name in self._nodes:
             process = self._processes.get(name)
             if process is not None and process.poll() is not None and now - self._begun[name] > _REVIVE_SECONDS:
                 self.start_node(int(name.removeprefix("node-")))
@@ -101,6 +110,7 @@ class LocalFleet:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single system call
             )
         self._processes[name] = process
         self._begun[name] = time.monotonic()
@@ -159,6 +169,12 @@ def free_port(host: str = "127.0.0.1") -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _die_with_parent() -> None:
+    """Asks Linux to end this process with the one that started it, however that ends: no SuperLink keeps a port."""
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def program_environment() -> dict[str, str]:
