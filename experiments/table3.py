@@ -68,12 +68,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that table3.json goes to")
     parser.add_argument("--quick", action="store_true", help="TC alone, one process each, few samples")
+    parser.add_argument("--processes", type=int, default=5, help="fresh processes a method")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         measure_here(options.child[0], options.child[1], Path(options.child[2]))
         return
-    processes, count = (1, 40) if options.quick else (5, 300)
+    processes, count = (1, 40) if options.quick else (options.processes, 300)
     tasks: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for task in ("tc",) if options.quick else TASKS:

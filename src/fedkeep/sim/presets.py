@@ -11,6 +11,7 @@ from fedkeep.config import Table
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
         "ode": {
+            "policy": {"choice": "drawn"},
             "storage": {"after_use": "renew"},
             "weights": {"client_label": 0.5},
             "estimator": {"name": "participants"},

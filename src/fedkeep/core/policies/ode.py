@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from fedkeep.core.policy import SelectionPolicy, View, policy
-from fedkeep.core.types import Batch, Scores
+from fedkeep.core.types import Batch, Scores, Vector
 
 
 @policy("ode")
@@ -15,10 +15,16 @@ class Ode(SelectionPolicy):
     `value` bounds what one sample can weigh: `projection` is the paper; `cosine` takes the gradient's length out;
     `clipped` shortens gradients longer than `clip` times the global one; `divergence` is <g, G> - ||g||^2 / 2, which
     by Lemma 1 (Eq. 5) is what minimises the distance of a device's gradient to the global one.
+
+    `choice` says what to do with values: `greatest` keeps the largest, as the paper does. The largest of very many is
+    an outlier, so `drawn` keeps a random sample in which the odds of an arrival are its value to the power of
+    `sharpness` (0: all alike that are worth anything; towards infinity: `greatest`).
     """
 
     value: Literal["projection", "cosine", "clipped", "divergence"] = "projection"
     clip: float = 3.0
+    choice: Literal["greatest", "drawn"] = "greatest"
+    sharpness: float = 0.5
 
     uses_direction = True
     coordinated = True
@@ -26,17 +32,29 @@ class Ode(SelectionPolicy):
     def __post_init__(self) -> None:
         if not self.clip > 0:
             raise ValueError(f"clip must be above 0, got {self.clip}")
+        if not self.sharpness >= 0:
+            raise ValueError(f"sharpness must be 0 or more, got {self.sharpness}")
 
     def score(self, batch: Batch, view: View) -> Scores:
         if view.direction is None:
             return view.uniform
-        projections = view.measurements.projections(view.direction)
+        values = self._values(view, view.direction)
+        return values if self.choice == "greatest" else _keys(values, view.uniform, self.sharpness)
+
+    def _values(self, view: View, direction: Vector) -> Scores:
+        projections = view.measurements.projections(direction)
         if self.value == "projection":
             return projections
         norms = view.measurements.norms()
-        length = float(np.linalg.norm(view.direction.astype(np.float64)))
+        length = float(np.linalg.norm(direction.astype(np.float64)))
         if self.value == "divergence":
             return projections - norms**2 / 2
         if self.value == "cosine":
             return projections / np.maximum(norms * length, 1e-30)
         return projections * np.minimum(1.0, self.clip * length / np.maximum(norms, 1e-30))
+
+
+def _keys(values: Scores, uniform: Scores, sharpness: float) -> Scores:
+    """Keys of which the largest are a weighted random sample of a stream (Efraimidis and Spirakis 2006)."""
+    odds = np.maximum(values, 1e-30) ** sharpness
+    return np.log(np.maximum(uniform, 1e-300)) / odds
