@@ -44,9 +44,7 @@ def train_stacked(
     anchor = as_tensor(model)
     models = anchor.repeat(len(batches), 1)
     layout = network.layout
-    parameters = [
-        models[:, part].view(-1, *shape) for part, shape in zip(layout.slices, layout.shapes, strict=True)
-    ]
+    parameters = [models[:, part].view(-1, *shape) for part, shape in zip(layout.slices, layout.shapes, strict=True)]
     gradients = _chained(network.chain) if network.chain else _mapped(network)
     for _ in range(local.epochs):
         step = torch.cat([g.flatten(1) for g in gradients(parameters, x, y, share)], dim=1)
