@@ -3,9 +3,14 @@
     python benchmarks/simulator.py --json FILE [--quick]
 
 `overhead` compares rounds of the simulator with the bare tensor work they contain, recorded and done again.
-`*_speedup` compare them with the same work done one sample at a time by backprop. `fleet_*` compare a round of
-100,000 devices with one of 1,000 at the same number of participants. Evaluations, the same in all, are left out of
-all but `overhead`.
+`*_speedup` compare them with the same work done one sample at a time, each by a forward and a full backward pass, as
+valuing by backprop does it whichever layers count; `*_mean_batch` is how many samples a device then catches up on,
+after enough rounds for that to be steady. `flower_speedup` compares the time of a round of the synthetic task, wall
+time here, with the same in Flower's simulation under a lean loop, `flower_stock_speedup` under Flower's own.
+`fleet_*` compare a round of 100,000 devices with one of 1,000 at the same number of participants. Evaluations, the
+same in all, are left out of all but `overhead`.
+
+Rounds are played twice from one snapshot: by a learner that notes what it is asked for, and then, timed, without it.
 """
 
 from __future__ import annotations
@@ -42,31 +47,42 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
+class Measured:
+    """A batch under a model, and what was asked of it: projections on a direction, a mean gradient."""
+
+    model: Vector
+    batch: Batch
+    direction: Vector | None = None
+    mean: bool = False
+
+
+@dataclass
 class Work:
     """The tensor work of some rounds: what was measured and what was trained."""
 
-    measured: list[tuple[Vector, Batch, Vector | None]] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
     trained: list[tuple[Vector, Sequence[Batch], Sequence[FloatArray], LocalTraining, Sequence[int]]] = field(
         default_factory=list
     )
 
     @property
-    def samples(self) -> int:
-        return sum(len(batch) for _, batch, _ in self.measured)
+    def mean_batch(self) -> float:
+        """Samples a device catches up on; what is stored is measured too, but has no mean gradient taken."""
+        return float(np.mean([len(each.batch) for each in self.measured if each.mean]))
 
 
 class Noted:
-    """Measurements that note down that they were asked for, once per batch."""
+    """Measurements that note down what they are asked for."""
 
-    def __init__(self, inner: Measurements, note: Callable[[Vector | None], None]) -> None:
+    def __init__(self, inner: Measurements, note: Measured) -> None:
         self._inner, self._note = inner, note
 
     def projections(self, direction: Vector) -> Scores:
-        self._note(direction)
+        self._note.direction = direction
         return self._inner.projections(direction)
 
     def mean_gradient(self) -> Vector:
-        self._note(None)
+        self._note.mean = True
         return self._inner.mean_gradient()
 
     def __getattr__(self, name: str) -> Any:
@@ -94,16 +110,8 @@ class NotingLearner:
         return NotedProbe(self, model)
 
     def noted(self, model: Vector, batch: Batch, measured: Measurements) -> Noted:
-        place: list[int] = []
-
-        def note(direction: Vector | None) -> None:
-            if not place:
-                place.append(len(self.work.measured))
-                self.work.measured.append((model, batch, direction))
-            elif direction is not None:
-                self.work.measured[place[0]] = (model, batch, direction)
-
-        return Noted(measured, note)
+        self.work.measured.append(Measured(model, batch))
+        return Noted(measured, self.work.measured[-1])
 
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Noted]:
         measured = self.inner.measure_many(models, batches)
@@ -114,14 +122,26 @@ class NotingLearner:
         return self.inner.train_many(*work)
 
 
-def simulator_of(task: str, last_layers: int | None) -> tuple[Simulator, NotingLearner]:
+def simulator_of(task: str, last_layers: int | None) -> Simulator:
     table = TASKS[task] | {"policy": {"name": "ode"}, "model": {"last_layers": last_layers} if last_layers else {}}
     simulator = Simulator(resolve(table))
-    learner = NotingLearner(simulator.parts.learner)
-    simulator.parts.fleet.learner = learner  # type: ignore[union-attr]
-    for _ in range(WARM_UP):
+    play(simulator, WARM_UP)
+    return simulator
+
+
+def play(simulator: Simulator, rounds: int) -> None:
+    for _ in range(rounds):
         simulator.play_round(evaluated=False)
-    return simulator, learner
+
+
+def played(simulator: Simulator, rounds: int) -> tuple[float, Work]:
+    """The processor time of the next rounds, and the work they contain."""
+    fleet, state = simulator.parts.fleet, simulator.snapshot()
+    fleet.learner = noting = NotingLearner(simulator.parts.learner)  # type: ignore[union-attr]
+    play(simulator, rounds)
+    simulator.restore(state)
+    fleet.learner = simulator.parts.learner  # type: ignore[union-attr]
+    return seconds(lambda: play(simulator, rounds)), noting.work
 
 
 def seconds(job: Callable[[], object]) -> float:
@@ -132,11 +152,12 @@ def seconds(job: Callable[[], object]) -> float:
 
 def bare(learner: FleetLearner, work: Work) -> None:
     """The work alone, in the same batches."""
-    for model, batch, direction in work.measured:
-        measured = learner.probe(model).measure(batch)
-        if direction is not None:
-            measured.projections(direction)
-        measured.mean_gradient()
+    for each in work.measured:
+        measured = learner.probe(each.model).measure(each.batch)
+        if each.mean:
+            measured.mean_gradient()
+        if each.direction is not None:
+            measured.projections(each.direction)
     for job in work.trained:
         learner.train_many(*job)
 
@@ -145,13 +166,14 @@ def one_by_one(factory: Callable[[], nn.Module], work: Work, valued: int) -> Non
     """The work one sample at a time: a forward and a backward pass for each, gradients as flat vectors."""
     module = factory()
     parameters = list(module.parameters())
-    for model, batch, direction in work.measured:
-        nn.utils.vector_to_parameters(torch.from_numpy(model), parameters)
-        toward = None if direction is None else torch.from_numpy(direction)
+    for each in work.measured:
+        nn.utils.vector_to_parameters(torch.from_numpy(each.model), parameters)
+        toward = None if each.direction is None else torch.from_numpy(each.direction)
         mean = torch.zeros(valued)
-        for i in range(len(batch)):
-            gradient = sample_gradient(module, parameters, batch, i)[-valued:]
-            mean += (gradient - mean) / (i + 1)
+        for i in range(len(each.batch)):
+            gradient = sample_gradient(module, parameters, each.batch, i)[-valued:]
+            if each.mean:
+                mean += (gradient - mean) / (i + 1)
             if toward is not None:
                 torch.dot(gradient, toward)
     for start, batches, weights, local, _ in work.trained:
@@ -191,27 +213,39 @@ FACTORIES: dict[str, Callable[[], nn.Module]] = {
 
 def overhead(rounds: int, repetitions: int) -> float:
     """Rounds of IC, evaluated every twenty, over their tensor work."""
-    simulator, learner = simulator_of("ic", None)
+    simulator = simulator_of("ic", None)
     ratios = []
     for _ in range(repetitions):
-        learner.work = Work()
-        played = seconds(lambda: [simulator.play_round(evaluated=False) for _ in range(rounds)])
-        played += rounds / 20 * (evaluation := seconds(simulator.evaluate))
-        ratios.append(played / (seconds(lambda: bare(learner.inner, learner.work)) + rounds / 20 * evaluation))
+        taken, work = played(simulator, rounds)
+        evaluations = rounds / 20 * seconds(simulator.evaluate)
+        tensors = seconds(lambda: bare(simulator.parts.learner, work))  # noqa: B023 - called here
+        ratios.append((taken + evaluations) / (tensors + evaluations))
     return median(ratios)
 
 
 def speedup(task: str, last_layers: int | None, rounds: int, repetitions: int) -> tuple[float, float]:
     """One sample at a time over the simulator, and the mean catch-up batch."""
-    simulator, learner = simulator_of(task, last_layers)
+    simulator = simulator_of(task, last_layers)
     ratios, sizes = [], []
     for _ in range(repetitions):
-        learner.work = Work()
-        played = seconds(lambda: [simulator.play_round(evaluated=False) for _ in range(rounds)])
-        slow = seconds(lambda: one_by_one(FACTORIES[task], learner.work, learner.inner.gradient_size))
-        ratios.append(slow / played)
-        sizes.append(learner.work.samples / len(learner.work.measured))
+        taken, work = played(simulator, rounds)
+        valued = simulator.parts.learner.gradient_size
+        ratios.append(seconds(lambda: one_by_one(FACTORIES[task], work, valued)) / taken)  # noqa: B023 - called here
+        sizes.append(work.mean_batch)
     return median(ratios), float(np.mean(sizes))
+
+
+def flower_speedups(*, quick: bool) -> dict[str, float]:
+    """A round in Flower's simulation over the simulator's, in wall time; nothing where Flower is not installed."""
+    try:
+        import flower_job
+    except ImportError as error:
+        print(f"flower_speedup: left out, {error}")
+        return {}
+    simulated = median(flower_job.simulated(100))
+    lean = median(flower_job.flower(20 if quick else 50, stock=False))
+    stock = median(flower_job.flower(2, stock=True))
+    return {"flower_speedup": lean / simulated, "flower_stock_speedup": stock / simulated}
 
 
 def large_fleet(devices: int) -> Federation:
@@ -259,6 +293,7 @@ def measure(*, quick: bool) -> dict[str, float]:
             print(f"{name}: left out, {error}")
     if "ic_full_speedup" in results:
         results["overhead"] = overhead(rounds, repetitions)
+    results |= flower_speedups(quick=quick)
     return results
 
 
@@ -268,6 +303,7 @@ TARGETS = {
     "ic_head_speedup": ">= 15",
     "har_speedup": ">= 30",
     "st_speedup": ">= 100",
+    "flower_speedup": ">= 5",
     "fleet_100k_over_1k": "<= 1.5",
     "fleet_100k_peak_gb": "< 4",
 }
