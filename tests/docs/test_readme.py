@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def test_the_picture_is_small_and_shows_every_method() -> None:
 def test_the_demo_prints_what_the_readme_says() -> None:
     rows = {row.method: 100 * row.accuracy for row in compare(read_runs(DEMO)).rows}
     assert table_of_readme() == pytest.approx(rows, abs=0.5)
+
+
+def test_the_results_are_those_of_the_summaries() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_results.py"))
+    assert generator["BLOCK"].findall(README) == [generator["table"]()], "write them with docs/generate_results.py"
 
 
 def table_of_readme() -> dict[str, float]:
