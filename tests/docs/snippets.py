@@ -3,9 +3,9 @@
     python snippets.py PAGE FOLDER
 
 A block that begins with a comment of a file's name (`# mine.toml`) is written to that file. Python blocks of a page
-share their names. `sh` blocks run with `fedkeep` and `python` on the path and the repository's folders beside them.
-TOML is read by the part of fedkeep it is for. A `text` block, or one without language, right after a block that ran is
-what that block prints; `...` stands for anything. Before a block that cannot run here, the page says why:
+share their names. `sh` blocks run with `fedkeep` and `python` on the path and copies of the repository's folders beside
+them. TOML is read by the part of fedkeep it is for. A `text` block, or one without language, right after a block that
+ran is what that block prints; `...` stands for anything. Before a block that cannot run here, the page says why:
 `<!-- not run: REASON -->`; before one that runs until it is stopped: `<!-- runs until stopped -->`.
 """
 
@@ -16,6 +16,7 @@ import doctest
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +54,8 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The fenced blocks of a page."""
-    found, end = [], 0
+    found: list[Block] = []
+    end = 0
     for match in FENCE.finditer(page):
         indent = len(match["indent"])
         text = "".join(line[indent:] if line.strip() else line for line in match["text"].splitlines(keepends=True))
@@ -167,7 +169,7 @@ def main(page: Path, folder: Path) -> None:
         (tools / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (tools / name).chmod(0o755)
     for name in ("benchmarks", "examples", "experiments"):
-        (folder / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / name, folder / name)
     os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"
     os.chdir(folder)

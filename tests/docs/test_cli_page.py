@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import click
 import pytest
@@ -16,26 +16,16 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_cli", DOCS / "generate_cli.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def verbs() -> list[click.Context]:
-    root = click.Context(get_command(app), info_name="fedkeep")
-    return list(generator().verbs(root))
+GENERATOR: dict[str, Any] = runpy.run_path(str(DOCS / "generate_cli.py"))
+VERBS: list[click.Context] = list(GENERATOR["verbs"](click.Context(get_command(app), info_name="fedkeep")))
 
 
 def test_the_page_is_up_to_date() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
-    assert page == generator().page(), "write it again with `python docs/generate_cli.py`"
+    assert page == GENERATOR["page"](), "write it again with `python docs/generate_cli.py`"
 
 
-@pytest.mark.parametrize("verb", [context.command_path for context in verbs()])
+@pytest.mark.parametrize("verb", [context.command_path for context in VERBS])
 def test_every_verb_is_told_of_in_a_page_written_by_hand(verb: str) -> None:
     pages = [page for page in (ROOT / "README.md", *DOCS.glob("*.md")) if page.name != "cli.md"]
     assert any(verb in page.read_text(encoding="utf-8") for page in pages)
@@ -43,7 +33,7 @@ def test_every_verb_is_told_of_in_a_page_written_by_hand(verb: str) -> None:
 
 def test_every_verb_and_option_says_what_it_is_for() -> None:
     silent = []
-    for context in verbs():
+    for context in VERBS:
         records = [parameter.get_help_record(context) for parameter in context.command.params]
         silent += [f"{context.command_path} {r[0]}" for r in records if r and (not r[1] or r[1].startswith("["))]
         if not context.command.help:

@@ -44,7 +44,7 @@ def test_the_bare_install_answers(installed: Path, tmp_path: Path) -> None:
 def test_the_wheel_brings_the_page_and_the_types(installed: Path, tmp_path: Path) -> None:
     code = "import fedkeep, pathlib as p; r = p.Path(fedkeep.__file__).parent; print(*(f.name for f in r.rglob('*')))"
     names = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
-    assert {"py.typed", "index.html"} <= set(names)
+    assert {"py.typed", "skeleton.html"} <= set(names)
 
 
 def test_a_missing_extra_is_named(installed: Path, tmp_path: Path) -> None:

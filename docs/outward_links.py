@@ -1,0 +1,13 @@
+"""Links from the pages to files of the repository, which the site does not hold: there they are plain text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+OUTWARD = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The page as the site shows it; pages in folders of `docs/` may link to those beside them."""
+    return markdown if "/" in page.file.src_uri else OUTWARD.sub(r"\1", markdown)

@@ -1,0 +1,47 @@
+"""The README and the pages say what is so: links lead somewhere, the demo's table is the demo's."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fedkeep.records import compare, read_runs
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
+DEMO = ROOT / "runs" / "demo"
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("[A-Z]*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_picture_is_small_and_shows_every_method() -> None:
+    picture = ROOT / "docs" / "figures" / "demo.svg"
+    drawn = picture.read_text(encoding="utf-8")
+    assert picture.stat().st_size < 200_000
+    assert [method for method in table_of_readme() if f">{method}</text>" not in drawn] == []
+
+
+@pytest.mark.skipif(not (DEMO / "report.html").exists(), reason="runs/demo is not there: `make demo` first")
+def test_the_demo_prints_what_the_readme_says() -> None:
+    rows = {row.method: 100 * row.accuracy for row in compare(read_runs(DEMO)).rows}
+    assert table_of_readme() == pytest.approx(rows, abs=0.5)
+
+
+def test_the_results_are_those_of_the_summaries() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_results.py"))
+    assert generator["BLOCK"].findall(README) == [generator["table"]()], "write them with docs/generate_results.py"
+
+
+def table_of_readme() -> dict[str, float]:
+    """Per method the final accuracy in the demo's table, in percent."""
+    table = README.partition("<!-- demo -->")[2].partition("```\n")[0]
+    return {method: float(accuracy) for method, accuracy in re.findall(r"│ ([\w-]+) +│ +\d+ │ ([\d.]+) %", table)}
