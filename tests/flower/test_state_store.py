@@ -195,7 +195,7 @@ def test_kill_nine_leaves_whole_rounds(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     url = str(tmp_path / "state.db")
     acknowledged = -1
-    for _ in range(int(os.environ.get("FEDKEEP_KILLS", "20"))):
+    for _ in range(int(os.environ.get("FEDKEEP_KILLS", "6"))):
         with subprocess.Popen([sys.executable, "-c", _WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             acknowledged = int(writer.stdout.readline())
