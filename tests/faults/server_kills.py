@@ -33,8 +33,8 @@ class Tally:
     runs: int = 0
     lost: int = 0
     """Rounds that were acknowledged and then gone."""
-    redone: int = 0
-    """Rounds begun but not saved when a server died; at most one each."""
+    unsaid: int = 0
+    """Servers that died between saving a round and saying so."""
     identical: int = 0
     """Runs that ended with the model of a run that was never killed."""
 
@@ -67,7 +67,7 @@ def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Genera
         events = list(_server(home, float(rng.uniform(0.0, 0.3)) if shots > 0 else None))
         resumed = next((number for word, number in events if word == "resumed"), saved)
         tally.lost += max(0, saved - resumed)
-        tally.redone += resumed > saved
+        tally.unsaid += resumed > saved
         saved = max([resumed, *(number for word, number in events if word == "saved")])
         tally.kills += shots > 0
 

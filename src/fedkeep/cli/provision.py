@@ -27,7 +27,8 @@ def provision(
 
     hosts = host or ["127.0.0.1", "localhost"]
     names = [f"node-{number}" for number in range(nodes)]
-    make_credentials(directory, hosts, names, days)
-    deployment = Deployment(directory, hosts[0], port)
+    root = directory.resolve()
+    make_credentials(root, hosts, names, days)
+    deployment = Deployment(root, hosts[0], port)
     deployment.write_connection()
     typer.echo(deployment.instructions(names))

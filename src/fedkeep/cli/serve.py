@@ -33,7 +33,7 @@ def serve(
 
     if not insecure and not (credentials / "server.crt").exists():
         raise ConfigError(f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first")
-    deployment = Deployment(credentials, host, port, insecure=insecure, bind=bind)
+    deployment = Deployment(credentials.resolve(), host, port, insecure=insecure, bind=bind)
     saved = state or str((credentials / "state.db").resolve())
     settings = {"state.url": saved, "state.run": run} | _flat(override({}, setting or []))
     serve_app(deployment, app, settings, resume=resume)
