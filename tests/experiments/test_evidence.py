@@ -76,9 +76,7 @@ def test_a_summary_reads_back_as_written(tmp_path: Path) -> None:
     assert read_summary(tmp_path / "a.json") == summary
 
 
-@pytest.mark.parametrize(
-    ("ode", "word"), [((0.70, 0.71, 0.70), "reproduced"), ((0.40, 0.41, 0.40), "not reproduced")]
-)
+@pytest.mark.parametrize(("ode", "word"), [((0.70, 0.71, 0.70), "reproduced"), ((0.40, 0.41, 0.40), "not reproduced")])
 def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], word: str) -> None:
     write_summary(tmp_path / "table2" / "har.json", _summary((0.60, 0.61, 0.60), ode))
     found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
