@@ -68,9 +68,13 @@ def _markdown(block: Block, pictures: str) -> str:
             return f"{block.text}\n"
         case Grid():
             lines = [block.columns, ("---",) + ("---:",) * (len(block.columns) - 1), *block.rows]
-            return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+            return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines) + "\n"
         case Picture():
             return f"![{block.says}]({pictures}/{block.name}.svg)\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _html(block: Block) -> str:

@@ -180,7 +180,7 @@ def greedy_is_near(results: Results, paper: Paper) -> Iterable[Finding]:
     if figures:
         worst, median = figures["ratio_worst"], figures["ratio_median"]
         holds = worst >= paper.claim("greedy_over_optimum")
-        yield Finding(holds, f"median {median:.3f}, worst {worst:.3f} of the optimum")
+        yield Finding(holds, f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)")
 
 
 def theorem_one(results: Results, paper: Paper) -> Iterable[Finding]:
