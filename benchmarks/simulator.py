@@ -223,16 +223,12 @@ def overhead(rounds: int, repetitions: int) -> float:
     return median(ratios)
 
 
-def speedup(task: str, last_layers: int | None, rounds: int, repetitions: int) -> tuple[float, float]:
-    """One sample at a time over the simulator, and the mean catch-up batch."""
+def speedup(task: str, last_layers: int | None, rounds: int) -> tuple[float, float]:
+    """One sample at a time over the simulator, and the mean catch-up batch, over all the rounds."""
     simulator = simulator_of(task, last_layers)
-    ratios, sizes = [], []
-    for _ in range(repetitions):
-        taken, work = played(simulator, rounds)
-        valued = simulator.parts.learner.gradient_size
-        ratios.append(seconds(lambda: one_by_one(FACTORIES[task], work, valued)) / taken)  # noqa: B023 - called here
-        sizes.append(work.mean_batch)
-    return median(ratios), float(np.mean(sizes))
+    taken, work = played(simulator, rounds)
+    valued = simulator.parts.learner.gradient_size
+    return seconds(lambda: one_by_one(FACTORIES[task], work, valued)) / taken, work.mean_batch
 
 
 def flower_speedups(*, quick: bool) -> dict[str, float]:
@@ -278,7 +274,7 @@ def fleets(rounds: int) -> dict[str, float]:
 
 
 def measure(*, quick: bool) -> dict[str, float]:
-    rounds, repetitions = (5, 2) if quick else (20, 5)
+    rounds, repetitions = (20, 2) if quick else (100, 5)
     results = fleets(20 if quick else 100)
     jobs: list[tuple[str, str, int | None]] = [
         ("st_speedup", "st", None),
@@ -288,11 +284,11 @@ def measure(*, quick: bool) -> dict[str, float]:
     ]
     for name, task, last_layers in jobs:
         try:
-            results[name], results[f"{task}_mean_batch"] = speedup(task, last_layers, rounds, repetitions)
+            results[name], results[f"{task}_mean_batch"] = speedup(task, last_layers, rounds)
         except FedkeepError as error:
             print(f"{name}: left out, {error}")
     if "ic_full_speedup" in results:
-        results["overhead"] = overhead(rounds, repetitions)
+        results["overhead"] = overhead(20, repetitions)
     results |= flower_speedups(quick=quick)
     return results
 

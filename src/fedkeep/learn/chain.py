@@ -33,7 +33,7 @@ class Link(Protocol):
         """The layer's outputs."""
 
     def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:
-        """The error of the inputs, from that of the outputs."""
+        """The error of the inputs, from that of the outputs, which may be overwritten."""
 
     def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
         """The gradients by the layer's parameters, summed over each model's samples."""
@@ -126,7 +126,7 @@ class Relu(Plain):
         return positive, (positive,)
 
     def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
-        return error * (kept[0] > 0)
+        return error.mul_(kept[0] > 0)
 
 
 class MaxPool(Plain):
@@ -148,7 +148,7 @@ class MaxPool(Plain):
         below = torch.zeros_like(x)
         first, *others = corners(below, self._kernel)
         for corner, here, before in reversed(list(zip(others, best[1:], best, strict=False))):
-            corner.copy_(error * (here > before))
+            torch.mul(error, here > before, out=corner)
             error = error - corner
         first.copy_(error)
         return below

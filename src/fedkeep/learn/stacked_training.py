@@ -25,8 +25,9 @@ _MAPPED_DEVICES, _MAPPED_SAMPLES = 3, 16
 def is_stackable(network: Network, batches: Sequence[Batch], local: LocalTraining) -> bool:
     """Whether one call is faster than a loop: few samples each, no mini-batches to align."""
     most = max(map(len, batches), default=0)
-    few = most <= _CHAINED_SAMPLES if network.chain else len(batches) >= _MAPPED_DEVICES and most <= _MAPPED_SAMPLES
-    return few and local.batch_size is None
+    limit = _CHAINED_SAMPLES if network.chain else _MAPPED_SAMPLES
+    enough = network.chain is not None or len(batches) >= _MAPPED_DEVICES
+    return enough and 0 < most <= limit and local.batch_size is None
 
 
 def train_stacked(
@@ -48,7 +49,8 @@ def train_stacked(
     gradients = _chained(network.chain) if network.chain else _mapped(network)
     for _ in range(local.epochs):
         step = torch.cat([g.flatten(1) for g in gradients(parameters, x, y, share)], dim=1)
-        models.lerp_(anchor.expand_as(models), local.learning_rate * local.proximal)
+        if local.proximal:
+            models.lerp_(anchor.expand_as(models), local.learning_rate * local.proximal)
         models.add_(step, alpha=-local.learning_rate)
     return [vector.numpy().copy() for vector in models]
 

@@ -100,7 +100,7 @@ class TorchLearner:
         """Where each batch leads from the same model, in one call where that is possible and faster."""
         if self._stacks and is_stackable(self._network, batches, local):
             try:
-                with self._network.training(seeds[0]):
+                with self._network.lock if self._network.chain else self._network.training(seeds[0]):
                     return train_stacked(self._network, model, batches, weights, local)
             except RuntimeError:  # layers that cannot be mapped over: recurrent ones, or ones that draw at random
                 self._stacks = False
