@@ -27,7 +27,8 @@ demo: $(VENV)/.base   ## compare ODE with FIFO, random, high-loss and unlimited 
 	@$(BIN)/fedkeep demo --out runs/demo
 
 test: $(VENV)/.dev    ## run the tests
-	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet
+	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet -m "not real"
+	@$(BIN)/pytest --quiet -m real
 
 check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/ruff format --check .

@@ -144,6 +144,19 @@ def test_a_device_that_left_no_longer_counts() -> None:
     np.testing.assert_allclose(server.estimator.direction(), 1.0)  # type: ignore[arg-type]
 
 
+def test_a_late_report_of_a_device_that_left_is_refused_whole() -> None:
+    server = server_of()
+    server.open_round([0])
+    server.close_round()
+    server.coordinate({d: Profile(6, np.ones(LABELS)) for d in range(1, 6)})
+    server.open_round([1])
+    refusal = server.receive(0, report(0))
+    assert refusal is not None
+    assert refusal.reason == "left"
+    server.close_round()
+    assert server.estimator.direction() is None
+
+
 def test_selection_depends_on_seed_and_round_alone() -> None:
     one, two = server_of(), server_of()
     chosen = [one.select(r, range(100), 10) for r in range(20)]

@@ -231,10 +231,12 @@ class Server:
             raise RefusedError("duplicate", f"device {device} has reported in round {opened.round} already")
         if report.round > opened.round or (report.round == opened.round and device not in opened.participants):
             raise RefusedError("not-asked", f"device {device} was not asked to take part in round {report.round}")
-        heaviest = self._heaviest(device)
+        if self.plan is not None and device not in self._rates:
+            raise RefusedError("left", f"device {device} is no longer part of the fleet")
         if report.round < opened.round:
             self._keep_late_estimate(opened, device, report)
             raise RefusedError("late", f"round {report.round} is closed; round {opened.round} is open")
+        heaviest = self._heaviest(device)
         opened.reports[device] = screen_report(report, self.model, self._gradient_size, heaviest, self.limits)
         if report.weight > heaviest:
             detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
