@@ -30,6 +30,10 @@ test: $(VENV)/.dev    ## run the tests
 	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet -m "not real"
 	@$(BIN)/pytest --quiet -m real
 
+faults: $(VENV)/.dev  ## the fault tests in their long forms: kills, power cuts, full disks, corruption (an hour)
+	@$(BIN)/python -m tests.faults.agent_table
+	@$(BIN)/python -m tests.faults.flower_table
+
 check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
