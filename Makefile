@@ -31,8 +31,7 @@ test: $(VENV)/.dev    ## run the tests
 	@$(BIN)/pytest --quiet -m real
 
 faults: $(VENV)/.dev  ## the fault tests in their long forms: kills, power cuts, full disks, corruption (an hour)
-	@$(BIN)/python -m tests.faults.agent_table
-	@$(BIN)/python -m tests.faults.flower_table
+	@$(BIN)/python -m tests.faults.agent_table; agent=$$?; $(BIN)/python -m tests.faults.flower_table && exit $$agent
 
 check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/ruff format --check .
