@@ -22,7 +22,7 @@ class Paper:
 
     def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
         """The paper's number in a table's row and column; None where it has none."""
-        columns: Sequence[str] = self.tables[table]["columns"]
+        columns: Sequence[str] = self.tables[table].get("columns", ())
         values = self.tables[table].get(quantity, {}).get(row)
         if values is None or column not in columns:
             return None
