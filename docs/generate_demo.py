@@ -1,17 +1,23 @@
-"""Draws docs/figures/demo.svg from the records of `fedkeep demo --out DIR`: accuracy against rounds, mean over seeds.
+"""Writes what the README shows of `make demo`, from its records: the picture (mean over seeds) and the table.
 
-python docs/generate_figure.py runs/demo
+python docs/generate_demo.py runs/demo
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedkeep.records import read_runs
+from fedkeep.cli.report import print_tables
+from fedkeep.records import compare, read_runs
 
+README = Path(__file__).parents[1] / "README.md"
+TABLE = re.compile(r"(?<=<!-- demo -->\n```text\n).*?(?=```)", re.DOTALL)
 FIGURE = Path(__file__).parent / "figures" / "demo.svg"
 COLOURS = {
     "full-data": "#888888",
@@ -94,6 +100,18 @@ def _spread(heights: Mapping[str, float], apart: float = 16.0) -> dict[str, floa
     return placed
 
 
-if __name__ == "__main__":
+def printed(directory: Path) -> str:
+    """The table as the demo prints it, without its title and notes."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_tables(compare(read_runs(directory)))
+    return "".join(line for line in out.getvalue().splitlines(keepends=True) if line[0] in "┏┃┡│└")
+
+
+def main(directory: Path) -> None:
     FIGURE.parent.mkdir(exist_ok=True)
-    FIGURE.write_text(draw(curves(Path(sys.argv[1]))), encoding="utf-8")
+    FIGURE.write_text(draw(curves(directory)), encoding="utf-8")
+    README.write_text(TABLE.sub(lambda _: printed(directory), README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
