@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("tier", nargs="?", choices=[*TIERS], help="which experiments")
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument("--only", default="", help="experiments whose name has this in it")
+    parser.add_argument("--methods", nargs="*", default=[], help="these methods alone")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
@@ -58,7 +59,7 @@ def main() -> None:
         run_quickly(options.out / "quick", options.only)
         return
     for path in files([options.tier] if options.tier else [*TIERS], options.only):
-        run_one(path, options.out, options.settings, options.jobs)
+        run_one(path, options.out, options.settings, options.methods, options.jobs)
     if options.tier == "a" and not options.only:
         run_scripts(HERE / "results", quick=False)
     write_results(HERE, HERE / "results", HERE)
@@ -74,11 +75,13 @@ def name_of(path: Path) -> str:
     return path.relative_to(HERE).with_suffix("").as_posix()
 
 
-def run_one(path: Path, out: Path, settings: Sequence[str], jobs: int) -> None:
+def run_one(path: Path, out: Path, settings: Sequence[str], methods: Sequence[str], jobs: int) -> None:
     """One experiment: its estimate, its runs, its summary."""
     name = name_of(path)
     print(f"{name}: {about(path)}", flush=True)
-    cells = expand(override(read_experiment(path), list(settings)))
+    table = override(read_experiment(path), list(settings))
+    table["methods"] = {name: what for name, what in table["methods"].items() if not methods or name in methods}
+    cells = expand(table)
     by_seed = sorted(cells, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
     directory = out / name
     play_all(by_seed, directory, jobs=jobs, resume=True)

@@ -12,7 +12,7 @@ _STYLE = (
     "body{color:#222;background:#fff}"
     "table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}"
     "th,td{border-bottom:1px solid #8884;padding:.25rem .6rem;text-align:right}"
-    "th:first-child,td:first-child{text-align:left}.wide{overflow-x:auto}code{font-size:.9em}"
+    "th:first-child,td:first-child,.words th,.words td{text-align:left;vertical-align:top}.wide{overflow-x:auto}code{font-size:.9em}"
     "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}}"
 )
 
@@ -34,6 +34,8 @@ class Grid:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    numbers: bool = True
+    """Whether the other columns hold numbers, which stand to the right."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,11 @@ def _markdown(block: Block, pictures: str) -> str:
         case Text():
             return f"{block.text}\n"
         case Grid():
-            lines = [block.columns, ("---",) + ("---:",) * (len(block.columns) - 1), *block.rows]
+            lines = [
+                block.columns,
+                ("---",) + ("---:" if block.numbers else "---",) * (len(block.columns) - 1),
+                *block.rows,
+            ]
             return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines) + "\n"
         case Picture():
             return f"![{block.says}]({pictures}/{block.name}.svg)\n"
@@ -88,7 +94,8 @@ def _html(block: Block) -> str:
             rows = "".join(
                 "<tr>" + "".join(f"<td>{_inline(cell)}</td>" for cell in row) + "</tr>" for row in block.rows
             )
-            return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+            kind = "" if block.numbers else ' class="words"'
+            return f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         case Picture():
             return f"<figure>{block.svg}</figure>"
 

@@ -59,7 +59,7 @@ def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Blo
     yield Text(_INTRODUCTION)
     yield Heading("Verdicts")
     rows = tuple((v.claim, v.word, v.because) for v in verdicts(results, paper))
-    yield Grid(("claim", "verdict", "numbers"), rows)
+    yield Grid(("claim", "verdict", "numbers"), rows, numbers=False)
     for folder, title in _FOLDERS.items():
         yield Heading(title)
         yield from _folder(experiments, folder, results, paper)
