@@ -234,7 +234,7 @@ def speedup(task: str, last_layers: int | None, rounds: int) -> tuple[float, flo
 def flower_speedups(*, quick: bool) -> dict[str, float]:
     """A round in Flower's simulation over the simulator's, in wall time; nothing where Flower is not installed."""
     try:
-        import flower_job
+        import flower_job  # type: ignore[import-not-found] # beside this script
     except ImportError as error:
         print(f"flower_speedup: left out, {error}")
         return {}

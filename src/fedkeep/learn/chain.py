@@ -77,7 +77,7 @@ class Convolution:
         places = windows.shape[-1 - len(self._kernel) :]
         columns = windows.reshape(len(x), -1, prod(places))
         z = torch.baddbmm(bias[:, :, None], weight.flatten(2), columns)
-        return z.unflatten(2, places), (columns, x)
+        return z.view(*z.shape[:2], *places), (columns, x)
 
     def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:
         x = kept[1]
@@ -110,13 +110,13 @@ def _overlay(
     part: Tensor, axis: int, kernel: int, stride: int, dilation: int, padding: int, whole: Sequence[int]
 ) -> Tensor:
     """Adds up what the positions of a kernel along one axis, the third of `part`, say of each input along `axis`."""
-    places = part.shape[axis]
+    last = stride * (part.shape[axis] - 1) + 1
     shape = list(part.shape[:2] + part.shape[3:])
     shape[axis] = whole[axis] + 2 * padding
     total = part.new_zeros(shape)
+    inputs = total.movedim(axis, -1)
     for k in range(kernel):
-        reached = slice(k * dilation, k * dilation + stride * (places - 1) + 1, stride)
-        total[(..., reached, *[slice(None)] * (-axis - 1))] += part[:, :, k]
+        inputs[..., k * dilation : k * dilation + last : stride] += part[:, :, k].movedim(axis, -1)
     return total.narrow(axis, padding, whole[axis])
 
 

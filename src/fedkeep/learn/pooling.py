@@ -38,10 +38,11 @@ def with_fast_pools(module: nn.Module) -> nn.Module:
 def corners(x: Tensor, kernel: Sequence[int]) -> list[Tensor]:
     """The first place of every window of x's last axes, the second of every window, and so on."""
     sizes = [size // k * k for size, k in zip(x.shape[-len(kernel) :], kernel, strict=True)]
-    return [
-        x[(..., *(slice(*each) for each in zip(start, sizes, kernel, strict=True)))]
-        for start in product(*map(range, kernel))
-    ]
+    parts = []
+    for start in product(*map(range, kernel)):
+        places: tuple[Any, ...] = (..., *map(slice, start, sizes, kernel))
+        parts.append(x[places])
+    return parts
 
 
 def tiling(pool: Pool) -> tuple[int, ...] | None:
