@@ -12,7 +12,8 @@ _STYLE = (
     "body{color:#222;background:#fff}"
     "table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}"
     "th,td{border-bottom:1px solid #8884;padding:.25rem .6rem;text-align:right}"
-    "th:first-child,td:first-child,.words th,.words td{text-align:left;vertical-align:top}.wide{overflow-x:auto}code{font-size:.9em}"
+    "th:first-child,td:first-child,.words th,.words td{text-align:left;vertical-align:top}"
+    ".wide{overflow-x:auto}code{font-size:.9em}"
     "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}}"
 )
 
