@@ -9,7 +9,7 @@ from typing import Literal
 from fedkeep.evidence.paper import Paper
 from fedkeep.evidence.results import Results, Shown
 
-Word = Literal["reproduced", "partly", "not reproduced", "not run yet"]
+Word = Literal["reproduced", "partly", "not reproduced", "undecided", "not run yet"]
 _LEVEL = 1.0
 """Points of accuracy within which two methods count as level."""
 _TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
@@ -28,7 +28,8 @@ class Verdict:
 class Finding:
     """Whether a claim holds somewhere, and the numbers in words."""
 
-    holds: bool
+    holds: bool | None
+    """None where the intervals overlap: more seeds have to tell."""
     words: str
 
 
@@ -42,9 +43,16 @@ def _verdict(claim: str, findings: Iterable[Finding]) -> Verdict:
     words = "; ".join(finding.words for finding in found)
     if not found:
         return Verdict(claim, "not run yet", "")
-    held = sum(finding.holds for finding in found)
-    word: Word = "reproduced" if held == len(found) else "partly" if held else "not reproduced"
+    told = [finding.holds for finding in found if finding.holds is not None]
+    if not told:
+        return Verdict(claim, "undecided", words)
+    word: Word = "reproduced" if all(told) else "partly" if any(told) else "not reproduced"
     return Verdict(claim, word, words)
+
+
+def _above(one: Shown, other: Shown) -> bool | None:
+    """Whether a method is clearly above another; None where the intervals overlap."""
+    return None if _unsure(one, other) else one.mean > other.mean
 
 
 def _unsure(one: Shown, other: Shown) -> str:
@@ -76,14 +84,14 @@ def more_accurate(results: Results, paper: Paper) -> Iterable[Finding]:
     for task, ode, fifo in _pairs(results, "table2", "ode-est", "fifo"):
         printed, base = (paper.of("table2", "accuracy", task, method) for method in ("ode-est", "fifo"))
         theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
-        yield Finding(ode.low > fifo.high, f"{task} {ode.mean - fifo.mean:+.1f} points{theirs}{_unsure(ode, fifo)}")
+        yield Finding(_above(ode, fifo), f"{task} {ode.mean - fifo.mean:+.1f} points{theirs}{_unsure(ode, fifo)}")
 
 
 def exact_more_accurate(results: Results, paper: Paper) -> Iterable[Finding]:
     for task, ode, fifo in _pairs(results, "table2", "ode-exact", "fifo"):
         printed, base = (paper.of("table2", "accuracy", task, method) for method in ("ode-exact", "fifo"))
         theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
-        yield Finding(ode.low > fifo.high, f"{task} {ode.mean - fifo.mean:+.1f} points{theirs}{_unsure(ode, fifo)}")
+        yield Finding(_above(ode, fifo), f"{task} {ode.mean - fifo.mean:+.1f} points{theirs}{_unsure(ode, fifo)}")
 
 
 def storage_costs(results: Results, paper: Paper) -> Iterable[Finding]:
@@ -223,7 +231,8 @@ def components_matter(results: Results, paper: Paper) -> Iterable[Finding]:
     del paper
     for part in ("without-valuation", "without-estimator", "without-coordination"):
         for task, less, ode in _pairs(results, "ablation", part, "ode-est"):
-            yield Finding(less.high < ode.low, f"{task} {part}: {less.mean - ode.mean:+.1f}")
+            words = f"{task} {part}: {less.mean - ode.mean:+.1f}{_unsure(ode, less)}"
+            yield Finding(_above(ode, less), words)
 
 
 def default_is_safe(results: Results, paper: Paper) -> Iterable[Finding]:
@@ -231,7 +240,7 @@ def default_is_safe(results: Results, paper: Paper) -> Iterable[Finding]:
     for rival in ("fifo", "reservoir", "class-balanced-fifo", "ode-paper"):
         for task, ours, theirs in _pairs(results, "default", "ode-default", rival):
             words = f"{task} against {rival} {ours.mean - theirs.mean:+.1f}{_unsure(ours, theirs)}"
-            yield Finding(ours.mean >= theirs.mean or ours.high >= theirs.low, words)
+            yield Finding(ours.mean >= theirs.mean or _above(ours, theirs), words)
 
 
 CLAIMS: dict[str, Check] = {
