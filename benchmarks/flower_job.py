@@ -49,7 +49,7 @@ def flower(rounds: int, *, stock: bool) -> list[float]:
 
         seconds: list[float] = []
         app = ServerApp()
-        exchange: Exchange = Grid.send_and_receive if stock else _push_and_pull
+        exchange = _send_and_receive if stock else _push_and_pull
 
         @app.main()
         def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
@@ -97,6 +97,10 @@ def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchang
         server.receive(devices[reply.metadata.src_node_id], decode_report(reply.content, sizes))
     if missing := server.close_round().missing:
         raise RuntimeError(f"devices {missing} did not answer")
+
+
+def _send_and_receive(grid: Grid, messages: list[Message]) -> Iterable[Message]:
+    return grid.send_and_receive(messages)
 
 
 def _push_and_pull(grid: Grid, messages: list[Message]) -> list[Message]:
