@@ -41,7 +41,7 @@ def simulated(rounds: int) -> list[float]:
 
 
 def flower(rounds: int, *, stock: bool) -> list[float]:
-    """Seconds a round in Flower's simulation, its actors already running."""
+    """Seconds a round in Flower's simulation after a first one, in which its actors start."""
     with TemporaryDirectory() as home:
         os.environ |= {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -80,7 +80,7 @@ def _play(grid: Grid, rounds: int, exchange: Exchange) -> Iterable[float]:
     parts = Simulator(resolve(TABLE)).parts
     while len(nodes := sorted(grid.get_node_ids())) < DEVICES:
         sleep(0.1)
-    return [_timed(lambda: _play_round(grid, parts, nodes, exchange)) for _ in range(rounds)]
+    return [_timed(lambda: _play_round(grid, parts, nodes, exchange)) for _ in range(1 + rounds)][1:]
 
 
 def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchange) -> None:

@@ -241,7 +241,7 @@ def flower_speedups(*, quick: bool) -> dict[str, float]:
         return {}
     simulated = median(flower_job.simulated(100))
     lean = median(flower_job.flower(20 if quick else 50, stock=False))
-    stock = median(flower_job.flower(2, stock=True))
+    stock = median(flower_job.flower(3, stock=True))
     return {"flower_speedup": lean / simulated, "flower_stock_speedup": stock / simulated}
 
 
