@@ -77,7 +77,7 @@ def test_a_sweep_is_the_product_of_methods_and_lists() -> None:
     assert len(cells) == 12
     assert len({cell.name for cell in cells}) == 12
     assert {cell.setting for cell in cells} == {"storage.capacity=5", "storage.capacity=10"}
-    assert cells[-1].experiment.policy == Ode(value="cosine")
+    assert cells[-1].experiment.policy == Ode(value="cosine", choice="drawn"), "the default preset draws"
     assert cells[-1].experiment.label == "cosine"
 
 
