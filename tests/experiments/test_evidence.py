@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fedkeep.evidence.charts import line_chart
+from fedkeep.evidence.choosing import ranking
 from fedkeep.evidence.document import write_results
 from fedkeep.evidence.paper import read_paper
-from fedkeep.evidence.results import Results
+from fedkeep.evidence.results import Margin, Results
 from fedkeep.evidence.verdicts import verdicts
 from fedkeep.records.summaries import Curve, Summary, read_summary, write_summary
 from fedkeep.sim.experiment import expand, read_experiment
@@ -84,12 +86,39 @@ def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], wor
     assert found["Values are stable between rounds"].word == "not run yet"
 
 
+def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """Seeds differ by twenty points, the methods by two: the intervals overlap, the difference is plain."""
+    write_summary(tmp_path / "table2" / "har.json", _summary((0.50, 0.60, 0.70), (0.52, 0.62, 0.73)))
+    results = Results(tmp_path)
+    margin = results.margin("table2/har", "ode-est", "fifo")
+    assert margin is not None
+    assert margin.mean == pytest.approx(0.75 * (2 + 2 + 3) / 3)
+    assert margin.half_width == pytest.approx(0.75 * 4.3027 * 0.57735 / 3**0.5, rel=1e-4)
+    assert margin.ahead
+    assert results.margin("table2/har", "ode-est", "unknown") is None
+    assert Margin(1.0, 1.1).ahead is None
+    assert Margin(-2.0, 1.1).ahead is False
+
+
+def test_the_safest_candidate_is_chosen_not_the_best_on_one_task(tmp_path: Path) -> None:
+    finals = {
+        "choice/a": {"fifo": 0.60, "reservoir": 0.65, "bold": 0.90, "safe": 0.66},
+        "choice/b": {"fifo": 0.60, "reservoir": 0.50, "bold": 0.55, "safe": 0.61},
+    }
+    for name, methods in finals.items():
+        curves = tuple(replace(_summary((final,), ()).curves[0], method=m) for m, final in methods.items())
+        write_summary(tmp_path / f"{name}.json", replace(_summary((), ()), experiment=name, curves=curves))
+    ranked = ranking(Results(tmp_path))
+    assert [method for method, _ in ranked] == ["safe", "bold"]
+    assert ranked[1][1] == pytest.approx({"a": 0.75 * 25, "b": 0.75 * -5})
+
+
 def test_the_document_has_our_number_beside_the_papers_and_says_what_did_not_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
     write_summary(results / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70)))
     text, page = write_results(EXPERIMENTS, results, tmp_path)
     words = text.read_text()
-    assert re.search(r"\| ode-est \| 55\.\d ± \d\.\d \(70\.39\) \| 1\.00x \(1\.55x\) \|", words)
+    assert re.search(r"\| ode-est \| 55\.\d ± \d\.\d \(70\.39\) \| \+7\.5 ± 0\.0 \| 1\.00x \(1\.55x\) \|", words)
     assert "`experiments/table2/ic.toml`" in words.partition("Not run yet")[2]
     assert "fedkeep run experiments/table2/har.toml" in words
     assert (results / "plots" / "table2-har.svg").exists()

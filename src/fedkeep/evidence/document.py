@@ -8,6 +8,7 @@ from pathlib import Path
 from fedkeep.core.errors import DataError
 from fedkeep.evidence.blocks import Block, Grid, Heading, Picture, Text, html, markdown
 from fedkeep.evidence.charts import line_chart
+from fedkeep.evidence.choosing import choosing
 from fedkeep.evidence.paper import Paper, read_paper
 from fedkeep.evidence.programs import programs
 from fedkeep.evidence.results import Results, Shown
@@ -27,10 +28,11 @@ _FOLDERS = {
 _INTRODUCTION = (
     "Written by `fedkeep report experiments --evidence` from `experiments/results/` and `experiments/paper.toml`; "
     "nothing here is typed by hand. Accuracy is the mean over seeds of the mean of the last five evaluations, in "
-    "percent, ± half of its 95 % interval (Student's t). Speedup is rounds FIFO needs to its own final accuracy over "
-    "rounds the method needs to that, the geometric mean over the seeds that got there ('-': none did). In brackets "
-    "what the paper reports. 'Paper' settings and where they come from: docs/deviations.md; what it all means: "
-    "docs/findings.md."
+    "percent, ± half of its 95 % interval (Student's t). 'Over FIFO' is the mean difference seed by seed with its "
+    "interval: both methods saw the same data in the same order, so it tells more than the two intervals apart. "
+    "Speedup is rounds FIFO needs to its own final accuracy over rounds the method needs to that, the geometric mean "
+    "over the seeds that got there ('-': none did). In brackets what the paper reports. 'Paper' settings and where "
+    "they come from: docs/deviations.md; what it all means: docs/findings.md."
 )
 
 
@@ -75,6 +77,8 @@ def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> I
     for name in names:
         if results.has(name):
             yield from _experiment(name, results, paper)
+    if folder == "choice":
+        yield from choosing(results)
     missing = [name for name in names if not results.has(name)]
     if missing:
         listed = ", ".join(f"`experiments/{name}.toml`" for name in missing)
@@ -97,7 +101,7 @@ def _experiment(name: str, results: Results, paper: Paper) -> Iterator[Block]:
 
 
 def _speed_columns(settings: list[str]) -> tuple[str, ...]:
-    return ("speedup",) if len(settings) == 1 else ()
+    return ("over FIFO", "speedup") if len(settings) == 1 else ()
 
 
 def _rows(name: str, results: Results, paper: Paper) -> tuple[tuple[str, ...], ...]:
@@ -110,6 +114,8 @@ def _rows(name: str, results: Results, paper: Paper) -> tuple[tuple[str, ...], .
             printed = _printed(paper, folder, task, method, place, setting)
             cells.append(_accuracy(results.shown(name, method, setting), printed))
         if len(settings) == 1:
+            margin = results.margin(name, method, "fifo") if method != "fifo" else None
+            cells.append("" if margin is None else str(margin))
             cells.append(_speedup(results.shown(name, method), _of(paper, folder, "speedup", task, method)))
         rows.append(tuple(cells))
     return tuple(rows)

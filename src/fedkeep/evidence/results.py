@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.records import compare
-from fedkeep.records.metrics import Row
+from fedkeep.records.metrics import Row, final_accuracy
+from fedkeep.records.student import interval
 from fedkeep.records.summaries import Summary, as_runs, read_summary
 
 
@@ -26,13 +27,24 @@ class Shown:
     reached: int
     seeds: int
 
-    @property
-    def low(self) -> float:
-        return self.mean - (self.half_width or 0.0)
+
+@dataclass(frozen=True)
+class Margin:
+    """By how many points one method is ahead of another, seed by seed: both saw the same data in the same order."""
+
+    mean: float
+    half_width: float | None
+    """Of its 95 % interval; None of a single seed."""
 
     @property
-    def high(self) -> float:
-        return self.mean + (self.half_width or 0.0)
+    def ahead(self) -> bool | None:
+        """Whether the one is ahead; None where the interval holds 0, so that more seeds have to tell."""
+        if self.half_width is None or abs(self.mean) <= self.half_width:
+            return None
+        return self.mean > 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f}" + ("" if self.half_width is None else f" ± {self.half_width:.1f}")
 
 
 class Results:
@@ -43,6 +55,7 @@ class Results:
         self.summaries: dict[str, Summary] = {(s := read_summary(path)).experiment: s for path in paths}
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
         self._rows = {name: _rows(summary) for name, summary in self.summaries.items()}
+        self._finals = {name: _finals(summary) for name, summary in self.summaries.items()}
 
     def has(self, experiment: str) -> bool:
         return experiment in self.summaries
@@ -60,6 +73,13 @@ class Results:
         if setting is not None:
             return rows.get((method, setting))
         return next((row for (name, _), row in rows.items() if name == method), None)
+
+    def margin(self, experiment: str, one: str, other: str, setting: str | None = None) -> Margin | None:
+        """How far `one` is ahead of `other`, over the seeds that ran with both; None where none did."""
+        chosen = setting if setting is not None else self.settings(experiment)[0]
+        a, b = (self._finals[experiment].get((method, chosen), {}) for method in (one, other))
+        found = [100 * (a[seed] - b[seed]) for seed in sorted(a.keys() & b.keys())]
+        return Margin(math.fsum(found) / len(found), interval(found)) if found else None
 
     def curves(self, experiment: str, setting: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
         """Every method's accuracy by round, in percent, the mean over its seeds."""
@@ -79,6 +99,15 @@ class Results:
 def _rows(summary: Summary) -> dict[tuple[str, str], Shown]:
     comparison = compare(as_runs(summary), ("fifo",))
     return {(row.method, row.setting): _shown(row) for row in comparison.rows}
+
+
+def _finals(summary: Summary) -> dict[tuple[str, str], dict[int, float]]:
+    """The final accuracy of every run, by method and setting, then by seed."""
+    finals: dict[tuple[str, str], dict[int, float]] = {}
+    for run in as_runs(summary):
+        if (final := final_accuracy(run.evaluations)) is not None:
+            finals.setdefault((run.header.method, run.header.setting), {})[run.header.seed] = final
+    return finals
 
 
 def _shown(row: Row) -> Shown:

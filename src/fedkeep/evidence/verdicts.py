@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedkeep.evidence.paper import Paper
-from fedkeep.evidence.results import Results, Shown
+from fedkeep.evidence.results import Margin, Results, Shown
 
 Word = Literal["reproduced", "partly", "not reproduced", "undecided", "not run yet"]
 _LEVEL = 1.0
@@ -29,7 +29,7 @@ class Finding:
     """Whether a claim holds somewhere, and the numbers in words."""
 
     holds: bool | None
-    """None where the intervals overlap: more seeds have to tell."""
+    """None where the interval of a difference holds 0: more seeds have to tell."""
     words: str
 
 
@@ -50,30 +50,20 @@ def _verdict(claim: str, findings: Iterable[Finding]) -> Verdict:
     return Verdict(claim, word, words)
 
 
-def _above(one: Shown, other: Shown) -> bool | None:
-    """Whether a method is clearly above another; None where the intervals overlap."""
-    return None if _unsure(one, other) else one.mean > other.mean
-
-
-def _unsure(one: Shown, other: Shown) -> str:
-    """Says so where the two intervals overlap: few seeds make wide ones."""
-    return " (intervals overlap)" if one.low <= other.high and other.low <= one.high else ""
-
-
 Check = Callable[[Results, Paper], Iterable[Finding]]
 
 
-def _pairs(results: Results, folder: str, one: str, other: str) -> Iterable[tuple[str, Shown, Shown]]:
-    """Two methods side by side, on every task of the folder where both ran."""
+def _pairs(results: Results, folder: str, one: str, other: str) -> Iterable[tuple[str, Shown, Shown, Margin]]:
+    """Two methods side by side, on every task of the folder where both ran, and how far the one is ahead."""
     for name in results.summaries:
         if name.startswith(f"{folder}/"):
-            a, b = results.shown(name, one), results.shown(name, other)
-            if a is not None and b is not None:
-                yield name.removeprefix(f"{folder}/"), a, b
+            a, b, margin = results.shown(name, one), results.shown(name, other), results.margin(name, one, other)
+            if a is not None and b is not None and margin is not None:
+                yield name.removeprefix(f"{folder}/"), a, b, margin
 
 
 def faster(results: Results, paper: Paper) -> Iterable[Finding]:
-    for task, ode, _ in _pairs(results, "table2", "ode-est", "fifo"):
+    for task, ode, _, _ in _pairs(results, "table2", "ode-est", "fifo"):
         ours = "never" if ode.speedup is None else f"{ode.speedup:.2f}x"
         printed = paper.of("table2", "speedup", task, "ode-est")
         holds = ode.speedup is not None and ode.speedup > 1 and 2 * ode.reached > ode.seeds
@@ -81,25 +71,25 @@ def faster(results: Results, paper: Paper) -> Iterable[Finding]:
 
 
 def more_accurate(results: Results, paper: Paper) -> Iterable[Finding]:
-    for task, ode, fifo in _pairs(results, "table2", "ode-est", "fifo"):
-        printed, base = (paper.of("table2", "accuracy", task, method) for method in ("ode-est", "fifo"))
-        theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
-        yield Finding(_above(ode, fifo), f"{task} {ode.mean - fifo.mean:+.1f} points{theirs}{_unsure(ode, fifo)}")
+    yield from _ahead_of_fifo("ode-est", results, paper)
 
 
 def exact_more_accurate(results: Results, paper: Paper) -> Iterable[Finding]:
-    for task, ode, fifo in _pairs(results, "table2", "ode-exact", "fifo"):
-        printed, base = (paper.of("table2", "accuracy", task, method) for method in ("ode-exact", "fifo"))
+    yield from _ahead_of_fifo("ode-exact", results, paper)
+
+
+def _ahead_of_fifo(method: str, results: Results, paper: Paper) -> Iterable[Finding]:
+    for task, _, _, margin in _pairs(results, "table2", method, "fifo"):
+        printed, base = (paper.of("table2", "accuracy", task, name) for name in (method, "fifo"))
         theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
-        yield Finding(_above(ode, fifo), f"{task} {ode.mean - fifo.mean:+.1f} points{theirs}{_unsure(ode, fifo)}")
+        yield Finding(margin.ahead, f"{task} {margin} points{theirs}")
 
 
 def storage_costs(results: Results, paper: Paper) -> Iterable[Finding]:
     del paper
-    for task, full, fifo in _pairs(results, "table2", "full-data", "fifo"):
+    for task, full, _, margin in _pairs(results, "table2", "full-data", "fifo"):
         speed = 0.0 if full.speedup is None else full.speedup
-        holds = full.mean - fifo.mean >= 5 and speed >= 3
-        yield Finding(holds, f"{task} {full.mean - fifo.mean:.1f} points and {speed:.1f}x")
+        yield Finding(margin.mean >= 5 and speed >= 3, f"{task} {margin} points and {speed:.1f}x")
 
 
 def filters_between(results: Results, paper: Paper) -> Iterable[Finding]:
@@ -116,15 +106,14 @@ def filters_between(results: Results, paper: Paper) -> Iterable[Finding]:
 
 def fifo_is_random(results: Results, paper: Paper) -> Iterable[Finding]:
     del paper
-    for task, random, fifo in _pairs(results, "table2", "reservoir", "fifo"):
-        holds = abs(random.mean - fifo.mean) <= _LEVEL
-        yield Finding(holds, f"{task} {random.mean:.1f} and {fifo.mean:.1f}{_unsure(random, fifo)}")
+    for task, _, _, margin in _pairs(results, "table2", "reservoir", "fifo"):
+        yield Finding(abs(margin.mean) <= _LEVEL, f"{task} {margin}")
 
 
 def importance_fails(results: Results, paper: Paper) -> Iterable[Finding]:
     del paper
     for method in ("high-loss", "gradient-norm"):
-        for task, shown, _ in _pairs(results, "table2", method, "fifo"):
+        for task, shown, _, _ in _pairs(results, "table2", method, "fifo"):
             yield Finding(shown.reached == 0, f"{method} on {task}: {shown.reached} of {shown.seeds} seeds reach it")
 
 
@@ -137,8 +126,8 @@ def simplified_is_cheap(results: Results, paper: Paper) -> Iterable[Finding]:
         yield Finding(time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
         memory = 1 - simple["extra_mb"] / full["extra_mb"]
         yield Finding(memory >= 0.3, f"and {100 * memory:.0f} % of the memory")
-    for task, simple, full in _pairs(results, "table2", "ode-simplified", "ode-est"):
-        yield Finding(simple.mean >= full.mean - 1, f"{task} {simple.mean - full.mean:+.1f} points")
+    for task, _, _, margin in _pairs(results, "table2", "ode-simplified", "ode-est"):
+        yield Finding(margin.mean >= -1, f"{task} {margin} points")
 
 
 def gains_hold(results: Results, paper: Paper) -> Iterable[Finding]:
@@ -146,10 +135,10 @@ def gains_hold(results: Results, paper: Paper) -> Iterable[Finding]:
     for name in results.summaries:
         if name.startswith("robustness/") and name.endswith(("participation", "epochs", "storage")):
             for setting in results.settings(name):
-                ode, fifo = results.shown(name, "ode-est", setting), results.shown(name, "fifo", setting)
-                if ode is not None and fifo is not None:
+                margin = results.margin(name, "ode-est", "fifo", setting)
+                if margin is not None:
                     where = f"{name.removeprefix('robustness/')} {setting.partition('=')[2]}"
-                    yield Finding(ode.mean > fifo.mean, f"{where}: {ode.mean - fifo.mean:+.1f}")
+                    yield Finding(margin.ahead, f"{where}: {margin}")
 
 
 def values_are_stable(results: Results, paper: Paper) -> Iterable[Finding]:
@@ -230,17 +219,15 @@ def divergence_bounds(results: Results, paper: Paper) -> Iterable[Finding]:
 def components_matter(results: Results, paper: Paper) -> Iterable[Finding]:
     del paper
     for part in ("without-valuation", "without-estimator", "without-coordination"):
-        for task, less, ode in _pairs(results, "ablation", part, "ode-est"):
-            words = f"{task} {part}: {less.mean - ode.mean:+.1f}{_unsure(ode, less)}"
-            yield Finding(_above(ode, less), words)
+        for task, _, _, margin in _pairs(results, "ablation", "ode-est", part):
+            yield Finding(margin.ahead, f"{task} ahead of itself {part} by {margin}")
 
 
 def default_is_safe(results: Results, paper: Paper) -> Iterable[Finding]:
     del paper
     for rival in ("fifo", "reservoir", "class-balanced-fifo", "ode-paper"):
-        for task, ours, theirs in _pairs(results, "default", "ode-default", rival):
-            words = f"{task} against {rival} {ours.mean - theirs.mean:+.1f}{_unsure(ours, theirs)}"
-            yield Finding(ours.mean >= theirs.mean or _above(ours, theirs), words)
+        for task, _, _, margin in _pairs(results, "default", "ode-default", rival):
+            yield Finding(margin.ahead is not False, f"{task} against {rival} {margin}")
 
 
 CLAIMS: dict[str, Check] = {
