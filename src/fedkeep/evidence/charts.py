@@ -7,8 +7,9 @@ from html import escape
 
 Points = Sequence[tuple[float, float]]
 
-_WIDTH, _HEIGHT = 640, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 176, 34, 42
+_WIDTH, _LEAST_HEIGHT = 720, 340
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 236, 34, 42
+_LEGEND_LINE = 17
 _COLOURS = (
     "#4477aa",
     "#ee6677",
@@ -24,17 +25,18 @@ _COLOURS = (
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_name: str, y_name: str) -> str:
-    """One line per series, with a legend; the first series is drawn last, on top."""
+    """One line per series, with a legend that it is high enough for; the first series is drawn last, on top."""
+    high = max(_LEAST_HEIGHT, _TOP + _LEGEND_LINE * (len(series) + 1))
     points = [point for line in series.values() for point in line]
     x_low, x_high = _range([x for x, _ in points])
     y_low, y_high = _range([y for _, y in points])
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = _LEFT + (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
-        return across, _HEIGHT - _BOTTOM - (y - y_low) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
+        return across, high - _BOTTOM - (y - y_low) / (y_high - y_low) * (high - _TOP - _BOTTOM)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" role="img"',
         f' font-family="system-ui, sans-serif" font-size="11" fill="currentColor"><title>{escape(title)}</title>',
         f'<text x="{_LEFT}" y="18" font-size="13" font-weight="600">{escape(title)}</text>',
     ]
@@ -48,9 +50,9 @@ def line_chart(title: str, series: Mapping[str, Points], x_name: str, y_name: st
     for number, (name, line) in reversed(list(enumerate(series.items()))):
         parts.append(_line(name, number, [place(x, y) for x, y in line]))
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>')
-    turned = f'transform="rotate(-90 14 {_HEIGHT / 2:.0f})" text-anchor="middle"'
-    parts.append(f'<text x="14" y="{_HEIGHT / 2:.0f}" {turned}>{escape(y_name)}</text></svg>\n')
+    parts.append(f'<text x="{middle:.0f}" y="{high - 8}" text-anchor="middle">{escape(x_name)}</text>')
+    turned = f'transform="rotate(-90 14 {high / 2:.0f})" text-anchor="middle"'
+    parts.append(f'<text x="14" y="{high / 2:.0f}" {turned}>{escape(y_name)}</text></svg>\n')
     return "".join(parts)
 
 
@@ -58,7 +60,7 @@ def _line(name: str, number: int, places: Sequence[tuple[float, float]]) -> str:
     colour = _COLOURS[number % len(_COLOURS)]
     dashes = ' stroke-dasharray="5 3"' if number >= len(_COLOURS) else ""
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    y = _TOP + 10 + 17 * number
+    y = _TOP + 10 + _LEGEND_LINE * number
     left = _WIDTH - _RIGHT + 10
     return (
         f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'

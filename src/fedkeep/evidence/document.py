@@ -94,10 +94,28 @@ def _experiment(name: str, results: Results, paper: Paper) -> Iterator[Block]:
         ("method", *(_short(s) or "accuracy" for s in settings), *_speed_columns(settings)), _rows(name, results, paper)
     )
     yield Text(f"Made by `{summary.command}`; {_scale(name, results)}.")
-    for setting in settings if len(settings) == 1 else ():
-        series = dict(results.curves(name, setting))
-        chart = line_chart(f"{name}: accuracy by round", series, "round", "accuracy, %")
-        yield Picture(name.replace("/", "-"), chart, f"accuracy by round of every method of {name}")
+    yield _picture(name, settings, results)
+
+
+def _picture(name: str, settings: list[str], results: Results) -> Picture:
+    """Accuracy by round; of a sweep over one number, the final accuracy by that number."""
+    key = settings[0].partition("=")[0]
+    swept = {s: float(s.partition("=")[2]) for s in settings if " " not in s and "=" in s}
+    if len(settings) > 1 and len(swept) == len(settings):
+        series = {
+            method: [(x, shown.mean) for s, x in swept.items() if (shown := results.shown(name, method, s)) is not None]
+            for method in results.methods(name)
+        }
+        across = key.rpartition(".")[2].replace("_", " ")
+    else:
+        series = {
+            f"{method} {_short(setting)}".strip(): points
+            for setting in settings
+            for method, points in results.curves(name, setting)
+        }
+        across = "round"
+    chart = line_chart(f"{name}: accuracy by {across}", series, across, "accuracy, %")
+    return Picture(name.replace("/", "-"), chart, f"accuracy by {across} of every method of {name}")
 
 
 def _speed_columns(settings: list[str]) -> tuple[str, ...]:
