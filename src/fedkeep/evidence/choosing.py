@@ -1,8 +1,9 @@
-"""How the default is chosen: the candidate whose worst lead over the best rival, task by task, is the greatest."""
+"""How the default is chosen: of the candidates that clearly lose to nobody, the one with the greatest mean lead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fedkeep.evidence.blocks import Block, Grid, Text
 from fedkeep.evidence.results import Results
@@ -11,30 +12,55 @@ RIVALS = ("fifo", "reservoir", "class-balanced-fifo", "incremental-0.0-keep")
 """What a default must not lose to; the last one is the paper's setting."""
 
 
-def ranking(results: Results) -> list[tuple[str, dict[str, float]]]:
-    """The candidates with their lead on every task that they were compared on, the safest first."""
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that could be the default."""
+
+    method: str
+    leads: dict[str, float]
+    """Points ahead of the best rival, by task."""
+    loses: tuple[str, ...]
+    """Tasks on which it is clearly behind a rival, by the interval of their difference."""
+
+    @property
+    def lead(self) -> float:
+        """The mean over tasks."""
+        return sum(self.leads.values()) / len(self.leads)
+
+
+def candidates(results: Results) -> list[Candidate]:
+    """All that ran on every task of the choice: first those that lose nowhere, each group by its mean lead."""
     tasks = [name for name in results.summaries if name.startswith("choice/")]
-    leads: dict[str, dict[str, float]] = {}
+    methods = [m for task in tasks[:1] for m in results.methods(task) if m not in RIVALS]
+    everywhere = [m for m in methods if all(results.shown(task, m) is not None for task in tasks)]
+    found = [_candidate(results, tasks, method) for method in everywhere]
+    return sorted(found, key=lambda candidate: (bool(candidate.loses), -candidate.lead))
+
+
+def _candidate(results: Results, tasks: list[str], method: str) -> Candidate:
+    leads, loses = {}, []
     for task in tasks:
-        means = {m: shown.mean for m in results.methods(task) if (shown := results.shown(task, m)) is not None}
-        best = max((means[rival] for rival in RIVALS if rival in means), default=0.0)
-        for method, mean in means.items():
-            if method not in RIVALS:
-                leads.setdefault(method, {})[task.removeprefix("choice/")] = mean - best
-    complete = {method: found for method, found in leads.items() if len(found) == len(tasks)}
-    return sorted(complete.items(), key=lambda item: -min(item[1].values()))
+        margins = [m for rival in RIVALS if (m := results.margin(task, method, rival)) is not None]
+        name = task.removeprefix("choice/")
+        leads[name] = min(margin.mean for margin in margins)
+        if any(margin.ahead is False for margin in margins):
+            loses.append(name)
+    return Candidate(method, leads, tuple(loses))
 
 
 def choosing(results: Results) -> Iterator[Block]:
-    """The ranking as a table, and its first line in words."""
-    ranked = ranking(results)
+    """The candidates as a table, and the first of them in words."""
+    ranked = candidates(results)
     if not ranked:
         return
     yield Text(
         "Points ahead of the best of FIFO, reservoir, class-balanced FIFO and the paper's setting on each task of the "
-        "choice. A default has to be safe on data that nobody has seen, so the rule is: the greatest lead where it is "
-        f"smallest. By it the choice falls on `{ranked[0][0]}`."
+        "choice. The rule: of the candidates that are not clearly behind any of the four on any task, the one with the "
+        f"greatest mean lead. By it the choice falls on `{ranked[0].method}`."
     )
-    tasks = list(ranked[0][1])
-    rows = tuple((m, *(f"{found[t]:+.1f}" for t in tasks), f"{min(found.values()):+.1f}") for m, found in ranked)
-    yield Grid(("candidate", *tasks, "smallest lead"), rows)
+    tasks = list(ranked[0].leads)
+    rows = tuple(
+        (c.method, *(f"{c.leads[t]:+.2f}" for t in tasks), f"{c.lead:+.2f}", ", ".join(c.loses) or "nowhere")
+        for c in ranked
+    )
+    yield Grid(("candidate", *tasks, "mean", "clearly behind on"), rows)

@@ -12,7 +12,7 @@ from fedkeep.evidence.choosing import choosing
 from fedkeep.evidence.paper import Paper, read_paper
 from fedkeep.evidence.programs import programs
 from fedkeep.evidence.results import Results, Shown
-from fedkeep.evidence.verdicts import verdicts
+from fedkeep.evidence.verdicts import Verdict, verdicts
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -60,14 +60,19 @@ def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Blo
     yield Heading(TITLE, 1)
     yield Text(_INTRODUCTION)
     yield Heading("Verdicts")
-    rows = tuple((v.claim, v.word, v.because) for v in verdicts(results, paper))
-    yield Grid(("claim", "verdict", "numbers"), rows, numbers=False)
+    rows = tuple((v.claim, v.word, v.because, _cause(v, paper)) for v in verdicts(results, paper))
+    yield Grid(("claim", "verdict", "numbers", "cause, where found"), rows, numbers=False)
     for folder, title in _FOLDERS.items():
         yield Heading(title)
         yield from _folder(experiments, folder, results, paper)
     yield from programs(results, paper)
     yield Heading("Machine and versions")
     yield from _machines(results)
+
+
+def _cause(verdict: Verdict, paper: Paper) -> str:
+    settled = verdict.word in {"reproduced", "not run yet"}
+    return "" if settled else paper.causes.get(verdict.claim, "")
 
 
 def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> Iterator[Block]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ class Paper:
     """The tables of `paper.toml`."""
 
     tables: dict[str, Any]
+    causes: dict[str, str] = field(default_factory=dict)
+    """Why a claim did not come out, as far as we found it out."""
 
     def source(self, table: str) -> str:
         return str(self.tables[table]["source"])
@@ -38,7 +40,12 @@ class Paper:
 
 
 def read_paper(path: Path) -> Paper:
+    """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""
+    return Paper(_toml(path), _toml(path.with_name("causes.toml")))
+
+
+def _toml(path: Path) -> dict[str, Any]:
     try:
-        return Paper(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise DataError(f"cannot read the paper's numbers in {path}: {error}") from error
+        raise DataError(f"cannot read {path}: {error}") from error
