@@ -121,6 +121,23 @@ def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
     assert own == {"name": "own", "path": "x.csv", "partition": {"name": "dirichlet"}}
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "class Mine(SelectionPolicy):\n    def score(self, batch, view): ...\n",
+            'put @policy("a-name") above the class',
+        ),
+        ("@policy('mine')\nclass Mine(SelectionPolicy):\n    k: int = 3\n", "lacks a method: score"),
+    ],
+)
+def test_a_policy_of_ones_own_that_cannot_run_is_told_before_it_does(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text("from fedkeep.core.policy import SelectionPolicy, policy\n" + text)
+    with pytest.raises(ConfigError) as error:
+        expand(TASK | {"policy": {"name": f"{tmp_path}/mine.py:Mine"}})
+    assert message in str(error.value)
+
+
 def test_runs_that_would_overwrite_each_other_are_refused() -> None:
     table = TASK | {"label": "mine", "sweep": {"policy.name": ["fifo", "ode"]}}
     with pytest.raises(ConfigError, match="two runs would both be called 'mine-seed0'"):
