@@ -128,7 +128,7 @@ def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
             "class Mine(SelectionPolicy):\n    def score(self, batch, view): ...\n",
             'put @policy("a-name") above the class',
         ),
-        ("@policy('mine')\nclass Mine(SelectionPolicy):\n    k: int = 3\n", "lacks a method: score"),
+        ("class Mine(SelectionPolicy):\n    k: int = 3\n", "lacks a method: score"),
     ],
 )
 def test_a_policy_of_ones_own_that_cannot_run_is_told_before_it_does(tmp_path: Path, text: str, message: str) -> None:

@@ -50,7 +50,8 @@ class Observer:
         """Takes a round into account."""
         self._participants += record.summary.participants
         self._arrivals += record.arrivals
-        self._dropouts += len(record.summary.missing)
+        refused = {refusal.device for refusal in record.summary.refusals}
+        self._dropouts += len(set(record.summary.missing) - refused)
         self._refused.update(refusals_by_reason(record.summary))
 
     def opening(self) -> Iterator[Line]:
