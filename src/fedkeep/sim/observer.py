@@ -147,7 +147,7 @@ class Observer:
             change = Change(
                 id=int(batch.ids[i]),
                 label=int(batch.y[i]),
-                score=None,
+                score=float(outcome.scores[i]),
                 fate=Fate(int(outcome.fates[i])).name.lower(),
                 displaced=None if displaced < 0 else displaced,
             )
