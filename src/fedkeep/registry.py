@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+
 import fedkeep.core.policies
 import fedkeep.planning
 from fedkeep.core.errors import ConfigError
@@ -19,4 +22,8 @@ def find_policy(name: str) -> type[SelectionPolicy]:
     found = load_object(name)
     if not (isinstance(found, type) and issubclass(found, SelectionPolicy)):
         raise ConfigError(f"{name} is not a SelectionPolicy; see docs/add-a-policy.md")
+    if inspect.isabstract(found):
+        raise ConfigError(f"{name} lacks a method: {', '.join(sorted(found.__abstractmethods__))}")
+    if not dataclasses.is_dataclass(found):
+        raise ConfigError(f'{name} is not registered: put @policy("a-name") above the class')
     return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from fedkeep.core.policies.ode import _keys
+from fedkeep.core.policies.ode import Ode, _keys
 
 
 def test_a_draw_favours_values_by_their_power() -> None:
@@ -18,3 +19,11 @@ def test_what_opposes_the_fleet_is_drawn_last() -> None:
     keys = _keys(np.array([-5.0, 1e-6]), np.array([0.999, 1e-9]), 0.5)
     assert keys[0] < keys[1]
     assert np.isfinite(keys).all()
+
+
+def test_the_sharpest_draw_still_gives_every_sample_a_number() -> None:
+    keys = _keys(np.array([-5.0, 1e-20, 1.0]), np.full(3, 2.0**-53), 10)
+    assert np.isfinite(keys).all()
+    assert (np.diff(keys) > 0).all()
+    with pytest.raises(ValueError, match="sharpness must be between 0 and 10, got 11"):
+        Ode(sharpness=11)

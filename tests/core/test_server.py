@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.coordination import Greedy
-from fedkeep.core.estimators import IncrementalEstimator
+from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, ParticipantsEstimator
 from fedkeep.core.server import Schedule, Server
 from fedkeep.core.types import Profile, Report
 
@@ -74,6 +74,26 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
     order = server.open_round([0])[0]
     assert order.accepted_round == 0, "the device may forget what it sent"
     np.testing.assert_allclose(order.direction, (1 * 12 + 3 * 6) / 18, rtol=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("estimator", [IncrementalEstimator(), ParticipantsEstimator()])
+def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(estimator: GlobalEstimator) -> None:
+    """Else participants of one round would get different directions, or one late device would be the direction."""
+    server = server_of()
+    server.estimator = estimator
+    server.open_round([0, 1])
+    server.receive(1, report(0, gradient=1.0))
+    server.close_round()
+    server.open_round([2])
+    before = server.order(2).direction
+    server.receive(0, report(0, gradient=3.0))
+    np.testing.assert_array_equal(server.order(2).direction, before)  # type: ignore[arg-type]
+    server.receive(2, report(1, gradient=1.0))
+    server.close_round()
+    rates = {0: 6, 2: 18} if isinstance(estimator, ParticipantsEstimator) else {0: 6, 1: 12, 2: 18}
+    expected = (3 * 6 + sum(rate for device, rate in rates.items() if device)) / sum(rates.values())
+    np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
+    assert server.order(0).accepted_round == 0
 
 
 def test_a_report_later_than_the_staleness_bound_is_discarded_whole() -> None:

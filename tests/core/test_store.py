@@ -116,6 +116,11 @@ def test_tells_what_became_of_each_offer() -> None:
     assert outcome.floors[1] == 1.0
 
 
+def test_tells_the_score_of_each_offer() -> None:
+    outcome = offer(MemoryStore(np.array([1, 1, 1])), [Arrival(0, 0, 2.0), Arrival(3, 0, 1.0)], 0)
+    assert Outcome.concatenate([Outcome.of_none(), outcome]).scores.tolist() == [2.0, 1.0]
+
+
 def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
     store = MemoryStore(np.array([1]))
     offer(store, [Arrival(1, 0, 9.0)], 0)
@@ -153,6 +158,15 @@ def test_expired_samples_make_way() -> None:
     store.expire(before=1)
     offer(store, [Arrival(3, 0, -1.0)], 2)
     assert store.stored().batch.ids.tolist() == [2, 3]
+
+
+def test_an_expired_sample_that_comes_again_is_young_again_even_if_it_was_trained_on() -> None:
+    store = MemoryStore(np.array([1]))
+    offer(store, [Arrival(1, 0, 5.0)], 0)
+    store.mark_used()
+    store.expire(before=1)
+    offer(store, [Arrival(1, 0, 5.0), Arrival(2, 0, 0.0)], 1)
+    assert store.stored().batch.ids.tolist() == [1]
 
 
 def test_a_smaller_quota_drops_the_lowest() -> None:

@@ -40,6 +40,8 @@ def test_final_accuracy_is_the_mean_of_the_last_five() -> None:
     assert final_accuracy(run("fifo", 0, FIFO).evaluations) == pytest.approx(0.6)
     assert final_accuracy(run("fifo", 0, {1: 0.2, 2: 0.4}).evaluations) == pytest.approx(0.3)
     assert final_accuracy(run("fifo", 0, {1: None, 2: 0.4}).evaluations) == pytest.approx(0.2)
+    assert final_accuracy(run("fifo", 0, {0: 0.1, 20: 0.6, 40: 0.8}).evaluations) == pytest.approx(0.7)
+    assert final_accuracy(run("fifo", 0, {0: 0.1}).evaluations) == pytest.approx(0.1)
     assert final_accuracy([]) is None
 
 
@@ -59,8 +61,8 @@ def test_the_ratio_divides_the_base_rounds_by_the_method_rounds() -> None:
     assert (slow[0].value, slow[0].reached, slow[0].seeds) == (None, 0, 1)
     assert fast[0].value == pytest.approx(60 / 20)
     assert fast[1].base == "reservoir"
-    # reservoir's own target is (0.1 + 0.3 + 0.35) / 3 = 0.25, reached at its round 60
-    assert fast[1].value == pytest.approx(60 / 20)
+    # reservoir's own target is (0.3 + 0.35) / 2 = 0.325, reached at its round 120
+    assert fast[1].value == pytest.approx(120 / 20)
 
 
 def test_ratios_average_geometrically_over_the_seeds_that_got_there() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedkeep.config import Table
+from fedkeep.records import read_run
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell, expand, resolve
 from fedkeep.sim.runner import play, record_path
@@ -170,3 +171,20 @@ def test_a_changed_experiment_is_not_taken_for_the_old_one(tmp_path: Path) -> No
     assert record_path(old, tmp_path) == record_path(new, tmp_path)
     play(new, tmp_path, resume=True)
     assert digests(tmp_path) != before
+
+
+def test_the_record_tells_the_score_that_each_sample_came_with(tmp_path: Path) -> None:
+    """FIFO's score is the arrival's number, so scores rise along the list of comings and goings."""
+    run = read_run(play(expand(experiment(policy={"name": "fifo"}))[0], tmp_path))
+    told = [[change.score for change in line.changes] for line in run.devices if line.changes]
+    assert told
+    for scores in told:
+        assert scores == sorted(scores, key=lambda score: -1.0 if score is None else score)
+        assert scores[0] is not None
+
+
+def test_a_refused_report_is_no_dropout(tmp_path: Path) -> None:
+    run = read_run(play(expand(experiment(limits={"update_norm": 1e-9}))[0], tmp_path))
+    refused = sum(sum(line.refused_reports.values()) for line in run.rounds)
+    assert refused > 0
+    assert sum(line.dropouts for line in run.rounds) == 0

@@ -11,7 +11,7 @@ from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.sld import Sld
-from fedkeep.sim.experiment import expand, resolve
+from fedkeep.sim.experiment import expand, read_experiment, resolve
 from fedkeep.sim.sweep import run_sweep
 
 TASK: Table = {"task": {"name": "embedded"}}
@@ -111,3 +111,41 @@ def test_a_policy_in_a_file_of_ones_own_runs_in_worker_processes_too(tmp_path: P
     }
     run_sweep(expand(table), tmp_path / "out", jobs=2, resume=False, listen=lambda _: None)
     assert len(list((tmp_path / "out").glob("mine-seed?.jsonl"))) == 2
+
+
+def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
+    own: Table = {"name": "own", "path": "x.csv", "partition": {"name": "dirichlet"}}
+    table: Table = {"task": own, "policy": {"name": "fifo"}, "sweep": {"task.partition.alpha": [0.1, 1.0]}}
+    resolved = [cell.experiment.resolved()["task"] for cell in expand(table)]
+    assert [task["partition"]["alpha"] for task in resolved] == [0.1, 1.0]
+    assert own == {"name": "own", "path": "x.csv", "partition": {"name": "dirichlet"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "class Mine(SelectionPolicy):\n    def score(self, batch, view): ...\n",
+            'put @policy("a-name") above the class',
+        ),
+        ("class Mine(SelectionPolicy):\n    k: int = 3\n", "lacks a method: score"),
+    ],
+)
+def test_a_policy_of_ones_own_that_cannot_run_is_told_before_it_does(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text("from fedkeep.core.policy import SelectionPolicy, policy\n" + text)
+    with pytest.raises(ConfigError) as error:
+        expand(TASK | {"policy": {"name": f"{tmp_path}/mine.py:Mine"}})
+    assert message in str(error.value)
+
+
+def test_runs_that_would_overwrite_each_other_are_refused() -> None:
+    table = TASK | {"label": "mine", "sweep": {"policy.name": ["fifo", "ode"]}}
+    with pytest.raises(ConfigError, match="two runs would both be called 'mine-seed0'"):
+        expand(table)
+
+
+def test_a_file_that_is_its_own_base_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('base = "b.toml"\n')
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n')
+    with pytest.raises(ConfigError, match="is its own base"):
+        read_experiment(tmp_path / "a.toml")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fedkeep.core.errors import ConfigError
@@ -31,16 +33,42 @@ def find(name: str, known: Mapping[str, Thing], kind: str) -> Thing:
 def load_object(path: str) -> Any:
     """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too."""
     module, _, name = path.rpartition(":")
-    folder = Path.cwd()
-    if module.endswith(".py"):
-        folder, module = Path(module).resolve().parent, Path(module).stem
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
     try:
-        loaded = importlib.import_module(module)
-    except (ImportError, ValueError) as error:
+        loaded = _load_file(Path(module).resolve()) if module.endswith(".py") else _load_module(module)
+    except (ImportError, ValueError, OSError) as error:
         raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
+    except SyntaxError as error:
+        raise ConfigError(f"cannot import '{module}': {error.msg} in line {error.lineno}") from error
     if not hasattr(loaded, name):
         public = [n for n in vars(loaded) if not n.startswith("_")]
         raise ConfigError(f"'{module}' has no '{name}': {did_you_mean(name, public)}")
     return getattr(loaded, name)
+
+
+def _load_module(name: str) -> ModuleType:
+    _search_in(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _load_file(file: Path) -> ModuleType:
+    """The file as a module called by its whole path: another of the same name elsewhere is not taken for it."""
+    known = sys.modules.get(str(file))
+    if known is not None:
+        return known
+    spec = importlib.util.spec_from_file_location(str(file), file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python file")
+    _search_in(file.parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[str(file)] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[str(file)]
+        raise
+    return module
+
+
+def _search_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -98,7 +98,7 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The fates of an offered batch: per sample its Fate, the id it displaced (-1: none), and the score to beat.
+    """The fates of an offered batch: per sample its Fate, the id it displaced (-1: none), its score and that to beat.
 
     The score to beat is NaN where the slot had room. For a sample refused in the middle of a batch it may be an
     earlier, lower one: enough to explain the refusal.
@@ -107,10 +107,11 @@ class Outcome:
     fates: IntArray
     displaced: IntArray
     floors: Scores
+    scores: Scores
 
     @staticmethod
     def of_none() -> Outcome:
-        return Outcome(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))
+        return Outcome(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
     @staticmethod
     def concatenate(parts: Sequence[Outcome]) -> Outcome:
@@ -118,6 +119,7 @@ class Outcome:
             np.concatenate([p.fates for p in parts]),
             np.concatenate([p.displaced for p in parts]),
             np.concatenate([p.floors for p in parts]),
+            np.concatenate([p.scores for p in parts]),
         )
 
 

@@ -72,6 +72,8 @@ class _OpenRound:
     round: int
     participants: tuple[DeviceId, ...]
     reports: dict[DeviceId, Report] = field(default_factory=dict)
+    late: dict[DeviceId, Report] = field(default_factory=dict)
+    """Reports of earlier rounds, of which the estimator alone counts."""
     refusals: list[Refusal] = field(default_factory=list)
 
 
@@ -161,8 +163,9 @@ class Server:
         opened = self._opened()
         reports = dict(sorted(opened.reports.items()))
         self.model = self.aggregation.aggregate(self.model, list(reports.values()))
-        self.estimator.update(self._estimates(reports))
-        self._accepted.update(dict.fromkeys(reports, opened.round))
+        late = {d: r for d, r in opened.late.items() if d not in reports or reports[d].local_gradient is None}
+        self.estimator.update(self._estimates(reports | late))
+        self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
         self._open = None
         self.round = opened.round + 1
         return RoundSummary(
@@ -244,11 +247,10 @@ class Server:
 
     def _keep_late_estimate(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
         """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known."""
-        fresh = opened.round - report.round <= self.staleness and report.round > self._accepted.get(device, -1)
+        known = opened.late[device].round if device in opened.late else self._accepted.get(device, -1)
+        fresh = opened.round - report.round <= self.staleness and report.round > known
         if fresh and report.local_gradient is not None:
-            unmoved = screen_report(report, report.model, self._gradient_size, 0.0, self.limits)
-            self.estimator.update(self._estimates({device: unmoved}))
-            self._accepted[device] = report.round
+            opened.late[device] = screen_report(report, report.model, self._gradient_size, 0.0, self.limits)
 
     def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
         """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""

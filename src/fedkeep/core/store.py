@@ -82,7 +82,7 @@ class MemoryStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         n = len(batch)
-        outcome = Outcome(np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan))
+        outcome = Outcome(np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores)
         known = self._seen_before(batch.ids)
         start = 0
         while start < n:
@@ -218,7 +218,8 @@ class MemoryStore:
         if entry.uses and self.after_use.name == "discount":
             self._rank(entry.region, [e for e in self._entries.values() if e.region == entry.region])
             return True
-        self._rekey(entry, (before[0] if entry.uses else _RANKED, score, arrival))
+        tier = _GIVES_WAY if self.after_use.gives_way(entry.uses) else _RANKED
+        self._rekey(entry, (tier, score, arrival))
         return entry.key < before
 
     def _by_arrival(self) -> list[_Entry]:

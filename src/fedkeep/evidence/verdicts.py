@@ -46,8 +46,9 @@ def _verdict(claim: str, findings: Iterable[Finding]) -> Verdict:
     told = [finding.holds for finding in found if finding.holds is not None]
     if not told:
         return Verdict(claim, "undecided", words)
-    word: Word = "reproduced" if all(told) else "partly" if any(told) else "not reproduced"
-    return Verdict(claim, word, words)
+    if not any(told):
+        return Verdict(claim, "not reproduced", words)
+    return Verdict(claim, "reproduced" if all(finding.holds for finding in found) else "partly", words)
 
 
 Check = Callable[[Results, Paper], Iterable[Finding]]

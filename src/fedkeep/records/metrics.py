@@ -53,8 +53,12 @@ class Comparison:
 
 
 def final_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
-    """The mean accuracy of the last five evaluations, 0 where it diverged; None where there are none."""
-    last = [e.accuracy or 0.0 for e in evaluations[-LAST:]]
+    """The mean accuracy of the last five evaluations, 0 where it diverged; None where there are none.
+
+    That of the untrained model, before the first round, counts only where there is no other.
+    """
+    trained = [e for e in evaluations if e.round > 0] or evaluations
+    last = [e.accuracy or 0.0 for e in trained[-LAST:]]
     return math.fsum(last) / len(last) if last else None
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -150,18 +151,22 @@ def expand(table: Table) -> list[Cell]:
         if not isinstance(values, list) or not values:
             raise ConfigError(f"'sweep.{key}' must be a list of values, got {values!r}")
     cells = [cell for method in _methods(table, methods) for cell in _product(method, sweep)]
-    for cell in cells:
-        assert cell.experiment  # resolved now, so that a mistake is told before anything runs
+    names = Counter(cell.name for cell in cells)  # resolves all, so that a mistake is told before anything runs
+    if len(names) < len(cells):
+        twice = names.most_common(1)[0][0]
+        raise ConfigError(f"two runs would both be called '{twice}': give each method a label or a seed of its own")
     return cells
 
 
-def read_experiment(path: Path) -> Table:
+def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
     """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
+    if path.resolve() in above:
+        raise ConfigError(f"{path} is its own base: take it out of the files named as 'base'")
     table = read_toml(path)
     bases = table.pop("base", [])
     below: Table = {}
     for base in bases if isinstance(bases, list) else [bases]:
-        below = _merged(below, read_experiment(path.parent / str(base)))
+        below = _merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
     return _merged(below, table)
 
 
@@ -217,11 +222,11 @@ def _with_preset(table: Table) -> Table:
 
 
 def _merged(below: Table, above: Table) -> Table:
-    """`below` with `above` laid over it, table by table."""
-    result = {key: dict(value) if isinstance(value, dict) else value for key, value in below.items()}
+    """`below` with `above` laid over it, table by table; it shares no table with either."""
+    result = {key: _merged(value, {}) if isinstance(value, dict) else value for key, value in below.items()}
     for key, value in above.items():
         old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        result[key] = _merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
     return result
 
 

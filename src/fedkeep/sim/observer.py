@@ -50,7 +50,8 @@ class Observer:
         """Takes a round into account."""
         self._participants += record.summary.participants
         self._arrivals += record.arrivals
-        self._dropouts += len(record.summary.missing)
+        refused = {refusal.device for refusal in record.summary.refusals}
+        self._dropouts += len(set(record.summary.missing) - refused)
         self._refused.update(refusals_by_reason(record.summary))
 
     def opening(self) -> Iterator[Line]:
@@ -146,7 +147,7 @@ class Observer:
             change = Change(
                 id=int(batch.ids[i]),
                 label=int(batch.y[i]),
-                score=None,
+                score=float(outcome.scores[i]),
                 fate=Fate(int(outcome.fates[i])).name.lower(),
                 displaced=None if displaced < 0 else displaced,
             )

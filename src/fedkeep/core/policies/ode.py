@@ -7,6 +7,11 @@ import numpy as np
 from fedkeep.core.policy import SelectionPolicy, View, policy
 from fedkeep.core.types import Batch, Scores, Vector
 
+_LEAST = 1e-30
+"""What a value that is not positive counts for in a draw."""
+_SHARPEST = 10
+"""Beyond this the odds of small values are no numbers any more, and all of them would be refused."""
+
 
 @policy("ode")
 class Ode(SelectionPolicy):
@@ -18,7 +23,7 @@ class Ode(SelectionPolicy):
 
     `choice` says what to do with values: `greatest` keeps the largest, as the paper does. The largest of very many is
     an outlier, so `drawn` keeps a random sample in which the odds of an arrival are its value to the power of
-    `sharpness` (0: all alike that are worth anything; towards infinity: `greatest`).
+    `sharpness` (0: all alike that are worth anything; the higher, the nearer to `greatest`).
     """
 
     value: Literal["projection", "cosine", "clipped", "divergence"] = "projection"
@@ -32,8 +37,8 @@ class Ode(SelectionPolicy):
     def __post_init__(self) -> None:
         if not self.clip > 0:
             raise ValueError(f"clip must be above 0, got {self.clip}")
-        if not self.sharpness >= 0:
-            raise ValueError(f"sharpness must be 0 or more, got {self.sharpness}")
+        if not 0 <= self.sharpness <= _SHARPEST:
+            raise ValueError(f"sharpness must be between 0 and {_SHARPEST}, got {self.sharpness}")
 
     def score(self, batch: Batch, view: View) -> Scores:
         if view.direction is None:
@@ -56,5 +61,5 @@ class Ode(SelectionPolicy):
 
 def _keys(values: Scores, uniform: Scores, sharpness: float) -> Scores:
     """Keys of which the largest are a weighted random sample of a stream (Efraimidis and Spirakis 2006)."""
-    odds = np.maximum(values, 1e-30) ** sharpness
+    odds = np.maximum(values, _LEAST) ** sharpness
     return np.log(np.maximum(uniform, 1e-300)) / odds
