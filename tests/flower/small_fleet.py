@@ -23,6 +23,7 @@ from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.guards import SeededNoise
 from fedkeep.sim.reference import FullFleet
 
 App = Callable[[Message, Context], Message]
@@ -31,6 +32,8 @@ DETERMINISTIC = RoundOptions(participation=0.5, deterministic=True)
 
 class DictMemory:
     """Outlives a message, not the test."""
+
+    durable = True
 
     def __init__(self) -> None:
         self._state: State = {}
@@ -64,6 +67,11 @@ class SmallFleet:
         return resolve({"task": task, "train": train, "stream": stream, **rest, **self.table})
 
     @cached_property
+    def noises(self) -> dict[int, SeededNoise]:
+        """The simulator's noise, so that a deployment can be compared with it."""
+        return {number: SeededNoise(self.seed, number) for number in range(self.devices)}
+
+    @cached_property
     def apps(self) -> dict[int, App]:
         """The ClientApp of every device; replace one to make a device misbehave."""
         return {number: make_client_app(partial(self._open, number)) for number in range(self.devices)}
@@ -79,6 +87,10 @@ class SmallFleet:
         sizes = Sizes(len(parts.server.model), parts.learner.gradient_size, regions)
         return FedkeepStrategy(parts.server, sizes, options or self.options, store)
 
+    def restarted(self, number: int) -> CatchUpDevice:
+        """The device as a new process would find it."""
+        return self._device(assemble(self.experiment, self._parts.data).fleet, number)
+
     def accuracy(self, strategy: FedkeepStrategy) -> float:
         test = self._parts.data.pooled_test
         guesses = np.argmax(self._parts.learner.logits(strategy.server.model, test.x), axis=1)
@@ -89,7 +101,7 @@ class SmallFleet:
         return assemble(self.experiment)
 
     @cached_property
-    def _memories(self) -> dict[int, DeviceMemory]:
+    def memories(self) -> dict[int, DeviceMemory]:
         if self.directory is None:
             return {number: DictMemory() for number in range(self.devices)}
         return {number: FileMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
@@ -101,12 +113,12 @@ class SmallFleet:
 
     def _open(self, number: int, context: Context) -> CatchUpDevice:
         """The device: one that lives on, or, if it has a file, one as a new process would find it."""
-        if self.directory is None:
-            return self._living[number]
-        return self._device(assemble(self.experiment, self._parts.data).fleet, number)
+        return self._living[number] if self.directory is None else self.restarted(number)
 
     def _device(self, fleet: Fleet | FullFleet, number: int) -> CatchUpDevice:
         assert isinstance(fleet, Fleet)
         arrivals = partial(self._parts.stream.arrivals, number)
         test = self._parts.data.test_batch(number)
-        return CatchUpDevice(fleet.device(number), arrivals, test, self._memories[number])
+        noise = self.noises[number]
+        privacy = self.experiment.privacy
+        return CatchUpDevice(fleet.device(number), arrivals, test, self.memories[number], privacy, noise)

@@ -20,7 +20,7 @@ from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import Fleet
 
-NOT_THE_EXPERIMENT = {"rounds", "state", "output"}
+NOT_THE_EXPERIMENT = {"rounds", "state", "state_dir", "output"}
 
 
 def experiment_of(run_config: UserConfig) -> Experiment:
@@ -40,11 +40,13 @@ def server_parts(run_config: UserConfig) -> tuple[Experiment, Assembly, Sizes]:
 def simulated_device(context: Context) -> CatchUpDevice:
     """The node's device, which catches up on its stream when it is woken."""
     number = device_number(context)
-    parts = assemble(experiment_of(context.run_config))
+    experiment = experiment_of(context.run_config)
+    parts = assemble(experiment)
     if not isinstance(parts.fleet, Fleet):
         raise TypeError("this policy keeps everything: run it in the simulator")
     arrivals = partial(parts.stream.arrivals, number)
-    return CatchUpDevice(parts.fleet.device(number), arrivals, parts.data.test_batch(number), _memory(context, number))
+    test, memory = parts.data.test_batch(number), _memory(context, number)
+    return CatchUpDevice(parts.fleet.device(number), arrivals, test, memory, experiment.privacy)
 
 
 def accuracy(parts: Assembly, model: Vector) -> float:
@@ -54,9 +56,9 @@ def accuracy(parts: Assembly, model: Vector) -> float:
 
 
 def _memory(context: Context, number: int) -> DeviceMemory:
-    """A file if the node has a `state-dir`, so that the device outlives runs and restarts; else Flower's context."""
-    directory = context.node_config.get("state-dir")
-    if directory is None:
+    """A file if the node or the run has a `state-dir`, so that the device outlives restarts; else Flower's context."""
+    directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
+    if not directory:
         return ContextMemory(context)
     run = str(context.run_config.get("state.run", "default"))
     return FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")

@@ -17,6 +17,10 @@ _KEY = "fedkeep.device"
 
 
 class DeviceMemory(Protocol):
+    @property
+    def durable(self) -> bool:
+        """Whether what was saved is there after any crash: a privacy ledger can be kept in nothing less."""
+
     def load(self) -> State:
         """What was saved last; empty for a new device."""
 
@@ -25,6 +29,8 @@ class DeviceMemory(Protocol):
 
 class ContextMemory:
     """In Flower's Context: it outlives messages, but neither the SuperNode nor the run."""
+
+    durable = False
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -38,7 +44,9 @@ class ContextMemory:
 
 
 class FileMemory:
-    """In a file that is replaced whole: it outlives `kill -9` of device and server."""
+    """In a file that is replaced whole: it outlives `kill -9` of device and server, and the loss of power."""
+
+    durable = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +55,7 @@ class FileMemory:
         if not self._path.exists():
             return {}
         try:
-            with np.load(self._path, allow_pickle=False) as file:
+            with self._path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except (BadZipFile, ValueError, OSError) as error:
             raise DataError(f"the device state {self._path} is damaged: remove it to begin anew") from error
@@ -60,3 +68,8 @@ class FileMemory:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.device import Device
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.flower.codec import Evaluation
 from fedkeep.flower.device_memory import DeviceMemory
 
+if TYPE_CHECKING:
+    from fedkeep.privacy.gaussian import NormalSource
+    from fedkeep.privacy.guard import Guard
+    from fedkeep.privacy.options import PrivacyOptions
+
 Arrivals: TypeAlias = Callable[[int, int], Batch]
 """What arrives from one round up to, not including, another."""
+_WINDOW = 1.0
+"""The rounds over which a device that replays a stream is taken to have counted its velocities."""
 
 
 class NodeDevice(Protocol):
@@ -30,22 +38,40 @@ class NodeDevice(Protocol):
 class CatchUpDevice:
     """A device without an agent: woken for a message, it catches up on its stream exactly as in the simulator.
 
-    Flower starts a new process for every message, so all that it knows lies in `memory` between two of them. An
-    order that comes twice, because the server was killed before it had saved the round, gets the same answer.
+    Flower starts a new process for every message, so all that it knows lies in `memory` between two of them, its
+    privacy ledger included. An order that comes twice, because the server was killed before it had saved the round,
+    gets the same answer, with the same noise and without a new charge.
     """
 
-    def __init__(self, device: Device, arrivals: Arrivals, test: Batch, memory: DeviceMemory) -> None:
+    def __init__(
+        self,
+        device: Device,
+        arrivals: Arrivals,
+        test: Batch,
+        memory: DeviceMemory,
+        privacy: PrivacyOptions | None = None,
+        noise: NormalSource | None = None,
+    ) -> None:
         self._device, self._arrivals, self._test, self._memory = device, arrivals, test, memory
         self._seen = 0
         self._last: State = {}
-        state = memory.load()
+        self._guard = None if privacy is None or privacy.epsilon is None else self._make_guard(privacy, noise)
+        state = self._load()
         if state:
             device.restore(_under("device/", state))
             self._seen = int(state["seen"])
             self._last = _under("last/", state)
+        if self._guard is not None and (guarded := _under("guard/", state)):
+            self._guard.restore(guarded)
 
     def profile(self) -> Profile:
-        return self._device.profile()
+        """What the device declares; where noise hides it, it is told once and then repeated."""
+        profile = self._device.profile()
+        if self._guard is None:
+            return profile
+        released = self._guard.release_profile(profile, _WINDOW)
+        self._save()
+        return released
 
     def participate(self, order: TrainOrder) -> Report:
         digest = _digest(order)
@@ -58,6 +84,9 @@ class CatchUpDevice:
         self._device.take_in(batch, now, self._device.measure(batch))
         self._seen = now
         report = self._device.participate(order)
+        if self._guard is not None:
+            self._save()  # a device whose budget is spent has taken part all the same
+            report = self._guard.release(report, order)
         self._last = _arrays(report) | {"digest": np.frombuffer(digest, dtype=np.uint8)}
         self._save()
         return report
@@ -71,9 +100,35 @@ class CatchUpDevice:
         guesses = np.argmax(self._device.learner.logits(model, batch.x), axis=1)
         return Evaluation(len(batch), float(losses.sum()), int((guesses == batch.y).sum()))
 
+    def _make_guard(self, privacy: PrivacyOptions, noise: NormalSource | None) -> Guard:
+        """The guard, whose charges are saved before what they pay for is sent."""
+        from fedkeep.privacy.gaussian import system_normal
+        from fedkeep.privacy.guard import Guard
+        from fedkeep.privacy.ledger import Ledger
+
+        if not self._memory.durable:
+            raise ConfigError("a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir")
+        if (
+            privacy.protects("estimator")
+            and privacy.unit == "sample"
+            and self._device.options.gradient_from == "stored"
+        ):
+            raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
+        return Guard(privacy, Ledger(), lambda _: self._save(), noise or system_normal)
+
+    def _load(self) -> State:
+        try:
+            return self._memory.load()
+        except DataError as error:
+            if self._guard is None:
+                raise
+            raise DataError(f"{error}, and with a new privacy budget, for the ledger was lost with it") from error
+
     def _save(self) -> None:
         state: State = {f"device/{name}": array for name, array in self._device.snapshot().items()}
         state |= {f"last/{name}": array for name, array in self._last.items()}
+        if self._guard is not None:
+            state |= {f"guard/{name}": array for name, array in self._guard.snapshot().items()}
         self._memory.save(state | {"seen": np.array(self._seen)})
 
 

@@ -52,6 +52,8 @@ def open_strategy(
     """
     tables = tables_of(run_config)
     options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
+    if "privacy" in tables:
+        _refuse_unsound(tables["privacy"], server, options)
     state = build(StateOptions, tables.get("state", {}), "state")
     if state.resume and not state.url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
@@ -62,3 +64,16 @@ def open_strategy(
     elif store is not None and store.load() is not None:
         raise ConfigError(f"run '{state.run}' is saved already: set state.resume=true, or another state.run")
     return strategy
+
+
+def _refuse_unsound(table: Table, server: Server, rounds: RoundOptions) -> None:
+    """Refuses what the devices' privacy excludes on the server's side."""
+    from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
+
+    privacy = build(PrivacyOptions, table, "privacy")
+    refuse_conflicts(privacy, server.aggregation)
+    if rounds.deterministic and privacy.may_end_in_silence:
+        raise ConfigError(
+            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
+            'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
+        )

@@ -61,6 +61,11 @@ class PrivacyOptions:
         """Whether this stream leaves the device with noise only."""
         return self.epsilon is not None and stream in self.protect
 
+    @property
+    def may_end_in_silence(self) -> bool:
+        """Whether a device with its budget spent takes no part any more."""
+        return self.epsilon is not None and (self.when_spent == "absent" or "model" in self.protect)
+
     def planned_releases(self) -> int:
         """How many releases about one unit the budget is made for; a profile is told once."""
         estimators = 1 + self.resends if self.unit == "sample" else self.releases
