@@ -84,3 +84,26 @@ def test_a_mistake_is_one_sentence_that_says_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.startswith("fedkeep: ")
     assert "capacity" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("run", "tiny.toml", "--out", "tiny.toml"), "cannot keep records in tiny.toml: File exists"),
+        (("run", "tiny.toml", "--out", "tiny.toml/below"), "Not a directory; choose another with --out"),
+        (("demo", "--out", "tiny.toml"), "cannot keep records in tiny.toml"),
+        (("plan", "tiny.toml", "--plot", "."), ".: Is a directory"),
+        (("report", "."), "no runs in ."),
+        (("run", "nowhere.toml"), "there is no file nowhere.toml"),
+    ],
+    ids=str,
+)
+def test_a_place_that_cannot_be_used_is_told_in_one_sentence(
+    tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    (tmp_path / "tiny.toml").write_text(EXPERIMENT)
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedkeep: ")
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -132,6 +132,7 @@ GOOD = {"x": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1]), "device": np.array([
     [
         ({"x": None}, "has no array 'x'; it has device, y"),
         ({"y": None}, "has no array 'y'; it has device, x"),
+        ({"y": np.array(1)}, "y is a single value"),
         ({"device": None}, "has no 'device' to say whose a sample is"),
         ({"y": np.array([0, 1])}, "y has 2 entries, but x has 4"),
         (
@@ -168,6 +169,9 @@ def test_a_wrong_npz_is_refused(change: dict[str, Any], message: str) -> None:
         (HEADER, ["k,0.5,1,1"], "line 2: label '0.5' is neither a whole number nor a name"),
         (HEADER, [",1,1,1", "k,1,1,1"], "line 2: device '' is neither"),
         (HEADER, [], "holds no sample"),
+        ("device,label,a, a\n", ["k,1,1,1"], "2 columns called 'a'"),
+        ("device,label,a,test\n", ["k,1,1,0", "k,0,1,0"], "leaves no sample for testing"),
+        ("device,label,a,test\n", ["k,1,1,1", "k,0,1,1"], "leaves no sample for training"),
         ("", [], "has no column 'label'"),
     ],
     ids=lambda v: v if isinstance(v, str) and " " in v else "",
@@ -188,6 +192,8 @@ def test_a_wrong_csv_is_refused_with_its_line(header: str, rows: list[str], mess
         ),
         ("reed = 1", "'my_samples' has no 'read': did you mean 'reed'"),
         ("read = 1", "is no function"),
+        ("def read(path): return []", "must work without arguments: missing a required argument: 'path'"),
+        ("def read(): pass", "gave None, not samples"),
     ],
 )
 def test_a_wrong_iterator_is_refused(code: str, message: str) -> None:
@@ -212,6 +218,12 @@ def test_a_file_that_is_not_there_or_not_known_is_refused() -> None:
     Path("mine.npz").write_bytes(b"not a zip")
     with pytest.raises(DataError, match=r"mine\.npz"):
         Own(path="mine.npz").load(seed=0)
+
+
+def test_a_csv_in_another_encoding_is_refused() -> None:
+    Path("mine.csv").write_bytes("device,label,a\nküche,1,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="cannot be read as CSV in UTF-8"):
+        Own(path="mine.csv").load(seed=0)
 
 
 def test_a_wrong_shape_is_refused() -> None:

@@ -193,12 +193,14 @@ def test_what_a_newer_version_wrote_is_read_as_far_as_it_is_known(tmp_path: Path
     assert read_run(path).lines == (HEADER, Evaluation(round=1, accuracy=0.5, loss=1.0))
 
 
-@pytest.mark.parametrize("bad", ["{}", "nonsense", '{"kind": "evaluation", "round": "one"}'])
-def test_a_damaged_line_is_named(tmp_path: Path, bad: str) -> None:
+@pytest.mark.parametrize(
+    "bad", [b"{}", b"nonsense", b'{"kind": "evaluation", "round": "one"}', b'{"kind": "round", "x": "\xff"}']
+)
+def test_a_damaged_line_is_named(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "run.jsonl"
     write(path, HEADER)
-    with path.open("a") as file:
-        file.write(bad + "\n")
+    with path.open("ab") as file:
+        file.write(bad + b"\n")
     with pytest.raises(DataError, match=r"run\.jsonl, line 2"):
         read_run(path)
 

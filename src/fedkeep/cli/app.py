@@ -61,3 +61,7 @@ def main() -> None:
     except FedkeepError as error:
         typer.echo(f"fedkeep: {error}", err=True)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
+        parts = (error.filename, error.strerror or error)
+        typer.echo(f"fedkeep: {': '.join(str(part) for part in parts if part is not None)}", err=True)
+        sys.exit(2)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.report import print_tables, write_page
-from fedkeep.cli.run import play_all
+from fedkeep.cli.run import make_folder, play_all
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.experiment import expand
 from fedkeep.web.server import LiveServer
@@ -36,14 +36,14 @@ EXPERIMENT = {
 def demo(
     out: Annotated[Path | None, typer.Option(help="Where the records and the page go. [default: a new folder]")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show the curves in a browser while they grow.")] = False,
-    port: Annotated[int, typer.Option(help="The page's port, with --watch; 0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port, with --watch; 0: any free one.")] = 0,
 ) -> None:
     """Compare what to keep, on a small task, in a minute.
 
     ODE beside FIFO, random, high-loss and unlimited storage, three seeds each; writes report.html beside the records.
     """
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     if watch:
         _serve_beside(directory, port)
     play_all(expand(EXPERIMENT), directory, jobs=os.cpu_count() or 1, resume=True)

@@ -54,6 +54,8 @@ def plan(
             raise ConfigError(f"{file} says itself how to plan: change its [coordinator] instead of giving options")
         made, profiles = _of_experiment(file, plot)
     else:
+        if plot is not None:
+            raise ConfigError(f"--plot draws an experiment's data; {file} holds none")
         profiles = read_profiles(file)
         made = _of_profiles(profiles, clients_per_label, labels_per_client, coordinator, quantities)
     if as_json:

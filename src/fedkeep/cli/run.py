@@ -44,6 +44,7 @@ def run(
 def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool) -> None:
     """Runs the cells with one progress display, and says beforehand how long it will take."""
     console = Console(stderr=True)
+    make_folder(directory)
     if not resume:
         _refuse_to_overwrite(cells, directory)
     waiting = [cell for cell in cells if not (resume and is_finished(cell, directory))]
@@ -59,6 +60,16 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool)
         again = sys.argv[1:] if resume else [*sys.argv[1:], "--resume"]
         command = shlex.join(["fedkeep", *again])
         raise FedkeepError(f"stopped; what is done is in {directory}. Go on with: {command}") from None
+
+
+def make_folder(directory: Path) -> None:
+    """Makes the folder for records now, so that one that cannot be is told before anything runs."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedkeepError(
+            f"cannot keep records in {directory}: {error.strerror}; choose another with --out"
+        ) from error
 
 
 def fetch_data(cells: Sequence[Cell], console: Console) -> None:

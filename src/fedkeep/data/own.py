@@ -60,6 +60,9 @@ class Own:
         x = self._shaped(_finite(table), table)
         label_names, y = _numbered("label", table.labels, table)
         train, test, device_names = self._devices(table, y, seed)
+        for members, purpose in ((train, "training"), (test, "testing")):
+            if not len(members.indices):
+                raise DataError(f"{table.origin} leaves no sample for {purpose}: the model needs some for either")
         if self.standardise:
             x = _standardised(x, train.indices)
         spec = ModelSpec(self.model, dict(self.model_options))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,10 @@ def read_table(path: Path, columns: Columns) -> Table:
 
 def read_iterator(name: str) -> Table:
     """The samples that the function `module:function` yields as (device, x, y)."""
-    rows = list(_numbered_samples(name, _function(name)()))
+    samples = _function(name)()
+    if not isinstance(samples, Iterable):
+        raise DataError(f"{name} gave {samples!r}, not samples: it must return or yield tuples (device, x, y)")
+    rows = list(_numbered_samples(name, samples))
     if not rows:
         raise DataError(f"{name} yielded no sample")
     first = np.shape(rows[0][1])
@@ -76,6 +81,10 @@ def _function(name: str) -> Callable[[], Iterable[Any]]:
     found: Callable[[], Iterable[Any]] = load_object(name)
     if not callable(found):
         raise ConfigError(f"source {name!r} is no function")
+    try:
+        signature(found).bind()
+    except TypeError as error:
+        raise ConfigError(f"source {name!r} must work without arguments: {error}") from None
     return found
 
 
@@ -84,24 +93,40 @@ def _read_npz(path: Path, columns: Columns) -> Table:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
     except ValueError:
-        raise DataError(f"{path} holds arrays of Python objects; save plain numeric or string arrays") from None
+        raise DataError(f"{path} is no npz file, or holds Python objects: save plain arrays with np.savez") from None
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as npz: {error}") from None
     label = columns.label if columns.label in arrays else "y"
     for needed in ("x", label):
         if needed not in arrays:
             raise DataError(f"{path} has no array {needed!r}; it has {', '.join(sorted(arrays)) or 'none'}")
-    for name in {"x", label, columns.device, columns.test} & set(arrays):
+    for name in sorted({"x", label, columns.device, columns.test} & set(arrays)):
+        if arrays[name].ndim == 0:
+            raise DataError(f"{path}: {name} is a single value, not one a sample")
         if len(arrays[name]) != len(arrays["x"]):
             raise DataError(f"{path}: {name} has {len(arrays[name])} entries, but x has {len(arrays['x'])}")
     return Table(str(path), arrays["x"], arrays[label], arrays.get(columns.device), arrays.get(columns.test))
 
 
 def _read_csv(path: Path, columns: Columns) -> Table:
+    try:
+        header, rows, numbers = _csv_rows(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}") from None
+    for name, count in Counter(header).items():
+        if count > 1:
+            raise DataError(f"{path} has {count} columns called {name!r}: give each a name of its own")
+    table = np.array(rows, dtype=str).reshape(len(rows), len(header))
+    by_name = {name: table[:, n] for n, name in enumerate(header)}
+    return _from_columns(str(path), by_name, columns, lambda row: f"line {numbers[row]}")
+
+
+def _csv_rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+    """The header's names, the rows that are not empty, and the line of each."""
+    rows, numbers = [], []
     with path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
-        header = next(lines, [])
-        rows, numbers = [], []
+        header = [name.strip() for name in next(lines, [])]
         for cells in lines:
             if not cells:
                 continue
@@ -109,9 +134,7 @@ def _read_csv(path: Path, columns: Columns) -> Table:
                 raise DataError(f"{path}, line {lines.line_num}: {len(cells)} cells, but the header has {len(header)}")
             rows.append(cells)
             numbers.append(lines.line_num)
-    table = np.array(rows, dtype=str).reshape(len(rows), len(header))
-    by_name = {name.strip(): table[:, n] for n, name in enumerate(header)}
-    return _from_columns(str(path), by_name, columns, lambda row: f"line {numbers[row]}")
+    return header, rows, numbers
 
 
 def _read_parquet(path: Path, columns: Columns) -> Table:
@@ -132,7 +155,8 @@ def _from_columns(
     origin: str, by_name: Mapping[str, AnyArray], columns: Columns, row_name: Callable[[int], str]
 ) -> Table:
     if columns.label not in by_name:
-        raise DataError(f"{origin} has no column {columns.label!r}; it has {', '.join(by_name)} (set task.label)")
+        known = ", ".join(by_name) or "none at all"
+        raise DataError(f"{origin} has no column {columns.label!r}; it has {known} (set task.label)")
     features = [name for name in by_name if name not in (columns.device, columns.label, columns.test)]
     if not features:
         raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")

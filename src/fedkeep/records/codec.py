@@ -38,7 +38,7 @@ def stamp(raw: bytes) -> Stamp | None:
     """The line's kind and round, or None where it is torn or no record at all."""
     try:
         return _stamps.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
@@ -46,7 +46,7 @@ def decode(raw: bytes) -> Line | None:
     """The line, or None for a kind that this version does not know."""
     try:
         return _decoder.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         known = stamp(raw)
         if known is not None and known.kind not in KINDS:
             return None

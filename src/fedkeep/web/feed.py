@@ -56,11 +56,13 @@ class _Followed:
 
 
 def _last_seconds(path: Path) -> float | None:
-    if not path.is_file():
+    """What the clock's file says last; None where there is none, or none any more."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            lines = file.read().splitlines()
+    except OSError:
         return None
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - 4096))
-        lines = file.read().splitlines()
     for raw in reversed(lines):
         try:
             line = decode(raw)
