@@ -188,3 +188,22 @@ def test_a_refused_report_is_no_dropout(tmp_path: Path) -> None:
     refused = sum(sum(line.refused_reports.values()) for line in run.rounds)
     assert refused > 0
     assert sum(line.dropouts for line in run.rounds) == 0
+
+
+@pytest.mark.parametrize(
+    ("tables", "names"),
+    [
+        ({"regions": {"name": "k-means", "count": 4}}, tuple(f"cluster {n}" for n in range(4))),
+        ({"coordinator": {"name": "exact", "clients_per_label": 2}}, ()),
+    ],
+    ids=str,
+)
+def test_the_record_tells_of_what_the_plan_divides(tmp_path: Path, tables: Table, names: tuple[str, ...]) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    run = read_run(play(expand(experiment(**tables))[0], tmp_path))
+    (plan,) = run.plans
+    assert plan.regions == names
+    filled = dict(zip(run.holdings[-1].devices, run.holdings[-1].filled, strict=True))
+    for device, quotas in zip(plan.devices, plan.quotas, strict=True):
+        assert len(filled.get(device, quotas)) == len(quotas)
+        assert all(have <= quota for have, quota in zip(filled.get(device, quotas), quotas, strict=True))

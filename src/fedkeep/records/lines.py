@@ -95,6 +95,8 @@ class Plan(_Line, frozen=True, kw_only=True, tag="plan"):
     """Devices of the whole fleet that store each label."""
     wanted: tuple[int, ...]
     """Holders each label should have."""
+    regions: tuple[str, ...] = ()
+    """What is divided, where it is not the labels."""
 
     @property
     def shortfalls(self) -> tuple[int, ...]:
@@ -103,7 +105,7 @@ class Plan(_Line, frozen=True, kw_only=True, tag="plan"):
 
 
 class Holdings(_Line, frozen=True, kw_only=True, tag="holdings"):
-    """How many samples each listed device stores of each label."""
+    """How many samples each listed device stores of each label, or of whatever the plan divides."""
 
     round: int
     devices: tuple[int, ...]

@@ -36,6 +36,7 @@ class Assembly:
     stream: Stream
     learner: FleetLearner
     server: Server
+    regions: Regions
     velocities: FloatArray
     """V as declared, (C, Y)."""
     fleet: Fleet | FullFleet
@@ -73,7 +74,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         own = _device_learner(experiment, learner)
         make = partial(_device, experiment, data, own, server, regions, velocities, start)
         fleet = Fleet(own, stream, make)
-    return Assembly(data, stream, learner, server, velocities, fleet, oracle if exact else None, guards)
+    return Assembly(data, stream, learner, server, regions, velocities, fleet, oracle if exact else None, guards)
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
-from fedkeep.core.coordination import Greedy
+from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.regions import CentroidRegions
 from fedkeep.core.types import AnyArray, Batch, DeviceId
 from fedkeep.records import Change, Device, Evaluation, Holdings, Line, Plan, Privacy, Round, Slot
 from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
@@ -29,6 +31,9 @@ class Observer:
         self._simulator = simulator
         self._data = simulator.parts.data
         self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, Fleet) else None
+        regions = simulator.parts.regions
+        self._clusters = regions.count if isinstance(regions, CentroidRegions) else 0
+        """How many clusters the plan divides; 0 where it divides labels, or nothing."""
         self._watched = simulator.first_participants()[: simulator.experiment.record.devices]
         self._changes: dict[DeviceId, deque[Change]] = {d: deque(maxlen=_CHANGES) for d in self._watched}
         if self._fleet is not None:
@@ -57,7 +62,7 @@ class Observer:
     def opening(self) -> Iterator[Line]:
         """The lines before the first round: the plan, and how good the untrained model is."""
         plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
-        if plan is not None and isinstance(coordinator, Greedy):
+        if plan is not None and isinstance(coordinator, LabelLimits):
             wanted = [coordinator.clients_per_label or 0] * len(plan.holders)
             yield Plan(
                 round=0,
@@ -65,6 +70,7 @@ class Observer:
                 quotas=_rows(plan.quotas[:_LISTED]),
                 holders=tuple(plan.holders.tolist()),
                 wanted=tuple(wanted),
+                regions=tuple(f"cluster {region}" for region in range(self._clusters)),
             )
         yield self._evaluation(0, self._simulator.evaluate())
 
@@ -115,7 +121,10 @@ class Observer:
 
     def _stored_lines(self, round_: int) -> Iterator[Line]:
         listed = [(d, stored) for d, stored in self._stores() if d < _LISTED]
-        filled = [np.bincount(stored.batch.y, minlength=self._data.labels) for _, stored in listed]
+        divided, count = attrgetter("regions"), self._clusters
+        if not self._clusters:
+            divided, count = attrgetter("batch.y"), self._data.labels
+        filled = [np.bincount(divided(stored), minlength=count) for _, stored in listed]
         yield Holdings(round=round_, devices=tuple(d for d, _ in listed), filled=_rows(filled))
         for d, stored in self._stores():
             if d in self._watched:

@@ -52,7 +52,8 @@ class Matrix {
 
   /** Devices, labels and cells as drawn: {quota, filled} by row and column. */
   table() {
-    const { plan, holdings, labels } = this.view;
+    const { plan, holdings } = this.view;
+    const labels = plan?.regions?.length ? plan.regions : this.view.labels;
     const listed = plan || holdings;
     if (!listed) return null;
     const filled = new Map(holdings ? holdings.devices.map((device, row) => [device, holdings.filled[row]]) : []);
