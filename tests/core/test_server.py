@@ -177,6 +177,17 @@ def test_a_late_report_of_a_device_that_left_is_refused_whole() -> None:
     assert server.estimator.direction() is None
 
 
+def test_a_device_that_leaves_after_it_reported_no_longer_counts() -> None:
+    server = server_of()
+    server.open_round([0, 1])
+    server.receive(0, report(0, value=1.5, gradient=5.0))
+    server.receive(1, report(0, value=1.2, gradient=2.0))
+    server.coordinate({d: Profile(6, np.array([1.0, 2.0, 3.0]) * (d + 1)) for d in range(1, 6)})
+    server.close_round()
+    np.testing.assert_allclose(server.model, 1.2, rtol=1e-6)
+    np.testing.assert_allclose(server.order(1).direction, 2.0, rtol=1e-6)  # type: ignore[arg-type]
+
+
 def test_selection_depends_on_seed_and_round_alone() -> None:
     one, two = server_of(), server_of()
     chosen = [one.select(r, range(100), 10) for r in range(20)]

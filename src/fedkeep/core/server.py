@@ -179,7 +179,8 @@ class Server:
 
     def forget(self, device: DeviceId) -> None:
         """A device has left the fleet for good: nothing of it counts any more."""
-        for table in (self._rates, self._accepted, self._gradient_norms):
+        opened = () if self._open is None else (self._open.reports, self._open.late)
+        for table in (self._rates, self._accepted, self._gradient_norms, *opened):
             table.pop(device, None)
         self.estimator.forget(device)
 
