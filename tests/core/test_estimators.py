@@ -80,6 +80,22 @@ def test_an_unaccepted_estimate_yields_only_to_one_over_as_many_arrivals() -> No
     assert estimator.freeze(3)[1] == 6
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_sample_too_large_to_measure_silences_a_device_for_one_window_only() -> None:
+    estimator = LocalGradientEstimator(LEARNER.gradient_size)
+    huge = samples(20)
+    huge.x[3] = [3e38, -3e38, 3e38, -3e38]
+    estimator.add(LEARNER.probe(1000 * MODEL).measure(huge), len(huge))
+    sent, count = estimator.freeze(0)
+    assert sent is None
+    assert count == 0
+    observe(estimator, samples(5))
+    sent, count = estimator.freeze(1)
+    assert count == 5
+    assert sent is not None
+    assert np.isfinite(sent).all()
+
+
 def test_the_local_estimator_survives_a_restart() -> None:
     estimator, other = (LocalGradientEstimator(LEARNER.gradient_size) for _ in range(2))
     observe(estimator, samples(4))

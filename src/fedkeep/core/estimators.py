@@ -18,7 +18,8 @@ class LocalGradientEstimator:
     When a new model arrives the estimate is frozen as pending and a fresh one begins, so that gradients of two
     models never mix. A pending estimate is sent with every report until an order names its round as accepted: a
     lost reply loses no statistics. Where a newer estimate exists beside an unaccepted one, the one over more
-    arrivals is sent.
+    arrivals is sent. An estimate that a huge sample made infinite or NaN is dropped: no server would accept it, and
+    with it every later report of this device would be refused.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,8 +43,10 @@ class LocalGradientEstimator:
     def freeze(self, round_: int) -> tuple[Vector | None, int]:
         """The estimate to send in `round_` and the arrivals behind it; a fresh one begins."""
         if self.count and self.count >= self._pending_count:
-            self._pending = (self._sum / self.count).astype(np.float32)
-            self._pending_count = self.count
+            with np.errstate(over="ignore", invalid="ignore"):
+                estimate = (self._sum / self.count).astype(np.float32)
+            if np.isfinite(estimate).all():
+                self._pending, self._pending_count = estimate, self.count
         self._sum[:] = 0.0
         self.count = 0
         self._pending_round = round_
