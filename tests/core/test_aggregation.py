@@ -32,6 +32,12 @@ def test_trimmed_drops_the_extremes_of_each_coordinate() -> None:
     np.testing.assert_allclose(merged, [2.5, 1.5])
 
 
+def test_trimmed_drops_extremes_also_where_few_report() -> None:
+    """Rounded down, a tenth of three reports would be none: a robust mean in name only."""
+    merged = Aggregation("trimmed").aggregate(START, [report(1, 1), report(2, 2), report(1e6, -1e6)])
+    np.testing.assert_allclose(merged, [2, 1])
+
+
 def test_norm_bounded_shortens_updates_beyond_the_median() -> None:
     reports = [report(2, 1), report(2, 1), report(1001, 1)]
     merged = Aggregation("norm-bounded").aggregate(START, reports)

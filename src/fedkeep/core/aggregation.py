@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ class Aggregation:
 
     `fedavg` is Eq. 2 with the weights of Eq. 12 (FedProx differs on the device only: `train.proximal`). `fednova`
     divides each update by its local steps before it averages them, so that devices that take more steps do not
-    pull harder. `trimmed` drops the share `trim` of the largest and of the smallest values of each coordinate;
+    pull harder. `trimmed` drops at least the share `trim` of the largest and of the smallest values of each coordinate;
     `norm-bounded` scales updates longer than `norm_bound` times the round's median length down to that length.
     """
 
@@ -47,7 +48,7 @@ class Aggregation:
             steps = np.array([r.steps for r in reports], dtype=np.float64)
             return float(weights @ steps) * ((weights / np.maximum(steps, 1)) @ updates)
         if self.name == "trimmed":
-            return _trimmed_mean(updates, weights, int(self.trim * len(updates)))
+            return _trimmed_mean(updates, weights, min(ceil(self.trim * len(updates)), (len(updates) - 1) // 2))
         if self.name == "norm-bounded":
             norms = np.linalg.norm(updates, axis=1)
             bound = self.norm_bound * float(np.median(norms))
