@@ -27,6 +27,9 @@ TASKS = {
     "har-converging": "activities, converging",
     "tc": "traffic (TC)",
 }
+NOTE = r"""\* at a reduced scale: fewer rounds, devices or seeds than the paper's; [RESULTS](experiments/RESULTS.md) says how. Two or
+three seeds give wide intervals; where two overlap, nothing is decided.
+"""
 
 
 def table() -> str:
@@ -36,7 +39,7 @@ def table() -> str:
     if not rows:
         return "\nNo full run is committed yet: `make reproduce` makes them.\n\n"
     head = f"| task | {' | '.join(COLUMNS)} | seeds |\n|---|{'---:|' * (len(COLUMNS) + 1)}\n"
-    return f"\n{head}{''.join(rows)}\n"
+    return f"\n{head}{''.join(rows)}\n{NOTE}\n"
 
 
 def _experiment(task: str, results: Results) -> str | None:
@@ -47,14 +50,14 @@ def _experiment(task: str, results: Results) -> str | None:
 def _row(title: str, name: str, results: Results) -> str:
     cells = [_cell(name, methods, results) for methods in COLUMNS.values()]
     seeds = len({curve.seed for curve in results.summaries[name].curves})
-    changed = ", ".join(results.summaries[name].changed)
-    return f"| {title}{f' ({changed})' if changed else ''} | {' | '.join(cells)} | {seeds} |\n"
+    reduced = "\\*" if results.summaries[name].changed else ""
+    return f"| {title}{reduced} | {' | '.join(cells)} | {seeds} |\n"
 
 
 def _cell(name: str, methods: tuple[str, ...], results: Results) -> str:
     shown = next((shown for method in methods if (shown := results.shown(name, method))), None)
     if shown is None:
-        return ""
+        return "not run"
     return f"{shown.mean:.1f}" + ("" if shown.half_width is None else f" ± {shown.half_width:.1f}")
 
 
