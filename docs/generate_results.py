@@ -27,8 +27,8 @@ TASKS = {
     "har-converging": "activities, converging",
     "tc": "traffic (TC)",
 }
-NOTE = r"""\* at a reduced scale: fewer rounds, devices or seeds than the paper's; [RESULTS](experiments/RESULTS.md) says how. Two or
-three seeds give wide intervals; where two overlap, nothing is decided.
+NOTE = r"""\* at a reduced scale: fewer rounds, devices or seeds than the paper's; [RESULTS](experiments/RESULTS.md)
+says how. Two or three seeds give wide intervals; where two overlap, nothing is decided.
 """
 
 
