@@ -23,6 +23,8 @@ VARIANTS: list[SelectionPolicy] = [
     Ode(value="cosine"),
     Ode(value="clipped"),
     Ode(value="divergence"),
+    Ode(choice="drawn"),
+    Ode(choice="drawn", sharpness=10),
 ]
 
 

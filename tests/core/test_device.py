@@ -170,6 +170,15 @@ def test_bad_samples_are_refused_and_counted() -> None:
     assert device.participate(order(1)).gradient_samples == 4
 
 
+def test_whole_numbers_written_as_floats_are_labels() -> None:
+    one, other = device_with(Ode()), device_with(Ode())
+    batch = samples(10)
+    one.observe(batch, 0.0)
+    other.observe(Batch(batch.x, batch.y.astype(np.float64), batch.ids), 0.0)  # type: ignore[arg-type]
+    assert other.store.stored().batch.ids.tolist() == one.store.stored().batch.ids.tolist()
+    assert other.profile().velocity.tolist() == one.profile().velocity.tolist()
+
+
 def test_before_a_plan_a_reservoir_balanced_over_the_labels_seen() -> None:
     rng = np.random.default_rng(0)
     y = np.concatenate([np.zeros(50), rng.choice(4, 50, p=[0.7, 0.1, 0.1, 0.1])]).astype(np.int64)

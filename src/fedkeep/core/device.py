@@ -124,6 +124,8 @@ class Device:
         """Takes in arrivals up to `time`: the fates of the sound samples, and the unsound ones by reason."""
         sound, refused = screen_samples(batch.x, batch.y, self._shape, self._labels)
         clean = batch if sound.all() else batch.take(sound)
+        if clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be sound
+            clean = Batch(clean.x, clean.y.astype(np.int64), clean.ids)
         return self.take_in(clean, time, self.measure(clean)), refused
 
     def measure(self, batch: Batch) -> Measurements | None:
