@@ -31,7 +31,7 @@ def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, ar
         sockets = [start_agent(fleet, number, devices, policy, arrivals / PAUSE) for number in range(devices)]
         for number, socket in enumerate(sockets):
             wait_until(partial(agent_answers, socket), 60, f"the agent of device {number}")
-        apps = [make_client_app(lambda _, path=str(socket): AgentDevice(path)) for socket in sockets]  # type: ignore[misc]
+        apps = [make_client_app(lambda _, path=str(socket): AgentDevice(path, config)) for socket in sockets]  # type: ignore[misc]
         grid = InProcessGrid(make_node(number, app, config) for number, app in enumerate(apps))
         experiment, parts, sizes = server_parts(config)
         strategy = open_strategy(parts.server, sizes, config, participation=experiment.train.participation)
