@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -70,19 +71,24 @@ def test_devices_are_killed_mid_round_and_come_back_as_themselves(tmp_path: Path
             fleet.revive_nodes()
             return saved_round(state) >= round_
 
-        def member(number: int, starts: int) -> bool:
+        killed: Counter[int] = Counter()
+
+        def away() -> set[int]:
+            """Devices that were killed and have not been let in again."""
             fleet.revive_nodes()
-            return len(identities(fleet, number)) >= starts
+            return {number for number in range(NODES) if len(identities(fleet, number)) <= killed[number]}
+
+        def may_be_killed(number: int) -> bool:
+            return len(away() | {number}) <= 2 and number not in away()
 
         for kill in range(KILLS):
-            before, number = divmod(kill, NODES)
-            wait_until(partial(member, number, 1 + before), 180, f"device {number} in the fleet")
+            number = kill % NODES
             wait_until(partial(saved, 2 + kill), 300, f"round {2 + kill}")
+            wait_until(partial(may_be_killed, number), 300, f"device {number} and one more in the fleet")
             assert saved_round(state) < ROUNDS, "it is killed while rounds are played"
             kill_device(fleet, number, sockets[number])
-        for number in range(NODES):
-            starts = 1 + len(range(number, KILLS, NODES))
-            wait_until(partial(member, number, starts), 180, f"the return of device {number}")
+            killed[number] += 1
+        wait_until(lambda: not away(), 180, "the return of the killed")
         wait_until(partial(saved, ROUNDS), 60 + 30 * ROUNDS, "the last round")
         assert all(len(set(identities(fleet, number))) == 1 for number in range(NODES))
         wait_until(lambda: "done:" in fleet.log("run"), 60, "the end of the run")
