@@ -66,6 +66,15 @@ def put(table: Table, key: str, value: Any) -> None:
     table[last] = value
 
 
+def merged(below: Table, above: Table) -> Table:
+    """`below` with `above` laid over it, table by table; it shares no table with either."""
+    result = {key: merged(value, {}) if isinstance(value, dict) else value for key, value in below.items()}
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+    return result
+
+
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]

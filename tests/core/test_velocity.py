@@ -46,21 +46,39 @@ def test_a_clock_that_jumps_back_loses_nothing() -> None:
     assert meter.velocity().tolist() == [2.0]
 
 
+@pytest.mark.parametrize("seconds", [20, 290, 310, 3500, 5000])
+def test_a_young_meter_knows_its_rate_long_before_its_window_is_full(seconds: int) -> None:
+    meter = VelocityMeter(1, Window(length=3600, buckets=12, least=10))
+    times = 86_400.0 + np.arange(0, seconds, 0.5)
+    meter.observe(np.zeros(len(times), dtype=np.int64), times)
+    assert meter.velocity()[0] == pytest.approx(2.0, rel=0.05)
+    assert meter.velocity()[0] * meter.span() == pytest.approx(min(len(times), meter.velocity()[0] * 3600), rel=0.1)
+
+
+def test_the_first_samples_are_not_taken_for_a_flood() -> None:
+    meter = VelocityMeter(1, Window(length=3600, buckets=12, least=10))
+    meter.observe(np.zeros(5, dtype=np.int64), 3.0)
+    assert meter.velocity().tolist() == [0.5]
+
+
 arrivals = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 50)), max_size=30)
 
 
 @settings(deadline=None)
-@given(arrivals, st.lists(st.integers(0, 30), max_size=5))
-def test_neither_chunks_nor_restarts_matter(samples: list[tuple[int, float]], cuts: list[int]) -> None:
+@given(arrivals, st.lists(st.integers(0, 30), max_size=5), st.sampled_from([None, 0.5]))
+def test_neither_chunks_nor_restarts_matter(
+    samples: list[tuple[int, float]], cuts: list[int], least: float | None
+) -> None:
+    window = Window(length=7, buckets=3, least=least)
     samples = sorted(samples, key=lambda sample: sample[1])
     regions = np.array([region for region, _ in samples], dtype=np.int64)
     times = np.array([time for _, time in samples], dtype=np.float64)
-    whole, parts = (VelocityMeter(3, Window(length=7, buckets=3)) for _ in range(2))
+    whole, parts = (VelocityMeter(3, window) for _ in range(2))
     whole.observe(regions, times)
     edges = sorted({0, len(samples), *(cut for cut in cuts if cut <= len(samples))})
     for start, end in pairwise(edges):
         parts.observe(regions[start:end], times[start:end])
-        state, parts = parts.snapshot(), VelocityMeter(3, Window(length=7, buckets=3))
+        state, parts = parts.snapshot(), VelocityMeter(3, window)
         parts.restore(state)
     assert whole.velocity().tolist() == parts.velocity().tolist()
 
@@ -77,6 +95,8 @@ def test_memory_does_not_grow() -> None:
 def test_unsound_options_and_snapshots_are_refused() -> None:
     with pytest.raises(ValueError, match="length must be more than 0, got 0"):
         Window(length=0)
+    with pytest.raises(ValueError, match="least must be more than 0, got 0"):
+        Window(least=0)
     with pytest.raises(ValueError, match="buckets must be at least 1, got 0"):
         Window(buckets=0)
     with pytest.raises(ValueError, match="counts must be of shape"):

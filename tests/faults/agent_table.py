@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import multiprocessing
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.faults import agent_limits
@@ -15,10 +14,9 @@ from tests.faults.corruption import try_corruptions
 from tests.faults.full_disk import try_every_call
 from tests.faults.kills import POINTS, try_kills
 from tests.faults.power_loss import try_power_cuts
+from tests.faults.table import Row, write_page
 
 OUT = Path("docs/faults-agent.md")
-Row = tuple[str, str, str, bool]
-"""What, target, found, met."""
 
 
 def kills(folder: Path, scale: float) -> Row:
@@ -107,40 +105,8 @@ def _quietly(row: Callable[[Path, float], Row], folder: Path, scale: float) -> R
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a twentieth of everything, to see that it runs")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--only", nargs="*", metavar="ROW", choices=[row.__name__ for row in ROWS], help="these rows")
-    options = parser.parse_args()
-    lines = dict.fromkeys((row.__name__ for row in ROWS), "")
-    lines.update(_written(options.out) if options.only else {})
-    missed = False
-    for row in ROWS:
-        if options.only and row.__name__ not in options.only:
-            continue
-        start = time.monotonic()
-        what, target, found, met = measure(row, 0.05 if options.quick else 1.0)
-        missed = missed or not met
-        print(f"{what:60} {found}  [{time.monotonic() - start:.0f} s]", flush=True)
-        lines[row.__name__] = f"| {what} | {target} | {found} | {'met' if met else '**missed**'} |"
-    options.out.write_text("\n".join([*_HEAD, *filter(None, lines.values())]) + "\n", encoding="utf-8")
-    raise SystemExit(1 if missed else 0)
-
-
-_HEAD = (
-    "# The agent under faults",
-    "",
-    "Written by `python -m tests.faults.agent_table`; every row is a test that can fail, in `tests/faults/`.",
-    "",
-    "| what | target | found | |",
-    "|---|---|---|---|",
-)
-
-
-def _written(path: Path) -> dict[str, str]:
-    """The rows of an earlier run, by the functions that made them; they stand in the same order."""
-    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][1:]
-    return dict(zip((row.__name__ for row in ROWS), rows, strict=True))
+    about = "Written by `python -m tests.faults.agent_table`; every row is a test that can fail, in `tests/faults/`."
+    write_page(OUT, "The agent under faults", about, [(row.__name__, partial(measure, row)) for row in ROWS])
 
 
 if __name__ == "__main__":

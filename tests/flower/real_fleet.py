@@ -51,13 +51,12 @@ def saved_round(database: Path, run: str = "default") -> int:
 
 def kill_server_app(fleet: LocalFleet) -> None:
     """kill -9 of the ServerApp's process alone; its SuperLink lives on."""
-    group = fleet.process("superlink").pid
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with suppress(OSError):
             command = (entry / "cmdline").read_bytes()
-            if b"flwr-serverapp" in command and os.getpgid(int(entry.name)) == group:
+            if b"flwr-serverapp" in command and fleet.deployment.address.encode() in command:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 

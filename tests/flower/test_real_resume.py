@@ -1,7 +1,8 @@
-"""A real SuperLink, SuperNodes with keys, TLS: the simulator's model, through `kill -9` of the server."""
+"""`fedkeep serve`, SuperNodes with keys, TLS: the simulator's model, through `kill -9` of the server."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,23 +30,30 @@ SETTINGS: UserConfig = {
 }
 
 
+def start_serving(fleet: LocalFleet, settings: UserConfig, *more: str) -> None:
+    """`fedkeep serve` as an operator types it."""
+    where = fleet.deployment
+    command = [sys.executable, "-m", "fedkeep", "serve", str(APP), "--credentials", str(where.root)]
+    command += ["--port", str(where.port), "--state", str(where.root / "state.db"), *more]
+    fleet.start("serve", [*command, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))])
+
+
 def test_killed_servers_resume_to_the_bits_of_a_run_that_was_never_killed(tmp_path: Path) -> None:
-    state, output = tmp_path / "state.db", tmp_path / "model.npy"
+    output = tmp_path / "model.npy"
     settings: UserConfig = {key.replace("__", "."): value for key, value in SETTINGS.items()}
-    settings |= {"state.url": str(state), "output": str(output)}
+    settings |= {"output": str(output), "rounds.deterministic": "true"}
     with LocalFleet.private(tmp_path / "fleet", NODES) as fleet:
-        fleet.start_superlink()
-        fleet.register()
+        state = fleet.deployment.root / "state.db"
+        start_serving(fleet, settings)
+        wait_until(lambda: "the nodes are registered" in fleet.log("serve"), 120, "the SuperLink")
         start_nodes(fleet, NODES, **{"state-dir": str(tmp_path / "devices")})
-        fleet.submit(APP, settings)
         wait_until(lambda: saved_round(state) >= 1, 120, "the first round")
         kill_server_app(fleet)
-        fleet.submit(APP, {**settings, "state.resume": True})
-        wait_until(lambda: saved_round(state) >= 3, 180, "the third round")
-        fleet.kill("superlink")
-        fleet.start_superlink()
-        fleet.submit(APP, {**settings, "state.resume": True})
+        wait_until(lambda: saved_round(state) >= 3, 180, "the third round, resumed by `fedkeep serve` itself")
+        fleet.kill("serve")
+        start_serving(fleet, settings, "--resume")
         wait_until(output.exists, 180, "the end of the run")
+        assert "the run ended as finished" in fleet.log("serve")
     model = np.load(output)
     assert model.tobytes() == _uninterrupted().tobytes()
     simulator = _simulated()

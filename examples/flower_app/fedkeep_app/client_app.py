@@ -13,7 +13,7 @@ def open_device(context: Context) -> NodeDevice:
     if socket := context.node_config.get("agent-socket"):
         from fedkeep.flower.agent_device import AgentDevice
 
-        return AgentDevice(str(socket))
+        return AgentDevice(str(socket), context.run_config)
     from fedkeep_app.task import simulated_device
 
     return simulated_device(context)

@@ -30,11 +30,15 @@ def experiment_of(run_config: UserConfig) -> Experiment:
 
 
 def server_parts(run_config: UserConfig) -> tuple[Experiment, Assembly, Sizes]:
-    """The server with its first model, and the sizes of every message of this task."""
+    """The server with its first model, and the sizes of every message of this task.
+
+    The simulator's plan is dropped: the devices that come are planned for, by the profiles they declare.
+    """
     experiment = experiment_of(run_config)
     parts = assemble(experiment)
-    model = parts.server.model
-    return experiment, parts, Sizes(len(model), parts.learner.gradient_size, _regions(parts))
+    sizes = Sizes(len(parts.server.model), parts.learner.gradient_size, _regions(parts))
+    parts.server.plan = None
+    return experiment, parts, sizes
 
 
 def simulated_device(context: Context) -> CatchUpDevice:

@@ -57,13 +57,14 @@ class Agent:
         ttl_seconds: float,
         reserve: int,
         store_path: Path,
+        preset: str = "default",
     ) -> None:
         self.device, self.store, self.options = device, store, options
         self.lock = threading.RLock()
         self.intake = Intake(options.queue, form)
         self.counters = CounterBook()
         self.tombstones = Tombstones()
-        self.labels = labels
+        self.labels, self.preset = labels, preset
         self.seconds_per_sample = 0.0
         self.model_date = ModelDate()
         self._form, self._store_path = form, store_path
@@ -260,8 +261,7 @@ class Agent:
         """What the device declares to the server, as far as it may."""
         with self.lock:
             profile = self.device.profile()
-            window = self.options.velocity_window_seconds
-            return profile if self._gate is None else self._gate.release_profile(profile, window)
+            return profile if self._gate is None else self._gate.release_profile(profile, self.device.meter.span())
 
     def _check(self, order: TrainOrder) -> None:
         _require(order.model, self.device.learner.size, "model")

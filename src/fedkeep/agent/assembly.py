@@ -20,7 +20,7 @@ from fedkeep.agent.opening import Layout, StoreOptions, open_file, plan
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.privacy import Privacy
 from fedkeep.agent.sources import make_source
-from fedkeep.config import Table, build, read_toml
+from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
@@ -29,22 +29,27 @@ from fedkeep.core.ports import Learner
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.velocity import VelocityMeter, Window
-from fedkeep.core.weighting import Weighting
+from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.learn.models import learner_for
+from fedkeep.presets import DEFAULT, device_tables
 from fedkeep.registry import find_policy
 
 _TABLES = (
-    "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "metrics", "privacy", "source",
+    "preset", "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "metrics", "privacy",
+    "source",
 )  # fmt: skip
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the window of velocities; they are written with every commit, so few."""
+_LEAST_SECONDS = 10.0
+"""A device younger than this says how much it has seen as if it were this old."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
     """All tables of an agent's configuration file."""
 
+    preset: str
     agent: AgentOptions
     samples: SampleOptions
     store: StoreOptions
@@ -72,10 +77,10 @@ def parse_config(table: Table) -> AgentConfig:
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
+    preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", "ode"))
+    table = merged(device_tables(preset, policy_name), table)
     samples = build(SampleOptions, table.get("samples", {}), "samples")
-    policy_table = dict(table.get("policy", {}))
-    policy_name = str(policy_table.pop("name", "ode"))
-    policy = build(find_policy(policy_name), policy_table, "policy")
+    policy = build(find_policy(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
     if policy.unbounded:
         raise ConfigError(f"policy '{policy_name}' keeps everything, which no budget of bytes can hold")
     sample_bytes = SampleForm(np.dtype(samples.dtype), samples.shape).nbytes
@@ -83,12 +88,13 @@ def parse_config(table: Table) -> AgentConfig:
     if not isinstance(sources, list):
         raise ConfigError("sources are written as [[source]], with two brackets")
     return AgentConfig(
+        preset=preset,
         agent=build(AgentOptions, table.get("agent", {}), "agent"),
         samples=samples,
         store=build(StoreOptions, table.get("store", {}), "store"),
-        device=build(DeviceOptions, table.get("device", {}), "device"),
-        after_use=build(AfterUse, table.get("after_use", {}), "after_use"),
-        weights=build(Weighting, table.get("weights", {}), "weights"),
+        device=build(DeviceOptions, table["device"], "device"),
+        after_use=build(AfterUse, table["after_use"], "after_use"),
+        weights=build(Weighting, table["weights"], "weights") if policy.coordinated else UNCOORDINATED,
         metrics=build(MetricsOptions, table.get("metrics", {}), "metrics"),
         policy_name=policy_name,
         policy=policy,
@@ -140,7 +146,7 @@ def assemble(config: AgentConfig) -> Assembly:
         policy=config.policy,
         store=store,
         regions=regions,
-        meter=VelocityMeter(regions.count, Window(config.agent.velocity_window_seconds, _BUCKETS)),
+        meter=VelocityMeter(regions.count, _window(config.agent.velocity_window_seconds)),
         capacity=layout.capacity,
         sample_shape=config.samples.shape,
         labels=config.samples.labels,
@@ -151,7 +157,7 @@ def assemble(config: AgentConfig) -> Assembly:
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=Path(config.store.path),
+        store_path=Path(config.store.path), preset=config.preset,
     )  # fmt: skip
     state = store.load(contents)
     if privacy is not None:
@@ -160,6 +166,10 @@ def assemble(config: AgentConfig) -> Assembly:
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
     return Assembly(agent, layout, disk)
+
+
+def _window(seconds: float) -> Window:
+    return Window(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
 
 
 def _state_bytes(learner: Learner, config: AgentConfig) -> int:

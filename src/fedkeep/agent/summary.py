@@ -28,6 +28,7 @@ def summarise(agent: Agent) -> Status:
             counters=agent.counters.counts(),
             stride=agent.intake.stride,
             policy=agent.store.log.policy,
+            preset=agent.preset,
             value_quantiles=tuple(quantiles),
             labels_held=len({note.label for note in notes}),
             labels=agent.labels,

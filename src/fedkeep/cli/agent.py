@@ -45,7 +45,7 @@ def status(socket: Socket = "fedkeep.sock") -> None:
     console.print(f"bytes    {now.bytes} of {now.budget}")
     age = "none yet" if now.model_age_seconds is None else f"round {now.round}, {_duration(now.model_age_seconds)} old"
     console.print(f"model    {age}")
-    console.print(f"policy   {now.policy}")
+    console.print(f"policy   {now.policy}, preset {now.preset}")
     if now.epsilon_spent is not None:
         console.print(f"privacy  {privacy(now)}")
     if now.stride > 1:

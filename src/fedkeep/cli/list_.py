@@ -14,7 +14,7 @@ from fedkeep.core.coordination import COORDINATORS
 from fedkeep.core.policy import POLICIES
 from fedkeep.data import TASKS
 from fedkeep.learn.models import DENSE, TORCH
-from fedkeep.sim.presets import PRESETS
+from fedkeep.presets import PRESETS
 
 assert fedkeep.registry  # importing it registers the policies
 

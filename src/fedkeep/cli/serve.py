@@ -26,6 +26,8 @@ def serve(
 
     Starts a SuperLink, runs the app on it, and resumes the run if it dies.
     """
+    import logging
+
     from fedkeep.config import override
     from fedkeep.core.errors import ConfigError
     from fedkeep.flower.deployment import Deployment
@@ -36,6 +38,8 @@ def serve(
     deployment = Deployment(credentials.resolve(), host, port, insecure=insecure, bind=bind)
     saved = state or str((credentials / "state.db").resolve())
     settings = {"state.url": saved, "state.run": run} | _flat(override({}, setting or []))
+    logging.basicConfig(format="fedkeep: %(message)s")
+    logging.getLogger("fedkeep").setLevel(logging.INFO)
     serve_app(deployment, app, settings, resume=resume)
 
 

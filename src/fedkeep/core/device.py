@@ -92,6 +92,7 @@ class Device:
         self._model: Vector | None = None
         self._direction: Vector | None = None
         self._assignment: Assignment | None = None
+        self._declared: FloatArray | None = None
         self._start = BalancedStart(regions.count)
         self._arrivals = 0
         self._round = -1
@@ -117,8 +118,12 @@ class Device:
         self.store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self.policy.unbounded else quotas)
 
     def profile(self) -> Profile:
-        """What the device declares to the server (step 1)."""
-        return Profile(self.capacity, self.meter.velocity())
+        """What the device declares to the server (step 1), and weighs itself by until it declares anew.
+
+        The plan rests on what was declared: a weight by any other rate would be cut, or count for too much.
+        """
+        self._declared = self.meter.velocity()
+        return Profile(self.capacity, self._declared)
 
     def observe(self, batch: Batch, time: float) -> tuple[Outcome, Counter[str]]:
         """Takes in arrivals up to `time`: the fates of the sound samples, and the unsound ones by reason."""
@@ -196,6 +201,8 @@ class Device:
         for name, vector in (("model", self._model), ("direction", self._direction)):
             if vector is not None:
                 state[name] = vector
+        if self._declared is not None:
+            state["declared"] = self._declared
         if self._assignment is not None:
             state["assignment.quotas"] = self._assignment.quotas
             state["assignment.label_weights"] = self._assignment.label_weights
@@ -207,6 +214,7 @@ class Device:
         for part, of in self._parts():
             of.restore({n.removeprefix(f"{part}."): a for n, a in state.items() if n.startswith(f"{part}.")})
         self._arrivals, self._round = state["counters"].tolist()
+        self._declared = state.get("declared")
         self._assignment = None
         if "assignment.quotas" in state:
             names = ("quotas", "label_weights", "mass_per_slot")
@@ -220,7 +228,8 @@ class Device:
         """What each stored sample counts; all alike before there is a plan."""
         if self._assignment is None:
             return np.ones(len(regions))
-        return self.weighting.weigh(regions, self._assignment, self.meter.velocity()).values
+        velocity = self.meter.velocity() if self._declared is None else self._declared
+        return self.weighting.weigh(regions, self._assignment, velocity).values
 
     def _parts(self) -> tuple[tuple[str, Kept], ...]:
         return (

@@ -254,3 +254,8 @@ class _BlockSums:
             self._levels[height][block] = (total, sum(weight for _, weight in parts))
         else:
             self._levels[height].pop(block, None)
+
+
+def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:
+    """The server's estimator of that name: Eq. 8 if it is `incremental`, else the mean over the participants."""
+    return IncrementalEstimator(max_age) if name == "incremental" else ParticipantsEstimator()

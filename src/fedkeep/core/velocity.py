@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,10 +19,14 @@ class Window:
     length: float = 100.0
     buckets: int = 100
     """The parts into which the window is cut: more are finer and take more memory."""
+    least: float | None = None
+    """The shortest time to take a rate over, where times are continuous; None: a part once begun counts as whole."""
 
     def __post_init__(self) -> None:
         if not self.length > 0:
             raise ValueError(f"length must be more than 0, got {self.length}")
+        if self.least is not None and not self.least > 0:
+            raise ValueError(f"least must be more than 0, got {self.least}")
         if self.buckets < 1:
             raise ValueError(f"buckets must be at least 1, got {self.buckets}")
 
@@ -34,6 +39,9 @@ class Meter(Kept, Protocol):
 
     def velocity(self) -> FloatArray:
         """V_c: arrivals per unit of time in each region, (Y,)."""
+
+    def span(self) -> float:
+        """The time over which the velocity was counted: one arrival more changes it by 1 / span."""
 
 
 class KnownVelocity:
@@ -48,6 +56,9 @@ class KnownVelocity:
     def velocity(self) -> FloatArray:
         return self._velocity
 
+    def span(self) -> float:
+        return math.inf
+
     def snapshot(self) -> State:
         return {"velocity": self._velocity}
 
@@ -58,7 +69,7 @@ class KnownVelocity:
 class VelocityMeter:
     """Counts arrivals in buckets of time, in a ring: memory is (buckets, Y) whatever arrives.
 
-    A bucket once begun counts as whole, so that a rate is defined from the first sample on. A clock that jumps back
+    A rate is defined from the first sample on: `Window.least` says over which time. A clock that jumps back
     adds to the latest bucket; nothing is refused for it. Only times count, not how the stream is cut into batches.
     """
 
@@ -67,10 +78,15 @@ class VelocityMeter:
         self._counts = np.zeros((window.buckets, regions))
         self._first = -1
         self._latest = -1
+        self._since = self._now = 0.0
+        """When the first sample came, and the latest time heard of."""
 
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
         """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
         times = np.broadcast_to(np.asarray(time, dtype=np.float64), regions.shape)
+        if len(times):
+            self._since = self._since if self._first >= 0 else float(times[0])
+            self._now = max(self._now, float(times.max()))
         buckets = np.floor(times * (self.window.buckets / self.window.length)).astype(np.int64)
         for bucket, members in _runs(np.maximum.accumulate(np.maximum(buckets, max(self._latest, 0)))):
             self._advance(bucket)
@@ -79,24 +95,37 @@ class VelocityMeter:
     def advance(self, time: float) -> None:
         """Lets time pass without arrivals, so that rates fall."""
         if self._first >= 0:
+            self._now = max(self._now, time)
             self._advance(int(np.floor(time * (self.window.buckets / self.window.length))))
 
     def velocity(self) -> FloatArray:
         """V_c: arrivals per unit of time in each region over the window, or since the first if that is later."""
         if self._first < 0:
             return np.zeros(self._counts.shape[1])
-        begun = min(self._latest - self._first + 1, len(self._counts))
-        velocity: FloatArray = self._counts.sum(axis=0) / (begun * self.window.length / self.window.buckets)
+        velocity: FloatArray = self._counts.sum(axis=0) / self.span()
         return velocity
 
+    def span(self) -> float:
+        buckets, width = len(self._counts), self.window.length / self.window.buckets
+        if self.window.least is None:
+            return min(self._latest - self._first + 1, buckets) * width
+        oldest = max(self._since, (self._latest - buckets + 1) * width)
+        return max(self._now - oldest, self.window.least)
+
     def snapshot(self) -> State:
-        return {"counts": self._counts.copy(), "span": np.array([self._first, self._latest])}
+        return {
+            "counts": self._counts.copy(),
+            "span": np.array([self._first, self._latest]),
+            "times": np.array([self._since, self._now]),
+        }
 
     def restore(self, state: State) -> None:
         if state["counts"].shape != self._counts.shape:
             raise ValueError(f"counts must be of shape {self._counts.shape}, got {state['counts'].shape}")
         self._counts = state["counts"].astype(np.float64)
         self._first, self._latest = (int(bucket) for bucket in state["span"])
+        width = self.window.length / self.window.buckets
+        self._since, self._now = state.get("times", state["span"] * width).tolist()
 
     def _advance(self, bucket: int) -> None:
         """Empties the buckets between the latest and this one, which now belong to a later time."""

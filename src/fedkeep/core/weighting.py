@@ -57,6 +57,10 @@ class Weighting:
         return SampleWeights(weights, spread)
 
 
+UNCOORDINATED = Weighting(client_label=1.0)
+"""Where no plan divides the labels, a device weighs what its own stream weighs."""
+
+
 def _own_mass(stored: IntArray, velocity: FloatArray) -> FloatArray:
     """The stream of this device that one stored sample of each region stands for.
 

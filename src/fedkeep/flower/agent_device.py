@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from flwr.app.user_config import UserConfig
+
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.flower.codec import Evaluation
 from fedkeep.link.client import AgentClient
+from fedkeep.presets import DEFAULT
 
 
 class AgentDevice:
-    """Owns nothing: stream, store, model and training are the agent's, and outlive every ClientApp process."""
+    """Owns nothing: stream, store, model and training are the agent's, and outlive every ClientApp process.
 
-    def __init__(self, socket_path: str, timeout: float = 600.0) -> None:
+    The policy and the preset of the run are the server's half of a method and the agent's configuration is the other
+    half: a device where they differ says so instead of its profile, and the run goes on without it.
+    """
+
+    def __init__(self, socket_path: str, run_config: UserConfig, timeout: float = 600.0) -> None:
         self._path, self._timeout = socket_path, timeout
+        self._method = str(run_config.get("policy.name", "ode")), str(run_config.get("preset", DEFAULT))
 
     def profile(self) -> Profile:
         with AgentClient(self._path, self._timeout) as agent:
+            now = agent.status()
+            if (now.policy, now.preset) != self._method:
+                raise ConfigError(
+                    f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
+                    f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
+                )
             return agent.profile()
 
     def participate(self, order: TrainOrder) -> Report:

@@ -50,7 +50,7 @@ class Deployment:
             "FLWR_HOME": str(self.flower_home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 

@@ -22,7 +22,7 @@ class Asked:
 class Exchange:
     """Messages in flight; who answered what is known from what was sent, never from what the answer says."""
 
-    def __init__(self, grid: Grid, poll_seconds: float = 0.1) -> None:
+    def __init__(self, grid: Grid, poll_seconds: float = 0.25) -> None:
         self._grid, self._poll = grid, poll_seconds
         self._asked: dict[str, Asked] = {}
 

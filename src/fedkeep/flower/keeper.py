@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
-from fedkeep.core.device import Device
+from fedkeep.config import build
+from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.ports import Learner
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.store import MemoryStore
+from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import AnyArray, Assignment, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.velocity import VelocityMeter
-from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.presets import DEFAULT, device_tables
 from fedkeep.registry import find_policy
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
@@ -37,10 +38,16 @@ class Keeper:
     """
 
     def __init__(
-        self, learner: Learner, memory: DeviceMemory, capacity: int, policy: str = "ode", seed: int = 0
+        self,
+        learner: Learner,
+        memory: DeviceMemory,
+        capacity: int,
+        policy: str = "ode",
+        preset: str = DEFAULT,
+        seed: int = 0,
     ) -> None:
         self._learner, self._memory = learner, memory
-        self._capacity, self._policy, self._seed = capacity, policy, seed
+        self._capacity, self._policy, self._preset, self._seed = capacity, policy, preset, seed
         self._estimate: Vector | None = None
         self._count = 0
         self._device: Device | None = None
@@ -58,17 +65,19 @@ class Keeper:
         capacity: int,
         *,
         policy: str = "ode",
+        preset: str = DEFAULT,
         last_layers: int | None = None,
         directory: str | None = None,
     ) -> Keeper:
         """The keeper of this node, for the torch modules that `module` makes.
 
-        In `directory` it outlives restarts, else it lives in Flower's context.
+        `preset` sets the policy's options as in an experiment: `"paper"` is the paper's choice. In `directory` the
+        keeper outlives restarts, else it lives in Flower's context.
         """
         from fedkeep.learn.torch_learner import TorchLearner
 
         memory = FileMemory(Path(directory) / f"keeper-{context.node_id}.npz") if directory else ContextMemory(context)
-        return cls(TorchLearner(module, last_layers), memory, capacity, policy, seed=context.node_id % 2**62)
+        return cls(TorchLearner(module, last_layers), memory, capacity, policy, preset, context.node_id % 2**62)
 
     def __enter__(self) -> Keeper:
         return self
@@ -122,16 +131,17 @@ class Keeper:
         self._device = self._make(samples.shape[1:], labels)
 
     def _make(self, shape: tuple[int, ...], labels: int) -> Device:
+        said = device_tables(self._preset, self._policy)
         return Device(
             learner=self._learner,
-            policy=find_policy(self._policy)(),
-            store=MemoryStore(np.zeros(labels, dtype=np.int64)),
+            policy=build(find_policy(self._policy), said["policy"], "policy"),
+            store=MemoryStore(np.zeros(labels, dtype=np.int64), AfterUse(**said["after_use"])),
             regions=LabelRegions(labels),
             meter=VelocityMeter(labels),
             capacity=self._capacity,
             sample_shape=shape,
             labels=labels,
-            weighting=Weighting(),
+            options=DeviceOptions(**said["device"]),
             seed=self._seed,
         )
 

@@ -11,23 +11,25 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedkeep.core.estimators import Estimate, GlobalEstimator, IncrementalEstimator
+from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
 from fedkeep.flower.prompt_grid import PromptGrid
+from fedkeep.presets import DEFAULT, experiment_tables
 
 log = logging.getLogger("fedkeep.flower")
 
 
 class Keeping(Strategy):
-    """`Keeping(FedAvg(...))`: the inner strategy trains as ever, on what the devices' Keepers kept (Eq. 8).
+    """`Keeping(FedAvg(...))`: the inner strategy trains as ever, on what the devices' Keepers kept.
 
-    The inner strategy sees its own records only: FedAvg refuses replies with a second ArrayRecord.
+    The inner strategy sees its own records only: FedAvg refuses replies with a second ArrayRecord. `preset` says how
+    the estimates become g_hat, as everywhere: `"paper"` is Eq. 8.
     """
 
-    def __init__(self, inner: Strategy, estimator: GlobalEstimator | None = None, gradient_norm: float = 1e3) -> None:
+    def __init__(self, inner: Strategy, preset: str = DEFAULT, gradient_norm: float = 1e3) -> None:
         self._inner = inner
-        self._estimator = estimator or IncrementalEstimator()
+        self._estimator: GlobalEstimator = global_estimator(_estimator_name(preset))
         self._gradient_norm = gradient_norm
         self._accepted: dict[DeviceId, int] = {}
         self._size: int | None = None
@@ -110,3 +112,7 @@ class Keeping(Strategy):
         if gradient.ndim != 1 or gradient.dtype != np.float32 or not np.isfinite(gradient).all():
             return False
         return float(np.linalg.norm(gradient.astype(np.float64))) <= self._gradient_norm
+
+
+def _estimator_name(preset: str) -> str:
+    return str(experiment_tables(preset, "ode").get("estimator", {}).get("name", "incremental"))

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +24,8 @@ from fedkeep.flower.deployment import Deployment
 
 _START_SECONDS = 60.0
 _REVIVE_SECONDS = 5.0
+_REGISTERING = 4
+"""Registrations at a time: each is a program of Flower's that takes seconds to start."""
 _PR_SET_PDEATHSIG = 1
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
@@ -70,8 +74,9 @@ class LocalFleet:
 
     def register(self) -> None:
         """Registers every node's key with the running SuperLink; one that is registered stays so."""
-        for name in self.deployment.credentials.nodes():
-            self.call(self.deployment.register(name), may_fail=True)
+        commands = [self.deployment.register(name) for name in self.deployment.credentials.nodes()]
+        with ThreadPoolExecutor(_REGISTERING) as pool:
+            list(pool.map(partial(self.call, may_fail=True), commands))
 
     def start_node(
         self, number: int, config: Mapping[str, str | int] | None = None, within: Sequence[str] = ()

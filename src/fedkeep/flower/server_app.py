@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.config import Table, build, put
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Kept
 from fedkeep.core.server import Server
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.rounds import RoundOptions
@@ -42,8 +40,6 @@ def open_strategy(
     server: Server,
     sizes: Sizes,
     run_config: UserConfig,
-    *,
-    kept: Mapping[str, Kept] | None = None,
     **rounds: Any,
 ) -> FedkeepStrategy:
     """The strategy that the tables `rounds` and `state` of the run config describe, resumed if they say so.
@@ -58,7 +54,7 @@ def open_strategy(
     if state.resume and not state.url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
     store = StateStore(state.url, state.run) if state.url else None
-    strategy = FedkeepStrategy(server, sizes, options, store, kept)
+    strategy = FedkeepStrategy(server, sizes, options, store)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:

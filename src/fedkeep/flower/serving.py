@@ -28,6 +28,7 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
         fleet.start_superlink()
         if not deployment.insecure:
             fleet.register()
+            log.info("the nodes are registered: start their SuperNodes")
         for attempt in range(restarts + 1):
             status = _follow(fleet, app, {**settings, "state.resume": resume or attempt > 0})
             if status == "finished:completed":

@@ -28,11 +28,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class FedkeepStrategy(Strategy):
-    """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
-
-    `kept` names further state, such as a privacy ledger, that is committed and resumed together with the
-    server's own, in the same transaction.
-    """
+    """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save."""
 
     def __init__(
         self,
@@ -40,12 +36,11 @@ class FedkeepStrategy(Strategy):
         sizes: codec.Sizes,
         options: RoundOptions = RoundOptions(),  # noqa: B008 - frozen
         store: StateStore | None = None,
-        kept: Mapping[str, Kept] | None = None,
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes = sizes
         self._roster = Roster(options.identity)
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, **(kept or {})}
+        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
         self._refusals: list[Refusal] = []
         self._membership = Membership(server, self._roster, sizes, self._refuse)
         self._sound = 0

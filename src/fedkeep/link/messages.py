@@ -107,6 +107,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     stride: int
     """One of this many arrivals is valued: 1 unless the agent cannot keep up."""
     policy: str
+    preset: str
+    """The set of defaults under which the policy runs."""
     value_quantiles: tuple[float, ...]
     labels_held: int
     labels: int

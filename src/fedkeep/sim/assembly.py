@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.device import Device
-from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, IncrementalEstimator, ParticipantsEstimator
+from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.regions import Regions
 from fedkeep.core.seeds import child_seed, generator
@@ -126,7 +126,7 @@ def _estimator(experiment: Experiment) -> GlobalEstimator:
     options = experiment.estimator
     if not experiment.policy.uses_direction or options.name == "exact":
         return GivenEstimator()
-    return IncrementalEstimator(options.max_age) if options.name == "incremental" else ParticipantsEstimator()
+    return global_estimator(options.name, options.max_age)
 
 
 def _server(experiment: Experiment, learner: FleetLearner, model: Vector, regions: int) -> Server:

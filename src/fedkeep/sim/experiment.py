@@ -13,15 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedkeep.config import Table, build, put, read_toml
+from fedkeep.config import Table, build, merged, put, read_toml
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean, find
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.screening import Limits
-from fedkeep.core.weighting import Weighting
+from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.data import TASKS, StreamOptions, Task
+from fedkeep.presets import DEFAULT, experiment_tables
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.registry import find_policy
 from fedkeep.sim.options import (
@@ -32,7 +33,6 @@ from fedkeep.sim.options import (
     StorageOptions,
     TrainOptions,
 )
-from fedkeep.sim.presets import PRESETS
 
 _PLAIN: dict[str, type[Any]] = {
     "storage": StorageOptions,
@@ -102,7 +102,7 @@ def resolve(table: Table) -> Experiment:
     coordinator_name, coordinator = _coordinator(table, policy)
     plain = {key: build(cls, _table(table, key), key) for key, cls in _PLAIN.items()}
     if not policy.coordinated and coordinator_name == "none":
-        plain["weights"] = Weighting(client_label=1.0)
+        plain["weights"] = UNCOORDINATED
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
@@ -166,8 +166,8 @@ def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
     bases = table.pop("base", [])
     below: Table = {}
     for base in bases if isinstance(bases, list) else [bases]:
-        below = _merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
-    return _merged(below, table)
+        below = merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
+    return merged(below, table)
 
 
 def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -185,12 +185,12 @@ def _methods(table: Table, methods: Table) -> Iterator[Table]:
     for label, overrides in methods.items():
         if not isinstance(overrides, dict):
             raise ConfigError(f"'methods.{label}' must be a table of what differs, got {overrides!r}")
-        yield _merged(table, {"label": label, **overrides})
+        yield merged(table, {"label": label, **overrides})
 
 
 def _product(table: Table, sweep: Table) -> Iterator[Cell]:
     for values in itertools.product(*sweep.values()):
-        cell = _merged(table, {})
+        cell = merged(table, {})
         for key, value in zip(sweep, values, strict=True):
             put(cell, key, value)
         varied = [f"{k}={v}" for k, v in zip(sweep, values, strict=True) if k not in {"seed", "policy.name", "label"}]
@@ -213,21 +213,9 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
 
 
 def _with_preset(table: Table) -> Table:
-    name = table.get("preset", "default")
-    preset = find(name, PRESETS, "preset")
     rest = {key: value for key, value in table.items() if key != "preset"}
     policy = _named(rest, "policy", default="ode")["name"]
-    defaults = _merged(preset.get("*", {}), preset.get(policy, {}))
-    return _merged(defaults, rest)
-
-
-def _merged(below: Table, above: Table) -> Table:
-    """`below` with `above` laid over it, table by table; it shares no table with either."""
-    result = {key: _merged(value, {}) if isinstance(value, dict) else value for key, value in below.items()}
-    for key, value in above.items():
-        old = result.get(key)
-        result[key] = _merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
-    return result
+    return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), rest)
 
 
 def _named(table: Table, key: str, default: str | None = None) -> Table:

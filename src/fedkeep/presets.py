@@ -1,12 +1,15 @@
 """Named sets of defaults: where paper, authors' code and evidence disagree (docs/deviations.md).
 
-Under each preset, `*` holds for every policy and a policy's own entry goes before it; an experiment's own keys go
-before both.
+One table for the simulator, the agent and the Flower app, so that the same words mean the same everywhere. Under each
+preset, `*` holds for every policy and a policy's own entry goes before it; a configuration's own keys go before both.
 """
 
 from __future__ import annotations
 
-from fedkeep.config import Table
+from fedkeep.config import Table, merged
+from fedkeep.core.names import find
+
+DEFAULT = "default"
 
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
@@ -40,3 +43,25 @@ PRESETS: dict[str, dict[str, Table]] = {
         "sld": {"policy": {"variant": "authors"}},
     },
 }
+
+
+def experiment_tables(preset: str, policy: str) -> Table:
+    """What a preset says of a policy, in the tables of an experiment."""
+    said = find(preset, PRESETS, "preset")
+    return merged(said.get("*", {}), said.get(policy, {}))
+
+
+def device_tables(preset: str, policy: str) -> Table:
+    """The same, in the tables of an agent: what a device decides; the rest is the server's."""
+    said = experiment_tables(preset, policy)
+    storage = said.get("storage", {})
+    return {
+        "policy": said.get("policy", {}),
+        "weights": said.get("weights", {}),
+        "after_use": {new: storage[old] for old, new in _AFTER_USE.items() if old in storage},
+        "device": {key: storage[key] for key in _DEVICE if key in storage},
+    }
+
+
+_AFTER_USE = {"after_use": "name", "discount": "discount"}
+_DEVICE = ("revalue", "max_age")

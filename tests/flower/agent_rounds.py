@@ -1,0 +1,40 @@
+"""Real agents, asked by a server in this process: what a fleet learns with another store, in seconds."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+from fedkeep.flower.agent_device import AgentDevice
+from fedkeep.flower.client_app import make_client_app
+from fedkeep.flower.deployment import Deployment
+from fedkeep.flower.in_process import InProcessGrid, make_node
+from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.flower.server_app import open_strategy
+from tests.flower.real_fleet import agent_answers, app_config, start_agent, wait_until
+
+PAUSE = 0.3
+"""Seconds between two rounds, in which the streams go on."""
+
+
+def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, arrivals: float) -> float:
+    """The accuracy after `rounds` of agents with this policy, to each of which `arrivals` samples come a round.
+
+    Agents, streams, strategy and messages are those of a deployment; only Flower's processes are not there, which
+    change nothing but the time it takes (`test_real_resume.py`).
+    """
+    from fedkeep_app.task import accuracy, server_parts
+
+    config = app_config(task__devices=devices, train__rounds=rounds, policy__name=policy)
+    with LocalFleet(Deployment(directory, insecure=True)) as fleet:
+        sockets = [start_agent(fleet, number, devices, policy, arrivals / PAUSE) for number in range(devices)]
+        for number, socket in enumerate(sockets):
+            wait_until(partial(agent_answers, socket), 60, f"the agent of device {number}")
+        apps = [make_client_app(lambda _, path=str(socket): AgentDevice(path, config)) for socket in sockets]  # type: ignore[misc]
+        grid = InProcessGrid(make_node(number, app, config) for number, app in enumerate(apps))
+        experiment, parts, sizes = server_parts(config)
+        strategy = open_strategy(parts.server, sizes, config, participation=experiment.train.participation)
+        for _ in strategy.rounds(grid, rounds):
+            time.sleep(PAUSE)
+    return accuracy(parts, strategy.server.model)
