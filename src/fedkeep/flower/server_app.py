@@ -16,6 +16,8 @@ from fedkeep.flower.codec import Sizes
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.sum_book import SumBook
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def open_strategy(
     kept: Mapping[str, Kept] | None = None,
     **rounds: Any,
 ) -> FedkeepStrategy:
-    """The strategy that the tables `rounds` and `state` of the run config describe, resumed if they say so.
+    """The strategy that the tables `rounds`, `state` and `privacy` of the run config describe, resumed if they say so.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
@@ -58,7 +60,9 @@ def open_strategy(
     if state.resume and not state.url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
     store = StateStore(state.url, state.run) if state.url else None
-    strategy = FedkeepStrategy(server, sizes, options, store, kept)
+    privacy = build(PrivacyOptions, tables.get("privacy", {}), "privacy")
+    sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None
+    strategy = FedkeepStrategy(server, sizes, options, store, kept, sums)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:

@@ -19,11 +19,13 @@ from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import PROFILE, Membership
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
+from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
+from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
 
-TRAIN, EVALUATE = "train", "evaluate"
+EVALUATE = "evaluate"
 _PAUSE_SECONDS = 0.5
 
 
@@ -31,7 +33,7 @@ class FedkeepStrategy(Strategy):
     """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
 
     `kept` names further state, such as a privacy ledger, that is committed and resumed together with the
-    server's own, in the same transaction.
+    server's own, in the same transaction. With `sums`, rounds are secure: the server learns sums only.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class FedkeepStrategy(Strategy):
         options: RoundOptions = RoundOptions(),  # noqa: B008 - frozen
         store: StateStore | None = None,
         kept: Mapping[str, Kept] | None = None,
+        sums: SumBook | None = None,
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes = sizes
@@ -50,6 +53,10 @@ class FedkeepStrategy(Strategy):
         self._membership = Membership(server, self._roster, sizes, self._refuse)
         self._sound = 0
         self._late: list[tuple[Asked, Message]] = []
+        self._secure: SecureRounds | None = None
+        if sums is not None:
+            self._parts["sums"] = sums
+            self._secure = SecureRounds(server, sums, self._roster, options, self._refuse, self._greet)
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
@@ -70,6 +77,7 @@ class FedkeepStrategy(Strategy):
             began = time.monotonic()
             self._await_devices(grid, exchange, least=1)
             summary, quorate = self._play(grid, exchange)
+            exchange.abandon(summary.round - self.server.staleness)
             evaluation = self._evaluate(grid, exchange, summary.round)
             self._commit()
             for refusal in summary.refusals:
@@ -183,6 +191,8 @@ class FedkeepStrategy(Strategy):
     def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
         round_, options = self.server.round, self.options
+        if self._secure is not None:
+            return self._secure.play(exchange, self._chosen(sorted(self._roster.nodes())))
         orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, grid)}
         participants = sorted(self._number(node) for node in orders)
         wanted = options.wanted(len(self._roster.nodes()))
@@ -203,7 +213,6 @@ class FedkeepStrategy(Strategy):
         if not quorate:
             self.server.open_round(participants)
         summary = self.server.close_round()
-        exchange.abandon(round_ - self.server.staleness)
         return summary, quorate
 
     def _evaluate(self, grid: Grid, exchange: Exchange, round_: int) -> Mapping[str, float]:
@@ -230,8 +239,10 @@ class FedkeepStrategy(Strategy):
         for asked, reply in replies:
             if asked.kind == PROFILE:
                 self._membership.introduce(asked, reply)
-            else:
+            elif self._secure is None:
                 self._late.append((asked, reply))
+            elif asked.kind == TRAIN:
+                self._refuse(Refusal(self._number(asked.node), "late", f"it is not in the sum of round {asked.round}"))
 
     def _take(self, asked: Asked, reply: Message) -> None:
         """Takes in a reply, whatever it answers; what is not sound is refused and its sender named."""

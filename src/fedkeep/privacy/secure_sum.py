@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import DeviceId
+from fedkeep.core.types import DeviceId, State
 from fedkeep.privacy import masks
 from fedkeep.privacy.fixed_point import Words
 
@@ -49,9 +50,26 @@ class Unmasking:
 
 
 def require_threshold(threshold: int, count: int) -> None:
-    """Refuses thresholds under which a server could unmask twice, with two halves of the devices."""
+    """Refuses thresholds under which a server could unmask twice, with two halves of the devices, or see one alone."""
     if not count // 2 < threshold <= count:
         raise RefusedError("threshold", f"{threshold} of {count} devices: it must be more than half, at most all")
+    if threshold < 2:
+        raise RefusedError("threshold", "a sum over one device hides nothing: at least two must take part")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What a device must remember of a sum between two messages."""
+
+    device: DeviceId
+    session: bytes
+    threshold: int
+    own_mask: bytes
+    masking: bytes
+    sealing: bytes
+    roster: dict[DeviceId, PublicKeys]
+    envelopes: dict[DeviceId, bytes]
+    masked: bool
+    unmasked: bool
 
 
 class MaskingDevice:
@@ -114,6 +132,24 @@ class MaskingDevice:
             else:
                 keys[peer] = shares[masks.SHARE_BYTES :]
         return Unmasking(own, keys)
+
+    def snapshot(self) -> State:
+        """All of it, secrets included: whoever keeps this between two messages keeps it as safe as the samples."""
+        kept = _Kept(
+            self._device, self._session, self._threshold, self._own_mask, self._masking, self._sealing,
+            self._roster, self._envelopes, self._masked, self._unmasked,
+        )  # fmt: skip
+        return {"masking": np.frombuffer(msgspec.msgpack.encode(kept), dtype=np.uint8)}
+
+    @classmethod
+    def restored(cls, state: State) -> MaskingDevice:
+        """The device that `snapshot` described: what it has done once it does not do again."""
+        kept = msgspec.msgpack.decode(state["masking"].tobytes(), type=_Kept)
+        device = cls(kept.device, kept.session, kept.threshold)
+        device._own_mask, device._masking, device._sealing = kept.own_mask, kept.masking, kept.sealing
+        device._roster, device._envelopes = kept.roster, kept.envelopes
+        device._masked, device._unmasked = kept.masked, kept.unmasked
+        return device
 
     def _sealing_key(self, peer: DeviceId) -> bytes:
         return masks.agree(self._sealing, self._roster[peer].sealing, b"seal" + self._session)
