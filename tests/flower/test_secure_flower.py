@@ -23,8 +23,8 @@ from fedkeep.flower.secure_rounds import MASK, SHARE, TRAIN, UNMASK
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.privacy import sum_messages as told
 from fedkeep.privacy.sum_member import SumMember
-from fedkeep.privacy.sum_messages import MaskedWords, decode
 from tests.flower.small_fleet import App, DictMemory, SmallFleet
 
 SECURE = {"privacy": {"secure_sum": True}}
@@ -225,7 +225,7 @@ def test_the_server_receives_nothing_that_resembles_an_update() -> None:
     for device in range(4):
 
         def keep(message: Message, reply: Message, device: int = device) -> Message:
-            words = decode(codec.decode_answer(reply.content, 1 << 20), MaskedWords).words
+            words = told.decode(codec.decode_answer(reply.content, 1 << 20), told.MaskedWords).words
             received[device] = np.frombuffer(words, dtype="<i8").astype(np.float64)
             return reply
 
@@ -307,6 +307,36 @@ def test_those_who_left_for_good_are_forgotten_and_those_who_return_count_once()
         directions.append(strategy.server.estimator.direction())
     for direction, expected in zip(directions[:2], directions[2:], strict=True):
         assert np.abs(direction - expected).max() < 1e-6  # type: ignore[operator]
+
+
+def test_a_run_is_resumed_the_way_it_was_saved(tmp_path: Path) -> None:
+    for privacy, other in ((SECURE, {}), ({}, SECURE)):
+        store = StateStore(str(tmp_path / "s.db"), f"run with {privacy}")
+        saved = SmallFleet(table=privacy)
+        list(saved.strategy(store).rounds(saved.grid(), 1))
+        with pytest.raises(ConfigError, match="resume it as it was"):
+            SmallFleet(table=other).strategy(store).resume()
+
+
+def test_keys_and_shares_of_the_wrong_form_cost_only_their_sender_a_place() -> None:
+    secure = fleet()
+
+    def unusable(message: Message, reply: Message) -> Message:
+        said = told.decode(codec.decode_answer(reply.content, 1 << 20), told.Keys)
+        bad = told.Keys(said.session, replace(said.keys, masking=bytes(32)))
+        return Message(codec.encode_answer(told.encode(bad)), reply_to=message)
+
+    def short(message: Message, reply: Message) -> Message:
+        said = told.decode(codec.decode_answer(reply.content, 1 << 20), told.Shares)
+        bad = told.Shares(said.session, dict.fromkeys(said.own_masks, b"?"), {})
+        return Message(codec.encode_answer(told.encode(bad)), reply_to=message)
+
+    secure.apps[1] = changing(secure.apps[1], TRAIN, unusable)
+    secure.apps[3] = changing(secure.apps[3], UNMASK, short)
+    outcome = next(secure.strategy().rounds(secure.grid(), 1))
+    assert outcome.quorate
+    assert [(r.device, r.reason) for r in outcome.refusals] == [(1, "unusable public key")]
+    assert outcome.summary.accepted == (0, 2, 3, 4)
 
 
 def test_conflicting_options_are_refused_on_flower_too() -> None:

@@ -18,7 +18,7 @@ from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.privacy import sum_messages as told
-from fedkeep.privacy.secure_sum import Masked, Unmasking
+from fedkeep.privacy.secure_sum import Masked, Unmasking, usable
 from fedkeep.privacy.sum_book import OpenSum, SumBook
 
 log = logging.getLogger("fedkeep.flower")
@@ -147,6 +147,8 @@ class _Parties:
         answer = told.decode(codec.decode_answer(codec.content_of(reply), most), expected)
         if answer.session != self._opened.session:
             raise RefusedError("replayed", "it answers to another sum")
+        if isinstance(answer, told.Keys):
+            usable(answer.keys)
         return answer
 
 

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
@@ -63,6 +63,10 @@ class FedkeepStrategy(Strategy):
         saved = self.store.load() if self.store is not None else None
         if saved is None:
             return False
+        if any(name.startswith("sums/") for name in saved.state) != (self._secure is not None):
+            raise ConfigError(
+                "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
+            )
         for part, kept in self._parts.items():
             prefix = f"{part}/"
             kept.restore({n.removeprefix(prefix): a for n, a in saved.state.items() if n.startswith(prefix)})

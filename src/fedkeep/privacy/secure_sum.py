@@ -49,6 +49,13 @@ class Unmasking:
     masking_keys: Mapping[DeviceId, bytes]
 
 
+def usable(keys: PublicKeys) -> PublicKeys:
+    """The keys, if devices can agree on something with their owner; else every other device would fail at them."""
+    for key in (keys.masking, keys.sealing):
+        masks.agree(masks.fresh_seed(), key, b"trial")
+    return keys
+
+
 def require_threshold(threshold: int, count: int) -> None:
     """Refuses thresholds under which a server could unmask twice, with two halves of the devices, or see one alone."""
     if not count // 2 < threshold <= count:
@@ -168,7 +175,7 @@ class SumServer:
         self._masked: dict[DeviceId, Words] = {}
 
     def open(self, keys: Mapping[DeviceId, PublicKeys]) -> dict[DeviceId, PublicKeys]:
-        """After exchange 1: the roster to send to all."""
+        """After exchange 1: the roster to send to all; keys must be `usable`."""
         require_threshold(self._threshold, len(keys))
         self._roster = dict(sorted(keys.items()))
         return self._roster
@@ -225,7 +232,8 @@ class SumServer:
         return left
 
     def _recover(self, shares: Mapping[DeviceId, bytes | None]) -> bytes:
-        numbered = [(i + 1, share) for i, device in enumerate(self._roster) if (share := shares.get(device))]
+        whole = ((i + 1, shares.get(device)) for i, device in enumerate(self._roster))
+        numbered = [(i, share) for i, share in whole if share is not None and len(share) == masks.SHARE_BYTES]
         self._require(len(numbered))
         return masks.combine(numbered[: self._threshold])
 

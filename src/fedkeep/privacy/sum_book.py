@@ -66,7 +66,7 @@ class SumBook:
         if not np.isfinite(max(heaviest.values(), default=0.0)):
             raise RefusedError("no plan", "without one nobody knows how much a report may weigh: coordinate first")
         if not self._unit:
-            self._unit = _HEADROOM * max((server.rate(device) for device in participants), default=1.0) or 1.0
+            self._unit = _HEADROOM * max(server.rate(device) for device in self._members() | set(participants)) or 1.0
         terms = {
             device: SumTerms(
                 session=session,
@@ -134,10 +134,12 @@ class SumBook:
 
     def _departed(self) -> float:
         """The share of the running sum that is of devices no longer planned for."""
-        plan = self._server.plan
-        present = set() if plan is None else set(plan.devices.tolist())
+        present = self._members()
         gone = sum(rate for device, (_, rate) in self._counted.items() if device not in present)
         return gone / (sum(rate for _, rate in self._counted.values()) or 1.0)
+
+    def _members(self) -> set[DeviceId]:
+        return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
 
     def _empty(self) -> RunningSum:
         return RunningSum(self._gradient_size + 1, estimator_grid(self._server.limits.gradient_norm))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,8 +60,9 @@ class SumMember:
         if terms.threshold < max(2, self._options.threshold(terms.summands)):
             asked = f"{terms.threshold} of {terms.summands} devices"
             raise RefusedError("threshold", f"{asked} are fewer than privacy.sum_threshold wants: nothing was sent")
-        if not (terms.weight_unit > 0 and 0 <= terms.rate <= 1):
-            raise RefusedError("sum-terms", f"unit {terms.weight_unit:g} and rate {terms.rate:g} fit no grid")
+        bounds = (terms.update_norm, terms.gradient_norm, terms.weight_unit)
+        if not (all(0 < bound < math.inf for bound in bounds) and terms.heaviest >= 0 and 0 <= terms.rate <= 1):
+            raise RefusedError("sum-terms", "their limits fit no grid")
         return terms
 
     def hold(self, report: Report, order: TrainOrder, terms: SumTerms) -> bytes:
