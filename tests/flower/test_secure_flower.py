@@ -59,6 +59,23 @@ def test_a_policy_without_estimators_too() -> None:
     assert servers[1].estimator.direction() is None
 
 
+def test_noise_and_masks_go_together(tmp_path: Path) -> None:
+    """What is masked is what the guard lets out: the sum of noisy reports, with the same ledger."""
+    pytest.importorskip("dp_accounting", reason="needs the privacy extra")
+    noise: dict[str, Any] = {"epsilon": 2.0, "clip": 0.5, "protect": ["estimator", "model"], "releases": 4}
+    fleets = [
+        SmallFleet(directory=tmp_path / f"{secure}", table={"privacy": {**noise, "secure_sum": secure}})
+        for secure in (False, True)
+    ]
+    servers = [played(of, 4).server for of in fleets]
+    ledgers = [of.memories[0].load()["guard/ledger.releases"].tolist() for of in fleets]
+    assert np.abs(servers[0].model - servers[1].model).max() < 1e-6
+    directions = [server.estimator.direction() for server in servers]
+    assert np.abs(directions[0] - directions[1]).max() < 1e-6  # type: ignore[operator]
+    assert ledgers[0] == ledgers[1]
+    assert sum(ledgers[1]) > 0
+
+
 class DroppingGrid(InProcessGrid):
     """Loses the replies of some nodes to messages of some kind."""
 
