@@ -1,9 +1,10 @@
 """A round over a real SuperLink: fedkeep's app against Flower's own FedAvg app, same model, nodes and machine.
 
-    python benchmarks/flower.py [--quick] [--json FILE] [--agents] [--simulation NODES]
+    python benchmarks/flower.py [--quick] [--json FILE] [--agents] [--secure] [--simulation NODES]
 
-`--agents` plays fifteen rounds with streaming agents, once with ODE and once with a random store. `--simulation`
-runs as many virtual devices in Flower's simulation (needs flwr[simulation]).
+`--agents` plays fifteen rounds with streaming agents, once with ODE and once with a random store. `--secure` plays
+rounds by secure sums against rounds in the clear. `--simulation` runs as many virtual devices in Flower's simulation
+(needs flwr[simulation]).
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two nodes and three rounds")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--agents", action="store_true", help="also ODE against a random store, with agents")
+    parser.add_argument("--secure", action="store_true", help="also rounds by secure sums")
     parser.add_argument("--simulation", type=int, default=0, metavar="NODES", help="also Flower's simulation")
     options = parser.parse_args()
     nodes, rounds = (2, 3) if options.quick else (4, 8)
     figures: dict[str, float] = compare_rounds(nodes, rounds) | message_bytes()
+    if options.secure:
+        figures |= compare_secure(nodes, rounds)
     if options.agents:
         figures |= compare_stores(nodes, 3 if options.quick else 15)
     if options.simulation:
@@ -64,6 +68,23 @@ def compare_rounds(nodes: int, rounds: int) -> dict[str, float]:
     theirs = median(float(s) for s in re.findall(r"round \d+ seconds ([0-9.]+)", stock)[2:])
     mine = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", ours)[1:])
     return {"fedavg_seconds_a_round": theirs, "fedkeep_seconds_a_round": mine, "fedavg_over_fedkeep": theirs / mine}
+
+
+def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
+    """Median seconds of a round in the clear and of one by a secure sum, the first left out."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as name, LocalFleet.private(Path(name) / "fleet", nodes) as fleet:
+        fleet.start_superlink()
+        fleet.register()
+        start_nodes(fleet, nodes, **{"state-dir": f"{name}/devices"})
+        settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 1.0}
+        rest = {"rounds.min-devices": nodes, "rounds.deadline": 600.0}
+        for kind, secure in (("clear", False), ("secure", True)):
+            said = fleet.run(APP, {**settings, **rest, "privacy.secure-sum": secure, "state.run": kind}, timeout=1800)
+            seconds[kind] = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", said)[1:])
+    return {f"{kind}_seconds_a_round": s for kind, s in seconds.items()} | {
+        "secure_over_clear": seconds["secure"] / seconds["clear"]
+    }
 
 
 def message_bytes() -> dict[str, float]:

@@ -1,7 +1,8 @@
 """`kill -9` of a server at random points: it resumes from its state and ends with the same bits.
 
-`python -m tests.faults.server_kills DIRECTORY KILLS` forks servers that play rounds of a small fleet, whose
-devices keep files, without a SuperLink; it kills each at a random moment and prints what came of it.
+`python -m tests.faults.server_kills DIRECTORY KILLS [--secure]` forks servers that play rounds of a small fleet, whose
+devices keep files, without a SuperLink; it kills each at a random moment and prints what came of it. With `--secure`
+the rounds are secure sums, and servers and devices die in the middle of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy as np
 from fedkeep.flower.state_store import StateStore
 from tests.flower.small_fleet import SmallFleet
 
-ROUNDS = 30
+ROUNDS, SECURE_ROUNDS = 30, 10
+SECURE = {"privacy": {"secure_sum": True}}
 
 
 @dataclass
@@ -39,32 +41,52 @@ class Tally:
     """Runs that ended with the model of a run that was never killed."""
 
 
-def try_kills(directory: Path, kills: int) -> Tally:
+@dataclass(frozen=True)
+class Run:
+    """What is played: a run in the clear or by secure sums, and for how long a server lives at most."""
+
+    secure: bool
+
+    @property
+    def rounds(self) -> int:
+        return SECURE_ROUNDS if self.secure else ROUNDS
+
+    @property
+    def longest_life(self) -> float:
+        return 1.0 if self.secure else 0.3
+
+    def fleet(self, directory: Path | None = None) -> SmallFleet:
+        table = SECURE if self.secure else {}
+        return SmallFleet(devices=4, rounds=self.rounds, directory=directory, table=table)
+
+
+def try_kills(directory: Path, kills: int, *, secure: bool = False) -> Tally:
     """Has a fresh process do the killing, since this one may not be fit to fork."""
     command = [sys.executable, "-m", "tests.faults.server_kills", str(directory), str(kills)]
+    command += ["--secure"] if secure else []
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return Tally(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _main(directory: Path, kills: int) -> Tally:
+def _main(directory: Path, kills: int, run: Run) -> Tally:
     tally, rng = Tally(), np.random.default_rng(0)
-    expected = _reference()
+    expected = _reference(run)
     while tally.kills < kills:
         home = directory / f"run-{tally.runs}"
-        _play_under_fire(home, kills, tally, rng)
+        _play_under_fire(home, kills, tally, rng, run)
         tally.runs += 1
         tally.identical += np.load(home / "model.npy").tobytes() == expected.tobytes()
     return tally
 
 
-def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Generator) -> None:
+def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Generator, run: Run) -> None:
     """One run to its end, its server killed again and again on the way."""
     saved = 0
     while not (home / "model.npy").exists():
         shots = kills - tally.kills
-        events = list(_server(home, float(rng.uniform(0.0, 0.3)) if shots > 0 else None))
+        events = list(_server(home, float(rng.uniform(0.0, run.longest_life)) if shots > 0 else None, run))
         resumed = next((number for word, number in events if word == "resumed"), saved)
         tally.lost += max(0, saved - resumed)
         tally.unsaid += resumed > saved
@@ -72,13 +94,13 @@ def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Genera
         tally.kills += shots > 0
 
 
-def _server(home: Path, seconds: float | None) -> Iterator[tuple[str, int]]:
+def _server(home: Path, seconds: float | None, run: Run) -> Iterator[tuple[str, int]]:
     """Forks a server, kills it after some time if one is given, and tells what it said until then."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
-        _serve(home, write)
+        _serve(home, write, run)
         os._exit(0)
     os.close(write)
     if seconds is not None:
@@ -92,24 +114,24 @@ def _server(home: Path, seconds: float | None) -> Iterator[tuple[str, int]]:
     os.waitpid(child, 0)
 
 
-def _serve(home: Path, write: int) -> None:
+def _serve(home: Path, write: int, run: Run) -> None:
     """Plays the run from wherever its state is, and acknowledges each round once it is saved."""
-    fleet = SmallFleet(devices=4, rounds=ROUNDS, directory=home / "devices")
+    fleet = run.fleet(home / "devices")
     strategy = fleet.strategy(StateStore(str(home / "state.db"), "run"))
     strategy.resume()
     os.write(write, f"resumed {strategy.server.round}\n".encode())
-    for _ in strategy.rounds(fleet.grid(), ROUNDS):
+    for _ in strategy.rounds(fleet.grid(), run.rounds):
         os.write(write, f"saved {strategy.server.round}\n".encode())
     np.save(home / "model.new.npy", strategy.server.model)
     (home / "model.new.npy").replace(home / "model.npy")
 
 
-def _reference() -> np.ndarray:
-    fleet = SmallFleet(devices=4, rounds=ROUNDS)
+def _reference(run: Run) -> np.ndarray:
+    fleet = run.fleet()
     strategy = fleet.strategy()
-    list(strategy.rounds(fleet.grid(), ROUNDS))
+    list(strategy.rounds(fleet.grid(), run.rounds))
     return strategy.server.model
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_main(Path(sys.argv[1]), int(sys.argv[2])))))
+    print(json.dumps(asdict(_main(Path(sys.argv[1]), int(sys.argv[2]), Run(secure="--secure" in sys.argv)))))

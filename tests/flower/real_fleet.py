@@ -65,14 +65,19 @@ def start_nodes(fleet: LocalFleet, nodes: int, **settings: str) -> None:
         fleet.start_node(number, {"device": number, **settings})
 
 
-def start_agent(fleet: LocalFleet, number: int, devices: int, policy: str = "ode", rate: float = 20.0) -> Path:
-    """Starts, or starts again on the same store, the agent of a device; returns its socket."""
+def start_agent(
+    fleet: LocalFleet, number: int, devices: int, policy: str = "ode", rate: float = 20.0, extra: str = ""
+) -> Path:
+    """Starts, or starts again on the same store, the agent of a device; returns its socket.
+
+    `extra` is put before the example's configuration.
+    """
     home = fleet.deployment.root / f"agent-{number}"
     home.mkdir(exist_ok=True)
     socket = home / "a.sock"
     config = (APP / "agent.toml").read_text()
     config = config.replace('"fedkeep.sock"', f'"{socket}"').replace('"fedkeep.store"', f'"{home}/samples.store"')
-    (home / "agent.toml").write_text(config.replace('name = "ode"', f'name = "{policy}"'))
+    (home / "agent.toml").write_text(extra + config.replace('name = "ode"', f'name = "{policy}"'))
     environment = {"FEDKEEP_DEVICE": str(number), "FEDKEEP_DEVICES": str(devices), "FEDKEEP_RATE": str(rate)}
     command = [sys.executable, "-m", "fedkeep.agent", str(home / "agent.toml")]
     fleet.start(f"agent-{number}", command, {**environment, "PYTHONPATH": os.pathsep.join([str(APP), *sys.path])})

@@ -15,11 +15,14 @@ from fedkeep.core.types import State
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.device_memory import DeviceMemory, FileMemory
+from fedkeep.flower.hidden_device import HiddenDevice
 from fedkeep.flower.in_process import InProcessGrid, make_node
-from fedkeep.flower.node_device import CatchUpDevice
+from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.privacy.sum_book import SumBook
+from fedkeep.privacy.sum_member import SumMember
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import Fleet
@@ -85,9 +88,15 @@ class SmallFleet:
         parts.server.plan = None
         regions = len(self._parts.server.order(0).assignment.quotas)  # type: ignore[union-attr]
         sizes = Sizes(len(parts.server.model), parts.learner.gradient_size, regions)
-        return FedkeepStrategy(parts.server, sizes, options or self.options, store)
+        privacy = self.experiment.privacy
+        sums = SumBook(parts.server, privacy, sizes.gradient) if privacy.secure_sum else None
+        return FedkeepStrategy(parts.server, sizes, options or self.options, store, sums=sums)
 
-    def restarted(self, number: int) -> CatchUpDevice:
+    def device(self, number: int) -> NodeDevice:
+        """The device itself, where it lives on between messages."""
+        return self._living[number]
+
+    def restarted(self, number: int) -> NodeDevice:
         """The device as a new process would find it."""
         return self._device(assemble(self.experiment, self._parts.data).fleet, number)
 
@@ -102,23 +111,33 @@ class SmallFleet:
 
     @cached_property
     def memories(self) -> dict[int, DeviceMemory]:
-        if self.directory is None:
-            return {number: DictMemory() for number in range(self.devices)}
-        return {number: FileMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
+        return self._memory("")
 
     @cached_property
-    def _living(self) -> dict[int, CatchUpDevice]:
+    def _sums(self) -> dict[int, DeviceMemory]:
+        return self._memory("sums-")
+
+    def _memory(self, prefix: str) -> dict[int, DeviceMemory]:
+        if self.directory is None:
+            return {number: DictMemory() for number in range(self.devices)}
+        return {number: FileMemory(self.directory / f"{prefix}{number}.npz") for number in range(self.devices)}
+
+    @cached_property
+    def _living(self) -> dict[int, NodeDevice]:
         fleet = assemble(self.experiment, self._parts.data).fleet
         return {number: self._device(fleet, number) for number in range(self.devices)}
 
-    def _open(self, number: int, context: Context) -> CatchUpDevice:
+    def _open(self, number: int, context: Context) -> NodeDevice:
         """The device: one that lives on, or, if it has a file, one as a new process would find it."""
         return self._living[number] if self.directory is None else self.restarted(number)
 
-    def _device(self, fleet: Fleet | FullFleet, number: int) -> CatchUpDevice:
+    def _device(self, fleet: Fleet | FullFleet, number: int) -> NodeDevice:
         assert isinstance(fleet, Fleet)
         arrivals = partial(self._parts.stream.arrivals, number)
         test = self._parts.data.test_batch(number)
-        noise = self.noises[number]
-        privacy = self.experiment.privacy
-        return CatchUpDevice(fleet.device(number), arrivals, test, self.memories[number], privacy, noise)
+        privacy, noise = self.experiment.privacy, self.noises[number]
+        device = CatchUpDevice(fleet.device(number), arrivals, test, self.memories[number], privacy, noise)
+        if not privacy.secure_sum:
+            return device
+        member = SumMember(privacy, fleet.device(number).learner.gradient_size)
+        return HiddenDevice(device, member, self._sums[number])

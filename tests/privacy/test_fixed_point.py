@@ -52,20 +52,25 @@ class Fleet:
     def __init__(self, count: int, grid: FixedPoint) -> None:
         self.grid = grid
         self.devices = [Differences(2, grid.dtype) for _ in range(count)]
-        self.accepted: list[int | None] = [None] * count
+        self.counted = [b""] * count
         self.latest: dict[int, np.ndarray] = {}
         self.server = RunningSum(2, grid)
 
     def round(self, number: int, participants: dict[int, bool], values: np.ndarray) -> None:
+        """Device d has nothing new to say where its first value is above 0.9."""
+        session = f"session {number}".encode()
         for device, arrives in participants.items():
-            words = self.grid.encode(values[device])
-            sent = self.devices[device].send(
-                words, number, epoch=self.server.epoch, accepted_round=self.accepted[device]
-            )
+            news = self.grid.encode(values[device]) if values[device][0] <= 0.9 else None
+            sent = self.devices[device].send(news, session, self.counted[device])
             if arrives:
-                self.server.add(sent)
-                self.accepted[device] = number
-                self.latest[device] = self.grid.decode(words)
+                self.server = self.server.with_added(sent)
+                self.counted[device] = session
+                if news is not None:
+                    self.latest[device] = self.grid.decode(news)
+
+    def rebase(self) -> None:
+        self.server = RunningSum(2, self.grid)
+        self.counted, self.latest = [b""] * len(self.devices), {}
 
 
 @settings(deadline=None)
@@ -88,21 +93,26 @@ def test_rebasing_forgets_those_who_left() -> None:
     fleet = Fleet(3, FixedPoint(1.0, 3))
     values = np.array([[0.5, 0.5], [0.25, 0.25], [0.125, 0.125]])
     fleet.round(0, {0: True, 1: True, 2: True}, values)
-    fleet.server.rebase()
+    fleet.rebase()
     assert fleet.server.values().tolist() == [0.0, 0.0]
     fleet.round(1, {0: True, 1: False}, values)
     fleet.round(2, {0: True, 1: True}, values)
     np.testing.assert_array_equal(fleet.server.values(), [0.75, 0.75])
 
 
+def test_a_device_that_lost_its_memory_does_not_count_twice() -> None:
+    device = Differences(2, np.dtype(np.uint64))
+    assert device.knows(b"")
+    assert not device.knows(b"session 1")
+    with pytest.raises(RefusedError, match="lost estimator"):
+        device.send(np.ones(2, np.uint64), b"session 2", counted=b"session 1")
+
+
 def test_a_running_sum_survives_a_restart_and_refuses_other_shapes() -> None:
     grid = FixedPoint(1.0, 3)
-    first, second = RunningSum(2, grid), RunningSum(2, grid)
-    first.rebase()
-    first.add(grid.encode(np.array([0.5, -0.5])))
+    first, second = RunningSum(2, grid).with_added(grid.encode(np.array([0.5, -0.5]))), RunningSum(2, grid)
     second.restore(first.snapshot())
     np.testing.assert_array_equal(second.values(), [0.5, -0.5])
-    assert second.epoch == 1
     for bad in (np.zeros(1, np.uint32), np.zeros(2, np.uint64)):
         with pytest.raises(RefusedError, match="wrong form"):
-            second.add(bad)
+            second.with_added(bad)

@@ -20,9 +20,9 @@ RATES = np.linspace(0.2, 1.0, DEVICES)
 GRID = FixedPoint(bound=1.0, summands=DEVICES)
 
 
-def summed(round_: int, sent: dict[int, Words], dropped: set[int]) -> Words:
+def summed(session: bytes, sent: dict[int, Words], dropped: set[int]) -> Words:
     """The sum over those who did not drop out after the keys were shared; the server sees nothing else."""
-    session, threshold = f"run/{round_}".encode(), len(sent) // 2 + 1
+    threshold = len(sent) // 2 + 1
     devices = {d: MaskingDevice(d, session, threshold) for d in sent}
     server = SumServer(session, threshold, P + 1, GRID.dtype)
     roster = server.open({d: device.keys() for d, device in devices.items()})
@@ -37,20 +37,19 @@ def test_the_global_gradient_estimate_is_that_of_eq_8_whoever_drops_out() -> Non
     rng = np.random.default_rng(0)
     plain, running = IncrementalEstimator(), RunningSum(P + 1, GRID)
     senders = {d: Differences(P + 1, GRID.dtype) for d in range(DEVICES)}
-    accepted: dict[int, int] = {}
+    counted: dict[int, bytes] = {}
     for round_ in range(6):
         present = rng.choice(DEVICES, 5, replace=False).tolist()
         dropped = set(present[:1]) if round_ % 2 else set()
         gradients = {d: rng.uniform(-1, 1, P).astype(np.float32) for d in present}
+        session = f"run/{round_}".encode()
         sent = {
-            d: senders[d].send(
-                GRID.encode(weighted(gradients[d], RATES[d])), round_, epoch=0, accepted_round=accepted.get(d)
-            )
+            d: senders[d].send(GRID.encode(weighted(gradients[d], RATES[d])), session, counted.get(d, b""))
             for d in present
         }
-        running.add(summed(round_, sent, dropped))
+        running = running.with_added(summed(session, sent, dropped))
         arrived = [d for d in present if d not in dropped]
-        accepted |= dict.fromkeys(arrived, round_)
+        counted |= dict.fromkeys(arrived, session)
         plain.update({d: Estimate(gradients[d], float(RATES[d]), round_) for d in arrived})
         direction, mean = plain.direction(), weighted_mean(running.values())
         assert direction is not None
@@ -63,7 +62,7 @@ def test_the_model_is_that_of_federated_averaging() -> None:
     model = rng.normal(size=P).astype(np.float32)
     updates = {d: rng.uniform(-0.5, 0.5, P).astype(np.float32) for d in range(5)}
     reports = [Report(0, model + u, float(RATES[d]), 1, 1, None) for d, u in updates.items() if d != 2]
-    total = summed(0, {d: GRID.encode(weighted(u, RATES[d])) for d, u in updates.items()}, {2})
+    total = summed(b"run/0", {d: GRID.encode(weighted(u, RATES[d])) for d, u in updates.items()}, {2})
     mean = weighted_mean(GRID.decode(total))
     assert mean is not None
     np.testing.assert_allclose(model + mean, Aggregation().aggregate(model, reports), atol=1e-6)

@@ -104,6 +104,19 @@ def test_a_device_masks_once() -> None:
         running.masked(0, words(1))
 
 
+def test_a_device_restored_between_messages_goes_on_and_does_nothing_twice() -> None:
+    running = session(3, 2)
+    for device, part in running.devices.items():
+        restored = MaskingDevice.restored(part.snapshot())
+        running.server.receive(device, restored.mask(words(device), running.envelopes[device]))
+        running.devices[device] = MaskingDevice.restored(restored.snapshot())
+        with pytest.raises(RefusedError, match="second masking"):
+            running.devices[device].mask(words(device), running.envelopes[device])
+    np.testing.assert_array_equal(running.server.total(running.unmaskings()), total([0, 10, 20]))
+    with pytest.raises(RefusedError, match="unmasks once"):
+        MaskingDevice.restored(running.devices[0].snapshot()).unmask([0, 10, 20])
+
+
 def test_an_answer_in_the_clear_is_refused_and_the_sum_goes_on() -> None:
     running = session(3, 2)
     with pytest.raises(RefusedError, match="answer in the clear"):
@@ -154,7 +167,7 @@ def test_a_roster_with_foreign_keys_is_refused() -> None:
         device.share({0: other.keys(), 1: other.keys(), 2: other.keys()})
 
 
-@pytest.mark.parametrize(("threshold", "count"), [(0, 3), (1, 2), (2, 4), (5, 4)])
+@pytest.mark.parametrize(("threshold", "count"), [(0, 3), (1, 2), (2, 4), (5, 4), (1, 1)])
 def test_thresholds_of_half_or_less_are_refused(threshold: int, count: int) -> None:
     with pytest.raises(RefusedError, match="threshold"):
         require_threshold(threshold, count)

@@ -14,8 +14,10 @@ from fedkeep.core.types import Vector
 from fedkeep.flower.client_app import device_number
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
-from fedkeep.flower.node_device import CatchUpDevice
+from fedkeep.flower.hidden_device import HiddenDevice
+from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
 from fedkeep.flower.server_app import tables_of
+from fedkeep.privacy.sum_member import SumMember
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import Fleet
@@ -41,16 +43,19 @@ def server_parts(run_config: UserConfig) -> tuple[Experiment, Assembly, Sizes]:
     return experiment, parts, sizes
 
 
-def simulated_device(context: Context) -> CatchUpDevice:
+def simulated_device(context: Context) -> NodeDevice:
     """The node's device, which catches up on its stream when it is woken."""
-    number = device_number(context)
-    experiment = experiment_of(context.run_config)
+    number, experiment = device_number(context), experiment_of(context.run_config)
     parts = assemble(experiment)
     if not isinstance(parts.fleet, Fleet):
         raise TypeError("this policy keeps everything: run it in the simulator")
     arrivals = partial(parts.stream.arrivals, number)
     test, memory = parts.data.test_batch(number), _memory(context, number)
-    return CatchUpDevice(parts.fleet.device(number), arrivals, test, memory, experiment.privacy)
+    device = CatchUpDevice(parts.fleet.device(number), arrivals, test, memory, experiment.privacy)
+    if not experiment.privacy.secure_sum:
+        return device
+    member = SumMember(experiment.privacy, parts.learner.gradient_size)
+    return HiddenDevice(device, member, _memory(context, number, "sums"))
 
 
 def accuracy(parts: Assembly, model: Vector) -> float:
@@ -59,13 +64,13 @@ def accuracy(parts: Assembly, model: Vector) -> float:
     return float(np.mean(np.argmax(parts.learner.logits(model, test.x), axis=1) == test.y))
 
 
-def _memory(context: Context, number: int) -> DeviceMemory:
+def _memory(context: Context, number: int, what: str = "device") -> DeviceMemory:
     """A file if the node or the run has a `state-dir`, so that the device outlives restarts; else Flower's context."""
     directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
     if not directory:
-        return ContextMemory(context)
+        return ContextMemory(context, what)
     run = str(context.run_config.get("state.run", "default"))
-    return FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")
+    return FileMemory(Path(str(directory)) / f"{run}-{what}-{number}.npz")
 
 
 def _regions(parts: Assembly) -> int:

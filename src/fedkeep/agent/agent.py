@@ -26,6 +26,7 @@ from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
 
 if TYPE_CHECKING:
     from fedkeep.privacy.guard import Spending
+    from fedkeep.privacy.sum_member import SumMember
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -83,12 +84,22 @@ class Agent:
         self._judged: list[tuple[Arrival, str]] = []
         self._training = threading.Lock()
         self._gate: Gate | None = None
+        self._member: SumMember | None = None
         self._last_commit = self._last_housekeeping = time.monotonic()
 
     def guard(self, gate: Gate) -> None:
         """Puts a gate between the device and the server; to be called before `restore`."""
         self._gate = gate
         self._parts["gate"] = gate
+
+    def hide(self, member: SumMember) -> None:
+        """From now on reports leave in secure sums only; to be called before `restore`.
+
+        Only what the running sum counts is kept on the disk: an agent that restarts in the middle of a sum has
+        dropped out of it.
+        """
+        self._member = member
+        self._parts["sums"] = member.differences
 
     def spending(self) -> Spending | None:
         """What the device's privacy ledger says; None without a gate."""
@@ -227,6 +238,33 @@ class Agent:
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""
+        if self._member is not None:
+            raise RefusedError("in the clear", "privacy.secure_sum is set here: this device answers secure orders only")
+        return self._take_part(order)
+
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        """Takes part in a secure sum: the report stays here for masking, the answer is keys."""
+        member = self._hiding()
+        agreed = member.terms(terms)
+        report = self._take_part(order)
+        with self.lock:
+            keys = member.hold(report, order, agreed)
+            self.require_commit()
+        return keys
+
+    def answer(self, question: bytes) -> bytes:
+        """The answer to a later exchange of a secure sum."""
+        with self.lock:
+            return self._hiding().answer(question)
+
+    def _hiding(self) -> SumMember:
+        if self._member is None:
+            raise RefusedError(
+                "not-secure", "this agent masks nothing: set privacy.secure_sum on both sides, or on none"
+            )
+        return self._member
+
+    def _take_part(self, order: TrainOrder) -> Report:
         self._check(order)
         with self._training:
             with self.lock:

@@ -173,12 +173,8 @@ def _window(seconds: float) -> Window:
 
 
 def _state_bytes(learner: Learner, config: AgentConfig) -> int:
-    """What is committed besides samples: model, direction, estimator with its pending copy, and the guard's two."""
+    """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
+    of a secure sum's."""
     meter = _BUCKETS * config.samples.labels * 8
-    return (
-        4 * learner.size
-        + (4 + 8 + 4 + (8 if config.privacy else 0)) * learner.gradient_size
-        + meter
-        + 8 * REMEMBERED
-        + 4096
-    )
+    guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
+    return 4 * learner.size + (4 + 8 + 4 + guarded + summed) * learner.gradient_size + meter + 8 * REMEMBERED + 4096

@@ -1,4 +1,4 @@
-"""Differential privacy of what leaves the device, its ledger committed with the samples."""
+"""What protects the device's reports: noise, with a ledger committed with the samples, and masks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Privacy:
         from fedkeep.privacy.options import PrivacyOptions
 
         options = build(PrivacyOptions, table, "privacy")
-        if options.secure_sum or options.encrypted_profiles:
+        if options.encrypted_profiles:
             raise ConfigError(
-                "the agent cannot mask or encrypt what it sends yet, and does not send it in the clear instead: "
-                "remove privacy.secure_sum and privacy.encrypted_profiles"
+                "the agent cannot encrypt its profile yet, and does not send it in the clear instead: "
+                "remove privacy.encrypted_profiles"
             )
         if options.protects("estimator") and options.unit == "sample" and device.gradient_from == "stored":
             raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
@@ -53,3 +53,7 @@ class Privacy:
                 "the privacy ledger was lost with a damaged store: give this device a new budget and store"
             )
         agent.guard(Guard(self.options, Ledger(), lambda _: agent.require_commit()))
+        if self.options.secure_sum:
+            from fedkeep.privacy.sum_member import SumMember
+
+            agent.hide(SumMember(self.options, agent.device.learner.gradient_size))

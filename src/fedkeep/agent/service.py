@@ -19,9 +19,11 @@ from fedkeep.agent.summary import stored_summary, summarise
 from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
+    Answered,
     AskProfile,
     AskStatus,
     AskStored,
+    AskSum,
     AskWhy,
     Erase,
     Erased,
@@ -92,7 +94,9 @@ class Service:
     def _reply(self, request: Request) -> Reply:
         match request:
             case Participate():
-                return pack_report(self._agent.participate(unpack_order(request)))
+                return self._participate(request)
+            case AskSum():
+                return Answered(self._agent.answer(request.question))
             case Evaluate():
                 return self._evaluator.evaluate(unpack(request.model))
             case AskProfile():
@@ -106,6 +110,12 @@ class Service:
                 return self._why(request.id)
             case Erase():
                 return self._erase(request)
+
+    def _participate(self, request: Participate) -> Reply:
+        order = unpack_order(request)
+        if request.terms is None:
+            return pack_report(self._agent.participate(order))
+        return Answered(self._agent.hold(order, request.terms))
 
     def _why(self, name: str) -> Reasons:
         id_ = sample_id(name, b"")

@@ -9,7 +9,19 @@ from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import FloatArray, Report, Vector
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateSum:
+    """A round's updates as a server knows them that may see none of them: only what they add up to."""
+
+    updates: FloatArray
+    """The updates, each times its weight (`fednova`: its weight per local step)."""
+    weight: float
+    steps: float = 0.0
+    """The local steps, each times its weight; of use to `fednova` only."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,15 @@ class Aggregation:
         weights = np.array([r.weight for r in counted])
         weights = weights / weights.sum()
         return (start + self._merge(updates, weights, counted)).astype(np.float32)
+
+    def apply(self, model: Vector, total: UpdateSum) -> Vector:
+        """The same model from sums alone; robust means must see single updates and cannot do it."""
+        if self.name not in ("fedavg", "fednova"):
+            raise ConfigError(f'aggregation "{self.name}" must see single reports: it cannot work on their sum')
+        if not total.weight > 0:
+            return model
+        scale = total.steps / total.weight if self.name == "fednova" else 1.0
+        return (model.astype(np.float64) + scale * total.updates / total.weight).astype(np.float32)
 
     def _merge(self, updates: FloatArray, weights: FloatArray, reports: Sequence[Report]) -> FloatArray:
         if self.name == "fednova":

@@ -141,7 +141,7 @@ class IncrementalEstimator(GlobalEstimator):
     def __init__(self, max_age: int | None = None) -> None:
         if max_age is not None and max_age < 1:
             raise ValueError(f"max_age must be 1 or more rounds, got {max_age}")
-        self._max_age = max_age
+        self.max_age = max_age
         self._kept: dict[DeviceId, Estimate] = {}
         self._slots: dict[DeviceId, int] = {}
         self._free: list[int] = []
@@ -154,8 +154,8 @@ class IncrementalEstimator(GlobalEstimator):
                 self._slots[device] = self._free.pop() if self._free else len(self._slots)
             self._put(device, estimate)
             self._round = max(self._round, estimate.round)
-        if self._max_age is not None:
-            for device in [d for d, e in self._kept.items() if e.round < self._round - self._max_age]:
+        if self.max_age is not None:
+            for device in [d for d, e in self._kept.items() if e.round < self._round - self.max_age]:
                 self.forget(device)
 
     def forget(self, device: DeviceId) -> None:

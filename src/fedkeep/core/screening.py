@@ -13,6 +13,9 @@ import numpy as np
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, Vector
 
+_ROUNDING = 1e-6
+"""What sums of many numbers on a grid may be off by."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -103,6 +106,16 @@ def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: f
         if _length(gradient) > limits.gradient_norm:
             raise RefusedError("large-estimator", f"its norm is above {limits.gradient_norm:g}")
     return replace(report, model=update, weight=min(report.weight, heaviest), local_gradient=gradient)
+
+
+def screen_sum(updates: FloatArray, weight: float, direction: Vector | None, limits: Limits) -> None:
+    """Refuses sums that sound reports cannot add up to: a mean is no longer than the longest of its parts."""
+    if weight < 0:
+        raise RefusedError("bad-weight", f"the weights add up to {weight}")
+    if _length(updates) > 1.001 * limits.update_norm * weight + _ROUNDING:
+        raise RefusedError("large-update", f"the mean update is longer than {limits.update_norm:g}")
+    if direction is not None and _length(direction) > 1.001 * limits.gradient_norm:
+        raise RefusedError("large-estimator", f"the mean estimator is longer than {limits.gradient_norm:g}")
 
 
 def longest_estimator(known: Sequence[float], limits: Limits) -> float:

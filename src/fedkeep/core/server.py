@@ -7,13 +7,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import Aggregation, UpdateSum
 from fedkeep.core.coordination import Coordinator
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.estimators import Estimate, GlobalEstimator
+from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
-from fedkeep.core.screening import Limits, cap_rates, longest_estimator, screen_profile, screen_report, shorten
+from fedkeep.core.screening import (
+    Limits,
+    cap_rates,
+    longest_estimator,
+    screen_profile,
+    screen_report,
+    screen_sum,
+    shorten,
+)
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
 
@@ -177,6 +185,38 @@ class Server:
             refusals=tuple(opened.refusals),
         )
 
+    def close_sum(self, counted: Iterable[DeviceId], total: UpdateSum, direction: Vector | None) -> RoundSummary:
+        """Closes a round of which only sums over the devices `counted` are known (Eqs. 2 and 8, step 8).
+
+        Who had nothing to train on cannot be told; all that would refuse a single report was checked on the devices.
+        """
+        opened = self._opened()
+        if not isinstance(self.estimator, GivenEstimator):
+            raise TypeError("an estimator that keeps every g_hat_c cannot be given their sum")
+        screen_sum(total.updates, total.weight, direction, self.limits)
+        devices = tuple(sorted(counted))
+        self.model = self.aggregation.apply(self.model, total)
+        if direction is not None:
+            self.estimator.give(direction)
+        self._accepted.update(dict.fromkeys(devices, opened.round))
+        self._open = None
+        self.round = opened.round + 1
+        missing = tuple(device for device in opened.participants if device not in devices)
+        return RoundSummary(opened.round, opened.participants, devices, (), missing, tuple(opened.refusals))
+
+    def rate(self, device: DeviceId) -> float:
+        """What the estimator of a device weighs: its rate, as far as it counts."""
+        return self._rates.get(device, 1.0)
+
+    def heaviest(self, device: DeviceId) -> float:
+        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream."""
+        if self.plan is None:
+            return np.inf
+        assignment = self.plan.assignment(device)
+        by_label = float((assignment.quotas * assignment.label_weights).sum())
+        by_rate = self._rates.get(device, 0.0) / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
+        return 1.001 * max(by_label, by_rate)
+
     def forget(self, device: DeviceId) -> None:
         """A device has left the fleet for good: nothing of it counts any more."""
         opened = () if self._open is None else (self._open.reports, self._open.late)
@@ -240,7 +280,7 @@ class Server:
         if report.round < opened.round:
             self._keep_late_estimate(opened, device, report)
             raise RefusedError("late", f"round {report.round} is closed; round {opened.round} is open")
-        heaviest = self._heaviest(device)
+        heaviest = self.heaviest(device)
         opened.reports[device] = screen_report(report, self.model, self._gradient_size, heaviest, self.limits)
         if report.weight > heaviest:
             detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
@@ -260,17 +300,8 @@ class Server:
         for device, report in reports.items():
             if report.local_gradient is not None:
                 gradient, self._gradient_norms[device] = shorten(report.local_gradient, longest)
-                estimates[device] = Estimate(gradient, self._rates.get(device, 1.0), report.round)
+                estimates[device] = Estimate(gradient, self.rate(device), report.round)
         return estimates
-
-    def _heaviest(self, device: DeviceId) -> float:
-        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream."""
-        if self.plan is None:
-            return np.inf
-        assignment = self.plan.assignment(device)
-        by_label = float((assignment.quotas * assignment.label_weights).sum())
-        by_rate = self._rates.get(device, 0.0) / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
-        return 1.001 * max(by_label, by_rate)
 
 
 def _under(prefix: str, state: State) -> State:

@@ -36,6 +36,14 @@ class AgentDevice:
         with AgentClient(self._path, self._timeout) as agent:
             return agent.participate(order)
 
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        with AgentClient(self._path, self._timeout) as agent:
+            return agent.hold(order, terms)
+
+    def answer(self, question: bytes) -> bytes:
+        with AgentClient(self._path, self._timeout) as agent:
+            return agent.answer(question)
+
     def evaluate(self, model: Vector) -> Evaluation:
         with AgentClient(self._path, self._timeout) as agent:
             said = agent.evaluate(model)

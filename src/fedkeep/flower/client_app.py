@@ -7,9 +7,14 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.flower import codec
-from fedkeep.flower.node_device import NodeDevice
+from fedkeep.flower.node_device import HidingDevice, NodeDevice
+
+SUM_ACTIONS = ("share", "mask", "unmask")
+"""The exchanges of a secure sum after the order, which is answered with keys."""
+MOST_BYTES = 1 << 28
+"""More than any question of a secure sum."""
 
 
 def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
@@ -23,8 +28,19 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        report = open_device(context).participate(codec.decode_order(message.content))
-        return Message(codec.encode_report(report), reply_to=message)
+        device, order = open_device(context), codec.decode_order(message.content)
+        terms = codec.terms_of(message.content)
+        if terms is None:
+            return Message(codec.encode_report(device.participate(order)), reply_to=message)
+        return Message(codec.encode_answer(hiding(device).hold(order, terms)), reply_to=message)
+
+    def answer(message: Message, context: Context) -> Message:
+        """Any of the later exchanges of a secure sum."""
+        question = codec.decode_answer(message.content, MOST_BYTES)
+        return Message(codec.encode_answer(hiding(open_device(context)).answer(question)), reply_to=message)
+
+    for action in SUM_ACTIONS:
+        app.train(action)(answer)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -32,6 +48,13 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
         return Message(codec.encode_evaluation(evaluation), reply_to=message)
 
     return app
+
+
+def hiding(device: NodeDevice) -> HidingDevice:
+    """The device, if it can mask what it sends; one that cannot refuses, and says nothing in the clear instead."""
+    if not isinstance(device, HidingDevice):
+        raise RefusedError("not-secure", "this device masks nothing: set privacy.secure_sum on both sides, or on none")
+    return device
 
 
 def device_number(context: Context) -> int:

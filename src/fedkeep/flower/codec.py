@@ -18,11 +18,14 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, Assignment, LocalTraining, Profile, Report, TrainOrder, Vector
 
 ARRAYS, VALUES = "fedkeep.arrays", "fedkeep.values"
+TERMS, ANSWER = "terms", "answer"
+"""Arrays of bytes: the terms of a secure sum beside an order, and whatever else its parties say."""
 _NUMPY = "numpy.ndarray"
 _HEADER_BYTES = 1024
 """A .npy header is 128 bytes; more than this is no header of ours."""
 _MOST = 10**9
 """No device counts further than this in a round."""
+_DTYPES: Mapping[str, Any] = {"quotas": np.int64, "label_weights": np.float64, TERMS: np.uint8, ANSWER: np.uint8}
 _EMPTY = np.empty(0, dtype=np.float32)
 
 
@@ -90,10 +93,10 @@ def decode_order(content: RecordDict) -> TrainOrder:
     required = {"round": int, "learning_rate": float, "epochs": int, "batch_size": int, "proximal": float}
     numbers = _values(values, required | {"accepted_round": int}, optional={"mass_per_slot": float})
     vectors = {name: _declared(name, array) for name, array in arrays.items()}
-    _names(vectors, {"model"}, {"direction", "quotas", "label_weights"})
+    _names(vectors, {"model"}, {"direction", "quotas", "label_weights", TERMS})
     assignment = None
     if "quotas" in vectors:
-        _names(vectors, {"model", "quotas", "label_weights"}, {"direction"})
+        _names(vectors, {"model", "quotas", "label_weights"}, {"direction", TERMS})
         assignment = Assignment(vectors["quotas"], vectors["label_weights"], numbers["mass_per_slot"])
     accepted = numbers["accepted_round"]
     return TrainOrder(
@@ -106,6 +109,34 @@ def decode_order(content: RecordDict) -> TrainOrder:
         accepted_round=None if accepted < 0 else accepted,
         assignment=assignment,
     )
+
+
+def add_terms(content: RecordDict, terms: bytes) -> RecordDict:
+    """The order with the terms of a secure sum: its report is not to be sent, but held for masking."""
+    content.array_records[ARRAYS][TERMS] = Array(np.frombuffer(terms, dtype=np.uint8))
+    return content
+
+
+def terms_of(content: RecordDict) -> bytes | None:
+    """The terms of the secure sum that an order asks for; None for an order of the usual kind."""
+    array = _records(content)[0].get(TERMS)
+    return None if array is None else _declared(TERMS, array).tobytes()
+
+
+def encode_answer(payload: bytes) -> RecordDict:
+    """What a party of a secure sum says."""
+    return _encode({ANSWER: np.frombuffer(payload, dtype=np.uint8)}, {})
+
+
+def decode_answer(content: RecordDict, most: int) -> bytes:
+    """What a party of a secure sum says in at most that many bytes; a report in the clear is refused as such."""
+    arrays, _ = _records(content)
+    if "model" in arrays or "local_gradient" in arrays:
+        raise RefusedError("answer in the clear", "it was asked to mask its report; what it sent is dropped")
+    _names(arrays, {ANSWER}, set())
+    if len(arrays[ANSWER].data) > most + _HEADER_BYTES:
+        raise RefusedError("answer-size", f"{len(arrays[ANSWER].data)} bytes; at most {most} are expected")
+    return _declared(ANSWER, arrays[ANSWER]).tobytes()
 
 
 def encode_report(report: Report) -> RecordDict:
@@ -232,7 +263,7 @@ def _counts(numbers: Mapping[str, int], *names: str) -> None:
 
 def _declared(name: str, array: Array) -> AnyArray:
     """An array from the fleet's own server, of the one dtype its name stands for."""
-    dtype = {"quotas": np.int64, "label_weights": np.float64}.get(name, np.float32)
+    dtype = _DTYPES.get(name, np.float32)
     return _exact(name, array, tuple(array.shape[:1]), dtype)
 
 

@@ -13,8 +13,6 @@ from flwr.app import Array, ArrayRecord, Context
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
 
-_KEY = "fedkeep.device"
-
 
 class DeviceMemory(Protocol):
     @property
@@ -32,15 +30,15 @@ class ContextMemory:
 
     durable = False
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, name: str = "device") -> None:
+        self._context, self._key = context, f"fedkeep.{name}"
 
     def load(self) -> State:
-        record = self._context.state.array_records.get(_KEY, ArrayRecord())
+        record = self._context.state.array_records.get(self._key, ArrayRecord())
         return {name: array.numpy() for name, array in record.items()}
 
     def save(self, state: State) -> None:
-        self._context.state[_KEY] = ArrayRecord({name: Array(np.asarray(a)) for name, a in state.items()})
+        self._context.state[self._key] = ArrayRecord({name: Array(np.asarray(a)) for name, a in state.items()})
 
 
 class FileMemory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,17 @@ class NodeDevice(Protocol):
     def participate(self, order: TrainOrder) -> Report: ...
 
     def evaluate(self, model: Vector) -> Evaluation: ...
+
+
+@runtime_checkable
+class HidingDevice(NodeDevice, Protocol):
+    """A device that can take part in secure sums."""
+
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        """Takes part, and keeps the report for masking; the answer is keys."""
+
+    def answer(self, question: bytes) -> bytes:
+        """The answer to a later exchange."""
 
 
 class CatchUpDevice:

@@ -14,6 +14,8 @@ from fedkeep.flower.codec import Sizes
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
+from fedkeep.privacy.sum_book import SumBook
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,20 @@ def open_strategy(
     run_config: UserConfig,
     **rounds: Any,
 ) -> FedkeepStrategy:
-    """The strategy that the tables `rounds` and `state` of the run config describe, resumed if they say so.
+    """The strategy that the tables `rounds`, `state` and `privacy` of the run config describe, resumed if they say so.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
     tables = tables_of(run_config)
     options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
-    if "privacy" in tables:
-        _refuse_unsound(tables["privacy"], server, options)
+    privacy = build(PrivacyOptions, tables.get("privacy", {}), "privacy")
+    _refuse_unsound(privacy, server, options)
     state = build(StateOptions, tables.get("state", {}), "state")
     if state.resume and not state.url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
     store = StateStore(state.url, state.run) if state.url else None
-    strategy = FedkeepStrategy(server, sizes, options, store)
+    sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None
+    strategy = FedkeepStrategy(server, sizes, options, store, sums)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:
@@ -62,11 +65,8 @@ def open_strategy(
     return strategy
 
 
-def _refuse_unsound(table: Table, server: Server, rounds: RoundOptions) -> None:
+def _refuse_unsound(privacy: PrivacyOptions, server: Server, rounds: RoundOptions) -> None:
     """Refuses what the devices' privacy excludes on the server's side."""
-    from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
-
-    privacy = build(PrivacyOptions, table, "privacy")
     refuse_conflicts(privacy, server.aggregation)
     if rounds.deterministic and privacy.may_end_in_silence:
         raise ConfigError(

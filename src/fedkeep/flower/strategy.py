@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
@@ -19,16 +19,21 @@ from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import PROFILE, Membership
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
+from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
+from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
 
-TRAIN, EVALUATE = "train", "evaluate"
+EVALUATE = "evaluate"
 _PAUSE_SECONDS = 0.5
 
 
 class FedkeepStrategy(Strategy):
-    """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save."""
+    """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
+
+    With `sums`, rounds are secure: the server learns sums only.
+    """
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class FedkeepStrategy(Strategy):
         sizes: codec.Sizes,
         options: RoundOptions = RoundOptions(),  # noqa: B008 - frozen
         store: StateStore | None = None,
+        sums: SumBook | None = None,
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes = sizes
@@ -45,12 +51,20 @@ class FedkeepStrategy(Strategy):
         self._membership = Membership(server, self._roster, sizes, self._refuse)
         self._sound = 0
         self._late: list[tuple[Asked, Message]] = []
+        self._secure: SecureRounds | None = None
+        if sums is not None:
+            self._parts["sums"] = sums
+            self._secure = SecureRounds(server, sums, self._roster, options, self._refuse, self._greet)
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
         saved = self.store.load() if self.store is not None else None
         if saved is None:
             return False
+        if any(name.startswith("sums/") for name in saved.state) != (self._secure is not None):
+            raise ConfigError(
+                "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
+            )
         for part, kept in self._parts.items():
             prefix = f"{part}/"
             kept.restore({n.removeprefix(prefix): a for n, a in saved.state.items() if n.startswith(prefix)})
@@ -65,6 +79,7 @@ class FedkeepStrategy(Strategy):
             began = time.monotonic()
             self._await_devices(grid, exchange, least=1)
             summary, quorate = self._play(grid, exchange)
+            exchange.abandon(summary.round - self.server.staleness)
             evaluation = self._evaluate(grid, exchange, summary.round)
             self._commit()
             for refusal in summary.refusals:
@@ -178,6 +193,8 @@ class FedkeepStrategy(Strategy):
     def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
         round_, options = self.server.round, self.options
+        if self._secure is not None:
+            return self._secure.play(exchange, self._chosen(sorted(self._roster.nodes())))
         orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, grid)}
         participants = sorted(self._number(node) for node in orders)
         wanted = options.wanted(len(self._roster.nodes()))
@@ -198,7 +215,6 @@ class FedkeepStrategy(Strategy):
         if not quorate:
             self.server.open_round(participants)
         summary = self.server.close_round()
-        exchange.abandon(round_ - self.server.staleness)
         return summary, quorate
 
     def _evaluate(self, grid: Grid, exchange: Exchange, round_: int) -> Mapping[str, float]:
@@ -225,8 +241,10 @@ class FedkeepStrategy(Strategy):
         for asked, reply in replies:
             if asked.kind == PROFILE:
                 self._membership.introduce(asked, reply)
-            else:
+            elif self._secure is None:
                 self._late.append((asked, reply))
+            elif asked.kind == TRAIN:
+                self._refuse(Refusal(self._number(asked.node), "late", f"it is not in the sum of round {asked.round}"))
 
     def _take(self, asked: Asked, reply: Message) -> None:
         """Takes in a reply, whatever it answers; what is not sound is refused and its sender named."""

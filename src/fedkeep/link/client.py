@@ -10,9 +10,11 @@ from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
+    Answered,
     AskProfile,
     AskStatus,
     AskStored,
+    AskSum,
     AskWhy,
     Erase,
     Erased,
@@ -67,6 +69,14 @@ class AgentClient:
     def participate(self, order: TrainOrder) -> Report:
         """Has the agent take part in a round (steps 4-6)."""
         return unpack_report(self._ask(pack_order(order), Reported))
+
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        """Has the agent take part in a secure sum and keep its report for masking."""
+        return self._ask(pack_order(order, terms), Answered).answer
+
+    def answer(self, question: bytes) -> bytes:
+        """The agent's answer to a later exchange of a secure sum."""
+        return self._ask(AskSum(question), Answered).answer
 
     def evaluate(self, model: Vector) -> Evaluated:
         """Loss and accuracy of a model on the agent's held-out samples, or on what it has stored."""

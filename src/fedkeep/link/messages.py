@@ -22,7 +22,7 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Participate(msgspec.Struct, frozen=True, tag=True):
-    """Take part in a round: train on what is stored and report. Answered by `Reported`."""
+    """Take part in a round: train on what is stored and report. Answered by `Reported`, or `Answered` under terms."""
 
     round: int
     model: Array
@@ -35,6 +35,14 @@ class Participate(msgspec.Struct, frozen=True, tag=True):
     quotas: Array | None = None
     label_weights: Array | None = None
     mass_per_slot: float = 0.0
+    terms: bytes | None = None
+    """Of a secure sum: the report is held back for masking, and keys are the answer."""
+
+
+class AskSum(msgspec.Struct, frozen=True, tag=True):
+    """A later exchange of a secure sum, whose bytes only its parties read. Answered by `Answered`."""
+
+    question: bytes
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +87,12 @@ class Reported(msgspec.Struct, frozen=True, tag=True):
     samples: int
     gradient_samples: int
     local_gradient: Array | None = None
+
+
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """What the device says in a secure sum."""
+
+    answer: bytes
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
@@ -163,8 +177,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-Request = Participate | Evaluate | AskProfile | AskStatus | AskStored | AskWhy | Erase
-Reply = Reported | Evaluated | Profiled | Status | StoredSummary | Reasons | Erased | Failed
+Request = Participate | AskSum | Evaluate | AskProfile | AskStatus | AskStored | AskWhy | Erase
+Reply = Reported | Answered | Evaluated | Profiled | Status | StoredSummary | Reasons | Erased | Failed
 
 _requests = msgspec.msgpack.Decoder(Request)
 _replies = msgspec.msgpack.Decoder(Reply)
@@ -204,7 +218,7 @@ def unpack(array: Array) -> AnyArray:
     return np.frombuffer(array.data, dtype).reshape(array.shape)
 
 
-def pack_order(order: TrainOrder) -> Participate:
+def pack_order(order: TrainOrder, terms: bytes | None = None) -> Participate:
     assignment, local = order.assignment, order.local
     return Participate(
         round=order.round,
@@ -218,6 +232,7 @@ def pack_order(order: TrainOrder) -> Participate:
         quotas=None if assignment is None else pack(assignment.quotas),
         label_weights=None if assignment is None else pack(assignment.label_weights),
         mass_per_slot=0.0 if assignment is None else assignment.mass_per_slot,
+        terms=terms,
     )
 
 

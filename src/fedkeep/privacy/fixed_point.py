@@ -69,61 +69,67 @@ def weighted_mean(total: FloatArray) -> FloatArray | None:
 
 
 class Differences:
-    """A device's side of a running sum (Eq. 8): it sends what changed since its last accepted report."""
+    """A device's side of a running sum (Eq. 8): it sends what changed since the sum last counted it."""
 
     def __init__(self, size: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> None:
         self._counted: Words = np.zeros(size, dtype)
         self._sent: Words = np.zeros(size, dtype)
-        self._sent_round = -1
-        self._epoch = 0
+        self._counted_in = self._sent_in = b""
 
-    def send(self, words: Words, round_: int, *, epoch: int, accepted_round: int | None) -> Words:
-        """What to add to the running sum so that this device counts with `words` and nothing older."""
-        if epoch != self._epoch:
-            self._counted, self._epoch = np.zeros_like(self._counted), epoch
-        elif accepted_round is not None and accepted_round >= self._sent_round >= 0:
-            self._counted = self._sent
-        self._sent, self._sent_round = words.copy(), round_
-        return words - self._counted
+    def knows(self, counted: bytes) -> bool:
+        """Whether this device remembers what it sent in the session in which the sum last counted it."""
+        return counted in (b"", self._counted_in, self._sent_in)
+
+    def send(self, words: Words | None, session: bytes, counted: bytes) -> Words:
+        """What to add to the running sum so that this device counts with `words`, or as before if there are none.
+
+        `counted` names the session in which the sum last counted this device; empty: it does not count yet.
+        """
+        if not self.knows(counted):
+            raise RefusedError("lost estimator", "what the sum counts of this device is not known here any more")
+        if not counted:
+            self._counted, self._counted_in = np.zeros_like(self._counted), b""
+        elif counted == self._sent_in:
+            self._counted, self._counted_in = self._sent, self._sent_in
+        self._sent, self._sent_in = (self._counted if words is None else words).copy(), session
+        return self._sent - self._counted
 
     def snapshot(self) -> State:
-        numbers = np.array([self._sent_round, self._epoch])
-        return {"counted": self._counted.copy(), "sent": self._sent.copy(), "numbers": numbers}
+        sessions = {"counted_in": self._counted_in, "sent_in": self._sent_in}
+        return {"counted": self._counted.copy(), "sent": self._sent.copy()} | {
+            name: np.frombuffer(session, dtype=np.uint8) for name, session in sessions.items()
+        }
 
     def restore(self, state: State) -> None:
         self._counted, self._sent = state["counted"].copy(), state["sent"].copy()
-        self._sent_round, self._epoch = state["numbers"].tolist()
+        self._counted_in, self._sent_in = state["counted_in"].tobytes(), state["sent_in"].tobytes()
 
 
 class RunningSum:
     """The server's side: it never sees a single summand, and in integers no rounding ever gathers.
 
-    Devices that left cannot be taken out of a sum nobody can look into: re-basing starts a new one, an epoch,
-    into which every device sends all it has when it next takes part.
+    Devices that left cannot be taken out of a sum nobody can look into: re-basing starts a new one, into which
+    every device sends all it has when it next takes part.
     """
 
     def __init__(self, size: int, grid: FixedPoint) -> None:
         self._grid = grid
         self._total: Words = np.zeros(size, grid.dtype)
-        self.epoch = 0
 
-    def add(self, differences: Words) -> None:
-        """Counts the unmasked sum of one round."""
+    def with_added(self, differences: Words) -> RunningSum:
+        """The sum after the unmasked differences of one round; this one stays as it is."""
         if differences.shape != self._total.shape or differences.dtype != self._total.dtype:
             raise RefusedError("sum of the wrong form", f"expected {self._total.shape} of {self._total.dtype}")
-        self._total = self._total + differences
-
-    def rebase(self) -> None:
-        """Starts a new epoch from nothing."""
-        self._total = np.zeros_like(self._total)
-        self.epoch += 1
+        after = RunningSum(len(self._total), self._grid)
+        after._total = self._total + differences
+        return after
 
     def values(self) -> FloatArray:
-        """The sum over all devices of what each last sent in this epoch."""
+        """The sum over all devices of what each last sent."""
         return self._grid.decode(self._total)
 
     def snapshot(self) -> State:
-        return {"total": self._total.copy(), "epoch": np.array(self.epoch)}
+        return {"total": self._total.copy()}
 
     def restore(self, state: State) -> None:
-        self._total, self.epoch = state["total"].copy(), int(state["epoch"])
+        self._total = state["total"].copy()

@@ -40,6 +40,10 @@ class PrivacyOptions:
     """What a device does with its budget spent: take part without an estimator, or not at all."""
     secure_sum: bool = False
     """Whether the server sees only sums of reports (secure aggregation)."""
+    sum_threshold: float = 0.5
+    """A sum needs more than this share of the devices asked for it; at least half, so that no two sums fit in one."""
+    sum_rebase: int = 500
+    """Rounds after which the running sum of estimators begins anew, so that nothing counts in it for ever."""
     encrypted_profiles: bool = False
     """Whether the server plans from profiles it cannot read."""
 
@@ -50,6 +54,10 @@ class PrivacyOptions:
                 raise ValueError(f"{key} must be a finite number above 0, got {value}")
         if self.resends < 0:
             raise ValueError(f"resends must be 0 or more, got {self.resends}")
+        if not 0.5 <= self.sum_threshold <= 1:
+            raise ValueError(f"sum_threshold must be at least 0.5 and at most 1, got {self.sum_threshold}")
+        if self.sum_rebase < 1:
+            raise ValueError(f"sum_rebase must be 1 or more rounds, got {self.sum_rebase}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, got {self.delta}")
         if self.epsilon is not None and not self.protect:
@@ -65,6 +73,10 @@ class PrivacyOptions:
     def may_end_in_silence(self) -> bool:
         """Whether a device with its budget spent takes no part any more."""
         return self.epsilon is not None and (self.when_spent == "absent" or "model" in self.protect)
+
+    def threshold(self, asked: int) -> int:
+        """How many of the devices asked must stay to the end of a secure sum."""
+        return min(asked, int(self.sum_threshold * asked) + 1)
 
     def planned_releases(self) -> int:
         """How many releases about one unit the budget is made for; a profile is told once."""

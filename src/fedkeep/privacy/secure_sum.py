@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import DeviceId
+from fedkeep.core.types import DeviceId, State
 from fedkeep.privacy import masks
 from fedkeep.privacy.fixed_point import Words
 
@@ -48,10 +49,34 @@ class Unmasking:
     masking_keys: Mapping[DeviceId, bytes]
 
 
+def usable(keys: PublicKeys) -> PublicKeys:
+    """The keys, if devices can agree on something with their owner; else every other device would fail at them."""
+    for key in (keys.masking, keys.sealing):
+        masks.agree(masks.fresh_seed(), key, b"trial")
+    return keys
+
+
 def require_threshold(threshold: int, count: int) -> None:
-    """Refuses thresholds under which a server could unmask twice, with two halves of the devices."""
+    """Refuses thresholds under which a server could unmask twice, with two halves of the devices, or see one alone."""
     if not count // 2 < threshold <= count:
         raise RefusedError("threshold", f"{threshold} of {count} devices: it must be more than half, at most all")
+    if threshold < 2:
+        raise RefusedError("threshold", "a sum over one device hides nothing: at least two must take part")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What a device must remember of a sum between two messages."""
+
+    device: DeviceId
+    session: bytes
+    threshold: int
+    own_mask: bytes
+    masking: bytes
+    sealing: bytes
+    roster: dict[DeviceId, PublicKeys]
+    envelopes: dict[DeviceId, bytes]
+    masked: bool
+    unmasked: bool
 
 
 class MaskingDevice:
@@ -115,6 +140,24 @@ class MaskingDevice:
                 keys[peer] = shares[masks.SHARE_BYTES :]
         return Unmasking(own, keys)
 
+    def snapshot(self) -> State:
+        """All of it, secrets included: whoever keeps this between two messages keeps it as safe as the samples."""
+        kept = _Kept(
+            self._device, self._session, self._threshold, self._own_mask, self._masking, self._sealing,
+            self._roster, self._envelopes, self._masked, self._unmasked,
+        )  # fmt: skip
+        return {"masking": np.frombuffer(msgspec.msgpack.encode(kept), dtype=np.uint8)}
+
+    @classmethod
+    def restored(cls, state: State) -> MaskingDevice:
+        """The device that `snapshot` described: what it has done once it does not do again."""
+        kept = msgspec.msgpack.decode(state["masking"].tobytes(), type=_Kept)
+        device = cls(kept.device, kept.session, kept.threshold)
+        device._own_mask, device._masking, device._sealing = kept.own_mask, kept.masking, kept.sealing
+        device._roster, device._envelopes = kept.roster, kept.envelopes
+        device._masked, device._unmasked = kept.masked, kept.unmasked
+        return device
+
     def _sealing_key(self, peer: DeviceId) -> bytes:
         return masks.agree(self._sealing, self._roster[peer].sealing, b"seal" + self._session)
 
@@ -132,7 +175,7 @@ class SumServer:
         self._masked: dict[DeviceId, Words] = {}
 
     def open(self, keys: Mapping[DeviceId, PublicKeys]) -> dict[DeviceId, PublicKeys]:
-        """After exchange 1: the roster to send to all."""
+        """After exchange 1: the roster to send to all; keys must be `usable`."""
         require_threshold(self._threshold, len(keys))
         self._roster = dict(sorted(keys.items()))
         return self._roster
@@ -189,7 +232,8 @@ class SumServer:
         return left
 
     def _recover(self, shares: Mapping[DeviceId, bytes | None]) -> bytes:
-        numbered = [(i + 1, share) for i, device in enumerate(self._roster) if (share := shares.get(device))]
+        whole = ((i + 1, shares.get(device)) for i, device in enumerate(self._roster))
+        numbered = [(i, share) for i, share in whole if share is not None and len(share) == masks.SHARE_BYTES]
         self._require(len(numbered))
         return masks.combine(numbered[: self._threshold])
 

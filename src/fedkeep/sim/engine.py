@@ -17,6 +17,7 @@ from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.evaluation import Evaluated, evaluate
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.guards import refuse_alone
 
 
 @dataclass(eq=False)
@@ -55,6 +56,7 @@ class Simulator:
     """
 
     def __init__(self, experiment: Experiment, data: Federation | None = None, *, eager: bool = False) -> None:
+        refuse_alone(experiment)
         self.experiment = experiment
         self.parts: Assembly = assemble(experiment, data)
         self.server: Server = self.parts.server

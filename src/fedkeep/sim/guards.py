@@ -90,10 +90,16 @@ def guards_for(experiment: Experiment) -> Guards:
     """The guards of an experiment; options under which its guarantee would not hold are refused."""
     options, estimator = experiment.privacy, experiment.estimator
     refuse_conflicts(options, experiment.aggregation)
-    if options.secure_sum or options.encrypted_profiles:
-        raise ConfigError("privacy.secure_sum and privacy.encrypted_profiles hide nothing in one process: deploy them")
     if options.protects("estimator") and "exact" in (estimator.name, estimator.cold_start):
         raise ConfigError("estimator 'exact' shows the server gradients without noise: not with privacy.epsilon")
     if options.protects("estimator") and options.unit == "sample" and estimator.name == "stored":
         raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
     return Guards(options, experiment.seed)
+
+
+def refuse_alone(experiment: Experiment) -> None:
+    """Refuses what hides something only between machines."""
+    options = experiment.privacy
+    refuse_conflicts(options, experiment.aggregation)
+    if options.secure_sum or options.encrypted_profiles:
+        raise ConfigError("privacy.secure_sum and privacy.encrypted_profiles hide nothing in one process: deploy them")

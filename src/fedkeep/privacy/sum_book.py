@@ -1,0 +1,154 @@
+"""The server in secure rounds: what it asks devices to add up, and what it makes of their sums."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from fedkeep.core.aggregation import UpdateSum
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.estimators import GivenEstimator, IncrementalEstimator, ParticipantsEstimator
+from fedkeep.core.screening import Limits
+from fedkeep.core.server import RoundSummary, Server
+from fedkeep.core.types import DeviceId, State, Vector
+from fedkeep.privacy.fixed_point import RunningSum, Words, weighted_mean
+from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
+from fedkeep.privacy.secure_sum import SumServer
+from fedkeep.privacy.sum_messages import SESSION_BYTES, SumTerms, estimator_grid, grid
+
+_WORDS = np.dtype("<u8")
+_HEADROOM = 16.0
+"""How many times faster than today's fastest device one may become before its rate is cut until the next re-basing."""
+_DEPARTED = 0.1
+"""The share of the running sum, by rate, that may be of devices that have left."""
+
+
+class OpenSum(SumServer):
+    """A sum under way, and the terms each device was asked on."""
+
+    def __init__(self, terms: Mapping[DeviceId, SumTerms], model_size: int) -> None:
+        first = next(iter(terms.values()))
+        size = model_size + 2 + (first.gradient_size + 1 if first.gradient_size else 0)
+        super().__init__(first.session, first.threshold, size, _WORDS)
+        self.terms, self.session, self.size, self.threshold = terms, first.session, size, first.threshold
+
+
+class SumBook:
+    """Opens and closes sums, and remembers what the running sum of estimators counts of whom (Eq. 8).
+
+    Its state is committed together with the server's: after a crash both are those of the same round.
+    """
+
+    def __init__(self, server: Server, options: PrivacyOptions, gradient_size: int) -> None:
+        refuse_conflicts(options, server.aggregation)
+        _refuse_unbounded(server.limits)
+        self._server, self._options = server, options
+        estimator = server.estimator
+        self._runs = isinstance(estimator, IncrementalEstimator)
+        self._rebase_every = options.sum_rebase
+        if isinstance(estimator, IncrementalEstimator) and estimator.max_age is not None:
+            self._rebase_every = min(estimator.max_age, options.sum_rebase)
+        estimates = self._runs or isinstance(estimator, ParticipantsEstimator)
+        self._gradient_size = gradient_size if estimates else 0
+        self._running = self._empty()
+        self._counted: dict[DeviceId, tuple[bytes, float]] = {}
+        self._unit = 0.0
+        self._based = server.round
+        server.estimator = GivenEstimator(estimator.direction())
+
+    def open(self, participants: Sequence[DeviceId]) -> OpenSum:
+        """A new sum over these devices, with the terms for each; its session is never used again."""
+        server, count = self._server, len(participants)
+        session = secrets.token_bytes(SESSION_BYTES)
+        heaviest = {device: server.heaviest(device) for device in participants}
+        if not np.isfinite(max(heaviest.values(), default=0.0)):
+            raise RefusedError("no plan", "without one nobody knows how much a report may weigh: coordinate first")
+        if not self._unit:
+            self._unit = _HEADROOM * max(server.rate(device) for device in self._members() | set(participants)) or 1.0
+        terms = {
+            device: SumTerms(
+                session=session,
+                device=device,
+                threshold=self._options.threshold(count),
+                summands=count,
+                update_norm=server.limits.update_norm,
+                gradient_norm=server.limits.gradient_norm,
+                gradient_size=self._gradient_size,
+                heaviest=heaviest[device],
+                weight_unit=max(heaviest.values()) or 1.0,
+                rate=min(server.rate(device) / self._unit, 1.0),
+                counted=self._counted.get(device, (b"", 0.0))[0],
+                per_step=server.aggregation.name == "fednova",
+            )
+            for device in participants
+        }
+        return OpenSum(terms, len(server.model))
+
+    def close(self, opened: OpenSum, survivors: Collection[DeviceId], lost: bool, total: Words) -> RoundSummary:
+        """Moves the server on by the sum over the survivors, or raises and leaves everything as it was.
+
+        Re-basing takes effect with the next round, so that what devices are told is what was committed.
+        """
+        size = len(self._server.model)
+        terms = next(iter(opened.terms.values()))
+        numbers = terms.update_grid.decode(total[: size + 2])
+        running = self._running
+        if self._gradient_size:
+            running = (running if self._runs else self._empty()).with_added(total[size + 2 :])
+        round_ = self._server.round
+        mean = weighted_mean(running.values()) if self._gradient_size else None
+        direction: Vector | None = None if mean is None else mean.astype(np.float32)
+        update = UpdateSum(numbers[:size], float(numbers[size]), float(numbers[size + 1]))
+        summary = self._server.close_sum(survivors, update, direction)
+        if self._runs:
+            self._running = running
+            self._counted |= {d: (opened.session, opened.terms[d].rate) for d in survivors}
+            if lost or round_ + 1 - self._based >= self._rebase_every or self._departed() > _DEPARTED:
+                self.rebase()
+        return summary
+
+    def rebase(self) -> None:
+        """Begins the running sum anew; g_hat stays as it is until the next round closes."""
+        self._running, self._counted, self._unit, self._based = self._empty(), {}, 0.0, self._server.round
+
+    def snapshot(self) -> State:
+        devices = sorted(self._counted)
+        sessions = b"".join(self._counted[device][0] for device in devices)
+        return {
+            **self._running.snapshot(),
+            "devices": np.array(devices, dtype=np.int64),
+            "sessions": np.frombuffer(sessions, dtype=np.uint8),
+            "rates": np.array([self._counted[device][1] for device in devices], dtype=np.float64),
+            "unit": np.array(self._unit),
+            "based": np.array(self._based),
+        }
+
+    def restore(self, state: State) -> None:
+        self._running.restore(state)
+        sessions = state["sessions"].reshape(-1, SESSION_BYTES)
+        known = zip((session.tobytes() for session in sessions), state["rates"].tolist(), strict=True)
+        self._counted = dict(zip(state["devices"].tolist(), known, strict=True))
+        self._unit, self._based = float(state["unit"]), int(state["based"])
+
+    def _departed(self) -> float:
+        """The share of the running sum that is of devices no longer planned for."""
+        present = self._members()
+        gone = sum(rate for device, (_, rate) in self._counted.items() if device not in present)
+        return gone / (sum(rate for _, rate in self._counted.values()) or 1.0)
+
+    def _members(self) -> set[DeviceId]:
+        return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
+
+    def _empty(self) -> RunningSum:
+        return RunningSum(self._gradient_size + 1, estimator_grid(self._server.limits.gradient_norm))
+
+
+def _refuse_unbounded(limits: Limits) -> None:
+    """Sums need bounds: refuses limits that no grid can hold."""
+    for key in ("update_norm", "gradient_norm"):
+        try:
+            grid(getattr(limits, key), 1)
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"privacy.secure_sum needs a finite limits.{key}: {error}") from error

@@ -1,0 +1,140 @@
+"""A device in secure rounds: its finished report is held back and leaves under masks, or not at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.screening import Limits, screen_report
+from fedkeep.core.types import FloatArray, Report, State, TrainOrder, Vector
+from fedkeep.privacy.fixed_point import Differences, Words, weighted
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.secure_sum import MaskingDevice
+from fedkeep.privacy.sum_messages import (
+    SESSION_BYTES,
+    Envelopes,
+    Keys,
+    MaskedWords,
+    Reply,
+    Roster,
+    Shares,
+    SumTerms,
+    Survivors,
+    decode,
+    decode_request,
+    encode,
+)
+
+_WORDS = np.dtype("<u8")
+
+
+@dataclass(eq=False)
+class _Held:
+    """A sum under way: the device's part in it, and the report on its grid."""
+
+    session: bytes
+    device: MaskingDevice
+    words: Words
+
+
+class SumMember:
+    """Answers the four exchanges of each secure round; one sum at a time, and a new one ends the old.
+
+    `differences` must be kept durably; a sum under way need not be: a device that forgets it has dropped out.
+    """
+
+    def __init__(self, options: PrivacyOptions, gradient_size: int) -> None:
+        self._options = options
+        self.differences = Differences(gradient_size + 1, _WORDS)
+        self._gradient_size = gradient_size
+        self._held: _Held | None = None
+
+    def terms(self, payload: bytes) -> SumTerms:
+        """The terms of a sum, if this device may take part on them; to be asked before it trains."""
+        terms = decode(payload, SumTerms)
+        if len(terms.session) != SESSION_BYTES or terms.gradient_size not in (0, self._gradient_size):
+            raise RefusedError("sum-terms", "they are not those of a sum over this fleet's reports")
+        if terms.threshold < max(2, self._options.threshold(terms.summands)):
+            asked = f"{terms.threshold} of {terms.summands} devices"
+            raise RefusedError("threshold", f"{asked} are fewer than privacy.sum_threshold wants: nothing was sent")
+        bounds = (terms.update_norm, terms.gradient_norm, terms.weight_unit)
+        if not (all(0 < bound < math.inf for bound in bounds) and terms.heaviest >= 0 and 0 <= terms.rate <= 1):
+            raise RefusedError("sum-terms", "their limits fit no grid")
+        return terms
+
+    def hold(self, report: Report, order: TrainOrder, terms: SumTerms) -> bytes:
+        """Checks the report as a server would, puts it on the grid and keeps it; the answer is keys only."""
+        self._held = None
+        lost = not self.differences.knows(terms.counted)
+        if lost or not terms.gradient_size:
+            report = replace(report, local_gradient=None, gradient_samples=0)
+        limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
+        sound = screen_report(report, order.model, terms.gradient_size, terms.heaviest, limits)
+        words = [terms.update_grid.encode(_update(sound, order.model, terms))]
+        if terms.gradient_size:
+            words.append(self._news(sound, terms) if not lost else np.zeros(terms.gradient_size + 1, _WORDS))
+        device = MaskingDevice(terms.device, terms.session, terms.threshold)
+        self._held = _Held(terms.session, device, np.concatenate(words))
+        return encode(Keys(terms.session, device.keys(), lost))
+
+    def answer(self, payload: bytes) -> bytes:
+        """The answer to one of the other exchanges."""
+        request = decode_request(payload)
+        held = self._held
+        if held is None or held.session != request.session:
+            raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
+        reply = _reply(held, request)
+        if isinstance(request, Survivors):
+            self._held = None
+        return encode(reply)
+
+    def snapshot(self) -> State:
+        """Everything, for devices that live for one message only."""
+        state = {f"differences.{name}": array for name, array in self.differences.snapshot().items()}
+        if self._held is not None:
+            state |= {f"held.{name}": array for name, array in self._held.device.snapshot().items()}
+            state |= {
+                "held.session": np.frombuffer(self._held.session, dtype=np.uint8),
+                "held.words": self._held.words,
+            }
+        return state
+
+    def restore(self, state: State) -> None:
+        self.differences.restore(_under("differences.", state))
+        held = _under("held.", state)
+        self._held = None
+        if held:
+            self._held = _Held(held["session"].tobytes(), MaskingDevice.restored(held), held["words"].copy())
+
+    def _news(self, report: Report, terms: SumTerms) -> Words:
+        """What the running sum has to add for this device; zeros if nothing has arrived since it was last counted."""
+        gradient = report.local_gradient
+        words = None if gradient is None else terms.estimator_grid.encode(weighted(gradient, terms.rate))
+        return self.differences.send(words, terms.session, terms.counted)
+
+
+def _update(report: Report, model: Vector, terms: SumTerms) -> FloatArray:
+    """The update times its weight, the weight, and the local steps times the weight where they count."""
+    weight = report.weight / terms.weight_unit
+    steps = max(report.steps, 1) if terms.per_step else 1
+    update = (report.model.astype(np.float64) - model) * (weight / steps)
+    return np.append(update, [weight, weight * steps if terms.per_step else 0.0])
+
+
+def _reply(held: _Held, request: Roster | Envelopes | Survivors) -> Reply:
+    match request:
+        case Roster():
+            return Envelopes(held.session, held.device.share(request.keys))
+        case Envelopes():
+            masked = held.device.mask(held.words, request.envelopes)
+            return MaskedWords(held.session, masked.words.astype(_WORDS).tobytes())
+        case Survivors():
+            shares = held.device.unmask(request.devices)
+            return Shares(held.session, dict(shares.own_masks), dict(shares.masking_keys))
+
+
+def _under(prefix: str, state: State) -> State:
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

@@ -1,0 +1,160 @@
+"""Agents in secure sums: over the socket's messages, through restarts, and never in the clear."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep.agent.assembly import Assembly
+from fedkeep.agent.evaluation import Evaluator
+from fedkeep.agent.service import Service
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.types import TrainOrder
+from fedkeep.link.messages import Answered, AskSum, Failed, encode, pack_order
+from tests.agent.builders import SHAPE, arrival, make_agent, order
+
+pytest.importorskip("Crypto", reason="needs the privacy extra")
+
+from fedkeep.privacy import sum_messages as told
+from fedkeep.privacy.fixed_point import weighted_mean
+from fedkeep.privacy.secure_sum import Masked, Unmasking
+from fedkeep.privacy.sum_book import OpenSum
+
+SECURE = {"secure_sum": True}
+
+
+def streaming(folder: Path, seed: int, **privacy: object) -> Assembly:
+    folder.mkdir(exist_ok=True)
+    assembly = make_agent(folder, privacy={**SECURE, **privacy})
+    feed(assembly, 100 * seed)
+    return assembly
+
+
+def feed(assembly: Assembly, first: int) -> None:
+    for id_ in range(first, first + 20):
+        assembly.agent.intake.offer(arrival(id_), wait=True)
+    while assembly.agent.step(0.0):
+        pass
+
+
+def terms(assembly: Assembly, device: int, session: bytes, counted: bytes = b"") -> told.SumTerms:
+    size = assembly.agent.device.learner.gradient_size
+    return told.SumTerms(session, device, 2, 3, 1e3, 1e3, size, 50.0, 50.0, 0.5, counted)
+
+
+def session(number: int) -> bytes:
+    return bytes([number]) * told.SESSION_BYTES
+
+
+def summed(agents: dict[int, Assembly], sent: TrainOrder, number: int, counted: bytes = b"") -> np.ndarray:
+    """What the server learns of one secure round over these agents."""
+    agreed = {d: terms(a, d, session(number), counted) for d, a in agents.items()}
+    opened = OpenSum(agreed, len(sent.model))
+    keys = {d: told.decode(a.agent.hold(sent, told.encode(agreed[d])), told.Keys) for d, a in agents.items()}
+    roster = opened.open({d: k.keys for d, k in keys.items()})
+
+    def ask(device: int, question: told.Request) -> bytes:
+        return agents[device].agent.answer(told.encode(question))
+
+    sealed = {d: told.decode(ask(d, told.Roster(opened.session, roster)), told.Envelopes) for d in agents}
+    for d, envelopes in opened.route({d: e.envelopes for d, e in sealed.items()}).items():
+        masked = told.decode(ask(d, told.Envelopes(opened.session, envelopes)), told.MaskedWords)
+        opened.receive(d, Masked(masked.session, np.frombuffer(masked.words, dtype="<u8")))
+    survivors = told.Survivors(opened.session, opened.survivors())
+    shares = {d: told.decode(ask(d, survivors), told.Shares) for d in agents}
+    return opened.total({d: Unmasking(s.own_masks, s.masking_keys) for d, s in shares.items()})
+
+
+def test_three_agents_sum_what_they_would_have_sent(tmp_path: Path) -> None:
+    hidden = {d: streaming(tmp_path / f"{d}", d) for d in range(3)}
+    clear = {d: streaming(tmp_path / f"clear-{d}", d, secure_sum=False) for d in range(3)}
+    try:
+        installed = order(hidden[0])
+        for assembly in [*hidden.values(), *clear.values()]:
+            assembly.agent.device.install(installed.model)
+        for d in range(3):
+            feed(hidden[d], 1000 * (d + 1))
+            feed(clear[d], 1000 * (d + 1))
+        sent = order(hidden[0], 1)
+        reports = [assembly.agent.participate(sent) for assembly in clear.values()]
+        total, size = summed(hidden, sent, 1), len(sent.model)
+    finally:
+        for assembly in [*hidden.values(), *clear.values()]:
+            assembly.disk.close()
+    some = terms(hidden[0], 0, session(1))
+    update = weighted_mean(some.update_grid.decode(total[: size + 1]))
+    estimate = weighted_mean(some.estimator_grid.decode(total[size + 2 :]))
+    weights = np.array([r.weight for r in reports])
+    updates = np.stack([r.model.astype(np.float64) - sent.model for r in reports])
+    np.testing.assert_allclose(update, weights @ updates / weights.sum(), atol=1e-9)
+    np.testing.assert_allclose(estimate, np.mean([r.local_gradient for r in reports], axis=0), atol=1e-6)
+
+
+def test_a_restart_is_a_dropout_that_loses_nothing(tmp_path: Path) -> None:
+    agents = {d: streaming(tmp_path / f"{d}", d) for d in range(3)}
+    first = order(agents[0])
+    for d, assembly in agents.items():
+        assembly.agent.device.install(first.model)
+        feed(assembly, 1000 * (d + 1))
+    summed(agents, first, 1)
+    agents[0].agent.hold(replace(first, round=1), told.encode(terms(agents[0], 0, session(2), session(1))))
+    agents[0].disk.close()
+    agents[0] = make_agent(tmp_path / "0", privacy=SECURE)
+    try:
+        with pytest.raises(RefusedError, match="another sum"):
+            agents[0].agent.answer(told.encode(told.Survivors(session(2), (0, 1, 2))))
+        again = agents[0].agent.hold(replace(first, round=2), told.encode(terms(agents[0], 0, session(3), session(1))))
+        assert not told.decode(again, told.Keys).lost
+    finally:
+        for assembly in agents.values():
+            assembly.disk.close()
+
+
+def test_an_agent_that_forgot_what_counts_says_so(tmp_path: Path) -> None:
+    assembly = streaming(tmp_path, 0)
+    try:
+        answer = assembly.agent.hold(order(assembly), told.encode(terms(assembly, 0, session(2), session(1))))
+        assert told.decode(answer, told.Keys).lost
+    finally:
+        assembly.disk.close()
+
+
+def test_neither_side_falls_back_to_the_clear(tmp_path: Path) -> None:
+    secure, plain = streaming(tmp_path / "secure", 0), streaming(tmp_path / "plain", 0, secure_sum=False)
+    services = [
+        Service(a.agent, Evaluator(a.agent, None, SHAPE), tmp_path / f"{i}.sock") for i, a in enumerate((secure, plain))
+    ]
+    try:
+        asked = order(secure)
+        refused = services[0].answer(encode(pack_order(asked)))
+        assert isinstance(refused, Failed)
+        assert "secure orders only" in refused.detail
+        some = told.encode(terms(secure, 0, session(1)))
+        assert isinstance(services[0].answer(encode(pack_order(asked, some))), Answered)
+        for request in (pack_order(asked, some), AskSum(b"")):
+            answer = services[1].answer(encode(request))
+            assert isinstance(answer, Failed)
+            assert "masks nothing" in answer.detail
+    finally:
+        for service, assembly in zip(services, (secure, plain), strict=True):
+            service.close()
+            assembly.disk.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threshold": 1}, {"threshold": 1, "summands": 1}, {"session": b"short"}, {"rate": 2.0}, {"weight_unit": 0.0}],
+)
+def test_terms_under_which_a_report_would_show_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    assembly = streaming(tmp_path, 0)
+    before = assembly.agent.device.model
+    fields = {name: getattr(some, name) for some in [terms(assembly, 0, session(1))] for name in some.__struct_fields__}
+    try:
+        with pytest.raises(RefusedError):
+            assembly.agent.hold(order(assembly), told.encode(told.SumTerms(**(fields | change))))
+        assert assembly.agent.device.model is before
+    finally:
+        assembly.disk.close()
