@@ -11,6 +11,7 @@ import pytest
 from fedkeep.records import End, Evaluation, Header, Line, Run, compare
 from fedkeep.records.metrics import final_accuracy, rounds_to
 from fedkeep.records.student import coverage, interval, quantile
+from fedkeep.records.tables import tables
 
 
 def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = "") -> Run:
@@ -77,6 +78,14 @@ def test_ratios_average_geometrically_over_the_seeds_that_got_there() -> None:
 def test_without_the_base_there_is_no_ratio() -> None:
     ratio = compare([run("ode", 0, FIFO)]).rows[0].ratios[0]
     assert (ratio.value, ratio.reached, ratio.seeds) == (None, 0, 0)
+
+
+def test_a_table_has_columns_for_the_bases_that_ran() -> None:
+    (alone,) = tables(compare([run("ode", 0, FIFO)]))
+    assert alone.columns == ("method", "seeds", "final accuracy")
+    (both,) = tables(compare([run("ode", 0, FIFO), run("fifo", 0, FIFO)]))
+    assert both.columns == ("method", "seeds", "final accuracy", "vs fifo")
+    assert {len(row) for row in (*alone.rows, *both.rows)} == {3, 4}
 
 
 def test_a_method_is_compared_within_its_setting() -> None:
