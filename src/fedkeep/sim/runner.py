@@ -63,20 +63,16 @@ class _Run:
     def __init__(self, cell: Cell, path: Path, *, resume: bool) -> None:
         self.cell = cell
         self.simulator = Simulator(cell.experiment)
-        self.recorder = Recorder(path)
         self._checkpoint = path.with_suffix(".checkpoint")
         self._saved = 0
         self._seconds = 0.0
-        state = load_checkpoint(self._checkpoint) if resume else None
-        if state is not None and str(state.pop("config_hash")) == cell.experiment.digest():
-            self._seconds = float(state.pop("seconds"))
-            self.simulator.restore(state)
-            self._saved = self.simulator.server.round
+        resumed = resume and self._restore()
+        self.recorder = Recorder(path)
+        self._observer = Observer(self.simulator)
+        if resumed:
             self.recorder.truncate_after(self._saved)
-            self._observer = Observer(self.simulator)
         else:
             self.recorder.start(_header(cell, self.simulator))
-            self._observer = Observer(self.simulator)
             for line in self._observer.opening():
                 self.recorder.write(line)
         self._began = time.perf_counter()
@@ -97,6 +93,16 @@ class _Run:
         digest = hashlib.sha256(self.simulator.server.model.tobytes()).hexdigest()
         self.recorder.write(End(round=self.simulator.server.round, digest=digest))
         self._checkpoint.unlink(missing_ok=True)
+
+    def _restore(self) -> bool:
+        """Goes back to the last checkpoint; False if there is none of this very experiment."""
+        state = load_checkpoint(self._checkpoint)
+        if state is None or str(state.pop("config_hash")) != self.cell.experiment.digest():
+            return False
+        self._seconds = float(state.pop("seconds"))
+        self.simulator.restore(state)
+        self._saved = self.simulator.server.round
+        return True
 
     def _save(self, round_: int) -> None:
         state = self.simulator.snapshot()
