@@ -44,6 +44,9 @@ class _File:
     def clear(self) -> None:
         os.ftruncate(self._descriptor, 0)
 
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
     def close(self) -> None:
         os.close(self._descriptor)
 
@@ -89,6 +92,11 @@ class Recorder:
     def write(self, line: Line) -> None:
         """Appends the line; a `Timing` goes to its own file."""
         (self._timing if isinstance(line, Timing) else self._run).append(line)
+
+    def sync(self) -> None:
+        """Puts on the disk what was written, to be called before a checkpoint that relies on it."""
+        self._run.sync()
+        self._timing.sync()
 
     def close(self) -> None:
         self._run.close()

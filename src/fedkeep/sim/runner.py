@@ -14,6 +14,7 @@ import numpy as np
 import fedkeep
 from fedkeep.core.errors import DataError
 from fedkeep.records import End, Header, Recorder, Timing, read_run
+from fedkeep.records.reader import begins_with_header
 from fedkeep.sim.checkpoint import load_checkpoint, save_checkpoint
 from fedkeep.sim.engine import RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
@@ -66,7 +67,7 @@ class _Run:
         self._checkpoint = path.with_suffix(".checkpoint")
         self._saved = 0
         self._seconds = 0.0
-        resumed = resume and self._restore()
+        resumed = resume and begins_with_header(path) and self._restore()
         self.recorder = Recorder(path)
         self._observer = Observer(self.simulator)
         if resumed:
@@ -108,6 +109,7 @@ class _Run:
         state = self.simulator.snapshot()
         state["config_hash"] = np.array(self.cell.experiment.digest())
         state["seconds"] = np.array(self._elapsed())
+        self.recorder.sync()
         save_checkpoint(self._checkpoint, state)
         self._saved = round_
 
