@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.records import End, Evaluation, Header, Line, Run, compare
+from fedkeep.records import End, Evaluation, Header, Line, Round, Run, compare
 from fedkeep.records.metrics import final_accuracy, rounds_to
 from fedkeep.records.student import coverage, interval, quantile
+from fedkeep.records.tables import tables
 
 
 def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = "") -> Run:
@@ -79,6 +80,14 @@ def test_without_the_base_there_is_no_ratio() -> None:
     assert (ratio.value, ratio.reached, ratio.seeds) == (None, 0, 0)
 
 
+def test_a_table_has_columns_for_the_bases_that_ran() -> None:
+    (alone,) = tables(compare([run("ode", 0, FIFO)]))
+    assert alone.columns == ("method", "seeds", "final accuracy")
+    (both,) = tables(compare([run("ode", 0, FIFO), run("fifo", 0, FIFO)]))
+    assert both.columns == ("method", "seeds", "final accuracy", "vs fifo")
+    assert {len(row) for row in (*alone.rows, *both.rows)} == {3, 4}
+
+
 def test_a_method_is_compared_within_its_setting() -> None:
     slow: dict[int, float | None] = {40: 0.5}
     runs = [run("fifo", 0, slow, setting="small"), run("fifo", 0, {10: 0.5}, setting="large")]
@@ -120,3 +129,14 @@ def test_what_is_unfinished_empty_or_there_twice_is_told() -> None:
         "ode-2: left out, ode-2 has the same task, method and seed",
         "not finished, counted as far as they got: ode-0 (round 120)",
     )
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"), [({"large-update": 7, "weight-cut": 9}, True), ({"weight-cut": 9}, False)]
+)
+def test_a_run_whose_reports_were_mostly_refused_is_told(refused: dict[str, int], told: bool) -> None:
+    good = run("ode", 0, {0: 0.1, 10: 0.1})
+    rounds = Round(round=10, participants=(1, 2), participations=10, refused_reports=refused)
+    bad = Run(good.path, good.header, (*good.lines[:-1], rounds, good.lines[-1]))
+    notes = compare([bad]).notes
+    assert notes == (("ode-0: 7 of 10 reports were refused, most of them for 'large-update'",) if told else ())

@@ -230,6 +230,17 @@ def test_a_record_that_cannot_be_written_says_why(tmp_path: Path) -> None:
         Recorder(tmp_path / "file" / "run.jsonl")
 
 
+def test_a_record_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Recorder(path) as first:
+        first.start(HEADER)
+        with pytest.raises(DataError, match=r"run\.jsonl is being written by another process"):
+            Recorder(path)
+    with Recorder(path) as second:
+        second.write(Evaluation(round=1, accuracy=0.5, loss=1.0))
+    assert read_run(path).lines == (HEADER, Evaluation(round=1, accuracy=0.5, loss=1.0))
+
+
 def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write(path, HEADER)

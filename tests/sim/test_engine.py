@@ -139,6 +139,22 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(tmp_path: Path) -> Non
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
 
 
+def test_a_run_whose_record_is_gone_starts_anew_though_its_checkpoint_is_there(tmp_path: Path) -> None:
+    cell = cells()[0]
+    play(cell, tmp_path / "whole")
+
+    def stop(round_: int, accuracy: float | None) -> None:
+        if round_ == 21:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(cell, tmp_path / "parts", progress=stop)
+    assert list((tmp_path / "parts").glob("*.checkpoint"))
+    record_path(cell, tmp_path / "parts").unlink()
+    play(cell, tmp_path / "parts", resume=True)
+    assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
+
+
 def test_a_run_killed_outright_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     file = tmp_path / "kill.toml"
     file.write_text(

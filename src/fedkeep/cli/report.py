@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.names import did_you_mean
 from fedkeep.evidence.document import write_results
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
 from fedkeep.web.report import html as page
+
+_BASES = ["fifo", "reservoir"]
 
 
 def report(
@@ -29,7 +32,7 @@ def report(
     ] = False,
     base: Annotated[
         list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
-    ] = ["fifo", "reservoir"],  # noqa: B006
+    ] = _BASES,
 ) -> None:
     """Compare the methods of all runs in a directory.
 
@@ -40,12 +43,19 @@ def report(
             typer.echo(f"wrote {path}", err=True)
         return
     runs = read_runs(directory)
+    _refuse_unknown(base, {run.header.method for run in runs})
     comparison = compare(runs, base)
     print_tables(comparison)
     if markdown is not None:
         _write(markdown, words.markdown(comparison))
     if html is not None:
         write_page(html, runs, comparison, directory.resolve().name)
+
+
+def _refuse_unknown(bases: Sequence[str], methods: Collection[str]) -> None:
+    for base in bases:
+        if base not in methods and base not in _BASES:
+            raise DataError(f"no run of a method '{base}' to measure against: {did_you_mean(base, methods)}")
 
 
 def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str) -> None:

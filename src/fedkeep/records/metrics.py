@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -129,8 +130,23 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[tuple[str, str, str], _Seeds], l
             notes.append(f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed")
             continue
         seeds[header.seed] = run
+        notes += _mostly_refused(run)
         if run.end is None:
             unfinished.append(f"{header.run} (round {run.evaluations[-1].round})")
     if unfinished:
         notes.append(f"not finished, counted as far as they got: {', '.join(unfinished)}")
     return groups, notes
+
+
+def _mostly_refused(run: Run) -> list[str]:
+    """A note if most of a run's reports did not count: its accuracy then says little of its method."""
+    reasons: Counter[str] = Counter()
+    reports = 0
+    for line in run.rounds:
+        reasons.update(line.refused_reports)
+        reports += line.participations or len(line.participants)
+    refused = reasons.total() - reasons["weight-cut"]
+    if 2 * refused <= reports:
+        return []
+    reason = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]))
+    return [f"{run.header.run}: {refused} of {reports} reports were refused, most of them for '{reason}'"]

@@ -100,10 +100,10 @@ def read_run(path: Path) -> Run:
 def run_paths(directory: Path) -> list[Path]:
     """The files under `directory` that begin as the record of a run, in the order of their names."""
     found = directory.rglob("*.jsonl")
-    return sorted(path for path in found if path.is_file() and _begins_with_header(path))
+    return sorted(path for path in found if path.is_file() and begins_with_header(path))
 
 
-def _begins_with_header(path: Path) -> bool:
+def begins_with_header(path: Path) -> bool:
     """False also of a file that may not be read, or is gone since it was listed."""
     try:
         with path.open("rb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +18,19 @@ def timing_path(path: Path) -> Path:
 
 
 class _File:
-    """Appends whole lines, each in one write; a last one that a kill tore is cut off on opening."""
+    """Appends whole lines, each in one write; a last one that a kill tore is cut off on opening.
+
+    It is locked while it is open: two processes that wrote to one record would garble it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise DataError(f"{path} is being written by another process: let it finish, or stop it first") from None
         os.ftruncate(self._descriptor, path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, line: Line) -> None:
@@ -34,6 +43,9 @@ class _File:
 
     def clear(self) -> None:
         os.ftruncate(self._descriptor, 0)
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -80,6 +92,11 @@ class Recorder:
     def write(self, line: Line) -> None:
         """Appends the line; a `Timing` goes to its own file."""
         (self._timing if isinstance(line, Timing) else self._run).append(line)
+
+    def sync(self) -> None:
+        """Puts on the disk what was written, to be called before a checkpoint that relies on it."""
+        self._run.sync()
+        self._timing.sync()
 
     def close(self) -> None:
         self._run.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeep.records.metrics import Comparison, Ratio, Row
@@ -17,18 +18,22 @@ class Table:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """One table per task and setting, a row per method."""
-    columns = ("method", "seeds", "final accuracy", *(f"vs {base}" for base in comparison.bases))
-    found: dict[str, list[tuple[str, ...]]] = {}
+    """One table per task and setting, a row per method, a column per base that ran there."""
+    found: dict[str, list[Row]] = {}
     for row in comparison.rows:
-        title = f"{row.task}, {row.setting}" if row.setting else row.task
-        found.setdefault(title, []).append(_cells(row))
-    return [Table(title, columns, tuple(rows)) for title, rows in found.items()]
+        found.setdefault(f"{row.task}, {row.setting}" if row.setting else row.task, []).append(row)
+    return [_table(title, comparison.bases, rows) for title, rows in found.items()]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _table(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Table:
+    ran = [place for place in range(len(bases)) if any(row.ratios[place].seeds for row in rows)]
+    columns = ("method", "seeds", "final accuracy", *(f"vs {bases[place]}" for place in ran))
+    return Table(title, columns, tuple(_cells(row, [row.ratios[place] for place in ran]) for row in rows))
+
+
+def _cells(row: Row, ratios: Sequence[Ratio]) -> tuple[str, ...]:
     seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
-    return (row.method, seeds, _percent(row), *map(_speedup, row.ratios))
+    return (row.method, seeds, _percent(row), *map(_speedup, ratios))
 
 
 def _percent(row: Row) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import fedkeep
 from fedkeep.core.errors import DataError
 from fedkeep.records import End, Header, Recorder, Timing, read_run
+from fedkeep.records.reader import begins_with_header
 from fedkeep.sim.checkpoint import load_checkpoint, save_checkpoint
 from fedkeep.sim.engine import RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
@@ -63,20 +64,16 @@ class _Run:
     def __init__(self, cell: Cell, path: Path, *, resume: bool) -> None:
         self.cell = cell
         self.simulator = Simulator(cell.experiment)
-        self.recorder = Recorder(path)
         self._checkpoint = path.with_suffix(".checkpoint")
         self._saved = 0
         self._seconds = 0.0
-        state = load_checkpoint(self._checkpoint) if resume else None
-        if state is not None and str(state.pop("config_hash")) == cell.experiment.digest():
-            self._seconds = float(state.pop("seconds"))
-            self.simulator.restore(state)
-            self._saved = self.simulator.server.round
+        resumed = resume and begins_with_header(path) and self._restore()
+        self.recorder = Recorder(path)
+        self._observer = Observer(self.simulator)
+        if resumed:
             self.recorder.truncate_after(self._saved)
-            self._observer = Observer(self.simulator)
         else:
             self.recorder.start(_header(cell, self.simulator))
-            self._observer = Observer(self.simulator)
             for line in self._observer.opening():
                 self.recorder.write(line)
         self._began = time.perf_counter()
@@ -98,10 +95,21 @@ class _Run:
         self.recorder.write(End(round=self.simulator.server.round, digest=digest))
         self._checkpoint.unlink(missing_ok=True)
 
+    def _restore(self) -> bool:
+        """Goes back to the last checkpoint; False if there is none of this very experiment."""
+        state = load_checkpoint(self._checkpoint)
+        if state is None or str(state.pop("config_hash")) != self.cell.experiment.digest():
+            return False
+        self._seconds = float(state.pop("seconds"))
+        self.simulator.restore(state)
+        self._saved = self.simulator.server.round
+        return True
+
     def _save(self, round_: int) -> None:
         state = self.simulator.snapshot()
         state["config_hash"] = np.array(self.cell.experiment.digest())
         state["seconds"] = np.array(self._elapsed())
+        self.recorder.sync()
         save_checkpoint(self._checkpoint, state)
         self._saved = round_
 

@@ -12,8 +12,8 @@ function formatNumber(value) {
   if (value == null) return NONE;
   if (value === 0) return "0";
   const size = Math.abs(value);
+  if (size >= 1e9 || size < 0.001) return value.toExponential(1);
   if (size >= 1000) return groupedDigits.format(value);
-  if (size < 0.001) return value.toExponential(1);
   return String(Number(value.toPrecision(3)));
 }
 

@@ -93,9 +93,11 @@ class Overview {
   }
 
   table(state, views, methods, styles) {
-    const { bases, rows } = state.comparison;
+    const { rows } = state.comparison;
     const known = new Map(rows.filter((row) => groupName(row) === state.group).map((row) => [row.method, row]));
-    const heads = ["Method", "Final accuracy", ...bases.map((base) => `Speed-up over ${base}`), "Seeds", "Progress"];
+    const bases = basesThatRan(state.comparison.bases, [...known.values()]);
+    const names = bases.map(([base]) => `Speed-up over ${base}`);
+    const heads = ["Method", "Final accuracy", ...names, "Seeds", "Progress"];
     return make(
       "table",
       {},
@@ -121,7 +123,7 @@ class Overview {
     const accuracy = row
       ? formatPercent(row.accuracy, 2) + (row.half_width == null ? "" : ` ± ${(100 * row.half_width).toFixed(2)}`)
       : NONE;
-    const ratios = bases.map((_, place) => make("td", { class: "number" }, row ? speedup(row.ratios[place]) : NONE));
+    const ratios = bases.map(([, place]) => make("td", { class: "number" }, row ? speedup(row.ratios[place]) : NONE));
     return make(
       "tr",
       {},
@@ -146,6 +148,12 @@ class Overview {
     );
     node.replaceChildren(...(notes.length ? [details] : []));
   }
+}
+
+/** The bases that any row has seeds in common with, each with its place among all. */
+function basesThatRan(bases, rows) {
+  const placed = bases.map((base, place) => [base, place]);
+  return placed.filter(([, place]) => rows.some((row) => row.ratios[place].seeds > 0));
 }
 
 function speedup({ value, reached, seeds }) {
