@@ -2,6 +2,9 @@
 
 The devices and the server are the same, and the loop is as lean as Flower allows: messages are pushed, and replies
 pulled every few milliseconds. Each worker loads the task once. `stock` sends by Flower's own `send_and_receive`.
+
+`run_simulation` is deprecated in favour of `flwr run`, which would put a SuperLink and its database between the two
+and make Flower slower; the comparison is with its fastest form for as long as there is one.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ def device_kills(scale: float) -> Row:
     kills = max(2, int(20 * scale))
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "found.json"
-        rounds = os.environ.get("FEDKEEP_ROUNDS", str(6 * kills))
-        limits = {"FEDKEEP_ROUNDS": rounds, "FEDKEEP_DEVICE_KILLS": str(kills), "FEDKEEP_FOUND": str(figures)}
+        limits = {"FEDKEEP_DEVICE_KILLS": str(kills), "FEDKEEP_FOUND": str(figures)}
         passed, said = _pytest("tests/flower/test_real_agents.py", **limits)
         found = json.loads(figures.read_text()) if figures.exists() else {}
     told = (

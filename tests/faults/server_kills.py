@@ -43,17 +43,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Run:
-    """What is played: a run in the clear or by secure sums, and for how long a server lives at most."""
+    """What is played: a run in the clear, or by secure sums."""
 
     secure: bool
 
     @property
     def rounds(self) -> int:
         return SECURE_ROUNDS if self.secure else ROUNDS
-
-    @property
-    def longest_life(self) -> float:
-        return 1.0 if self.secure else 0.3
 
     def fleet(self, directory: Path | None = None) -> SmallFleet:
         table = SECURE if self.secure else {}
@@ -72,21 +68,23 @@ def try_kills(directory: Path, kills: int, *, secure: bool = False) -> Tally:
 
 def _main(directory: Path, kills: int, run: Run) -> Tally:
     tally, rng = Tally(), np.random.default_rng(0)
-    expected = _reference(run)
+    expected, began = _reference(run), time.monotonic()
+    list(_server(directory / "whole", None, run))
+    longest = (time.monotonic() - began) / 3  # a server lives for a third of a run at most, however fast the machine
     while tally.kills < kills:
         home = directory / f"run-{tally.runs}"
-        _play_under_fire(home, kills, tally, rng, run)
+        _play_under_fire(home, kills, tally, rng, run, longest)
         tally.runs += 1
         tally.identical += np.load(home / "model.npy").tobytes() == expected.tobytes()
     return tally
 
 
-def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Generator, run: Run) -> None:
+def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Generator, run: Run, longest: float) -> None:
     """One run to its end, its server killed again and again on the way."""
     saved = 0
     while not (home / "model.npy").exists():
         shots = kills - tally.kills
-        events = list(_server(home, float(rng.uniform(0.0, run.longest_life)) if shots > 0 else None, run))
+        events = list(_server(home, float(rng.uniform(0.0, longest)) if shots > 0 else None, run))
         resumed = next((number for word, number in events if word == "resumed"), saved)
         tally.lost += max(0, saved - resumed)
         tally.unsaid += resumed > saved

@@ -63,6 +63,16 @@ def test_the_printed_lines_are_secure(tmp_path: Path) -> None:
     assert "insecure" not in lines
 
 
+def test_the_printed_lines_lead_from_the_server_to_a_run(tmp_path: Path) -> None:
+    provision(tmp_path, ["h"], ["node-0"])
+    far, near = (Deployment(tmp_path, host).instructions(["node-0"]) for host in ("fleet.example", "127.0.0.1"))
+    programs = [line.split()[0] for line in far.splitlines() if line and not line.startswith("#")]
+    assert programs == ["export", "flower-superlink", "flwr", "export", "flower-supernode", "flwr"]
+    assert "--root-certificates ca.crt --auth-supernode-private-key node-0" in far, "as the device has them"
+    assert f"--root-certificates {tmp_path}/ca.crt" in near, "as they lie on this machine"
+    assert far.splitlines()[-1].startswith("flwr run . fedkeep --run-config 'state.url=")
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "fleet.example", "::"])
 def test_insecure_is_for_loopback_only(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="loopback only"):

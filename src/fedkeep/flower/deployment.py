@@ -123,16 +123,31 @@ class Deployment:
 
     def instructions(self, nodes: list[str]) -> str:
         """The lines an operator types, in order."""
-        exports = " ".join(f"{key}={shlex.quote(value)}" for key, value in self.environment().items())
-        lines = ["# on the server", f"export {exports}", shlex.join(self.superlink())]
+        there = {key: value for key, value in self.environment().items() if key != "FLWR_HOME"}
+        state = {"state.url": str(self.root / "state.db")}
+        lines = ["# on the server", _exports(self.environment()), shlex.join(self.superlink())]
         if not self.insecure:
             lines += ["", "# once, on the server, while the SuperLink runs"]
             lines += [shlex.join(self.register(node)) for node in nodes]
-        lines += ["", "# on each device, with ca.crt and its own key copied there"]
+        lines += ["", "# on each device, with ca.crt and its own key copied there, beside an agent with that socket;"]
+        lines += ["# without agent-socket the device is simulated", _exports(there)]
         for number, node in enumerate(nodes):
             config: dict[str, str | int] = {"device": number, "agent-socket": f"/run/fedkeep/{node}.sock"}
-            lines.append(shlex.join(self.supernode(node, 9094 + number, config)))
+            lines.append(shlex.join(self._on_device(node, self.supernode(node, 9094 + number, config))))
+        lines += ["", "# then, on the server, in the app's folder", shlex.join(self.run(Path(), state))]
         return "\n".join(lines)
+
+    def _on_device(self, node: str, command: list[str]) -> list[str]:
+        """The command with the files where a device has them, unless it is this machine."""
+        if _is_loopback(self.host):
+            return command
+        known = self.credentials
+        copied = {str(known.ca_certificate): "ca.crt", str(known.node_key(node)): node}
+        return [copied.get(word, word) for word in command]
+
+
+def _exports(environment: Mapping[str, str]) -> str:
+    return f"export {' '.join(f'{key}={shlex.quote(value)}' for key, value in environment.items())}"
 
 
 def _setting(key: str, value: str | float | bool) -> str:
