@@ -94,6 +94,9 @@ class FakeRun:
 
     def finish(self) -> None:
         self._recorder.write(End(round=self.round, digest="5eed"))
+
+    def __del__(self) -> None:
+        """A run that is let go of is a run that was stopped: its record may be written by another."""
         self._recorder.close()
 
     def _plan(self) -> np.ndarray:
