@@ -166,3 +166,8 @@ def check_refused(found: tuple[int, str, str], reason: str) -> None:
     assert err.startswith("fedkeep: ")
     assert err.count("\n") == 1
     assert reason in err
+
+
+def test_what_devices_see_but_do_not_hold_is_told(shell: Shell) -> None:
+    _, out, _ = shell.plan(shell.file("fleet.json", json.dumps(EXAMPLE)))
+    assert "21.7% of all arrivals have a label that their device does not hold." in out  # 500 of 2300

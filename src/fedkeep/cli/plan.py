@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.measure import Measurement
@@ -133,8 +134,17 @@ def _show(made: Plan, profiles: Profiles) -> None:
         console.width, Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     )
     console.print(table)
+    console.print(_unheld(made, profiles), markup=False, highlight=False, soft_wrap=True)
     for sentence in _sentences(made, profiles):
         console.print(f"shortfall: {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _unheld(made: Plan, profiles: Profiles) -> str:
+    """How much of the stream comes by on devices that do not hold its label: its weight goes to others."""
+    velocities = profiles.fleet.velocities
+    total = float(velocities.sum(dtype=np.float64))
+    share = float(velocities[made.quotas == 0].sum(dtype=np.float64)) / total if total else 0.0
+    return f"{share:.1%} of all arrivals have a label that their device does not hold."
 
 
 def _sentences(made: Plan, profiles: Profiles) -> list[str]:
