@@ -16,7 +16,7 @@ from fedkeep.evidence.choosing import candidates
 from fedkeep.evidence.document import write_results
 from fedkeep.evidence.paper import read_paper
 from fedkeep.evidence.results import Margin, Results
-from fedkeep.evidence.verdicts import CLAIMS, verdicts
+from fedkeep.evidence.verdicts import CLAIMS, _not_behind, verdicts
 from fedkeep.records.summaries import Curve, Summary, read_summary, write_summary
 from fedkeep.sim.experiment import expand, read_experiment
 
@@ -163,3 +163,19 @@ def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 5_000_000
     for path in results.glob("*/*.json"):
         assert path.relative_to(results).with_suffix("").as_posix() == read_summary(path).experiment
+
+
+@pytest.mark.parametrize(
+    ("margin", "holds"),
+    [
+        (Margin(0.5, 0.3), True),
+        (Margin(-0.2, 0.5), True),
+        (Margin(-5.6, 58.0), None),
+        (Margin(2.0, 40.0), None),
+        (Margin(1.0, None), None),
+        (Margin(-3.0, 1.0), False),
+    ],
+    ids=str,
+)
+def test_a_wide_interval_is_no_proof_that_nothing_is_lost(margin: Margin, holds: bool | None) -> None:
+    assert _not_behind(margin) is holds
