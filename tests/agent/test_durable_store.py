@@ -51,7 +51,7 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
             store.offer(batch, batch.y, uniform_keys(3, batch.ids), round_ * 40 + np.arange(20))
             again = samples(round_ * 10, 5)
             store.offer(again, again.y, uniform_keys(4, again.ids), round_ * 40 + 20 + np.arange(5))
-            store.mark_used()
+            store.mark_used(store.stored().batch.ids)
             store.expire(round_ * 20)
         run.commit()
         run = opened()

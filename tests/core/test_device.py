@@ -215,3 +215,15 @@ def test_an_unbounded_policy_keeps_everything() -> None:
     device = device_with(FullData())
     device.observe(samples(30), 0.0)
     assert len(device.store.stored().batch) == len(set(samples(30).ids.tolist()))
+
+
+def test_what_arrives_during_training_has_not_been_trained_on() -> None:
+    device = device_with(Fifo())
+    first = Batch(np.ones((1, 3), dtype=np.float32), np.array([2]), np.array([7]))
+    late = Batch(np.ones((1, 3), dtype=np.float32), np.array([3]), np.array([8]))
+    device.observe(first, 0.0)
+    job = device.prepare(order(1))
+    device.observe(late, 1.0)
+    device.complete(job, LEARNER.initial(1))
+    stored = device.store.stored()
+    assert dict(zip(stored.batch.ids.tolist(), stored.uses.tolist(), strict=True)) == {7: 1, 8: 0}

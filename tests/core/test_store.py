@@ -89,7 +89,7 @@ def test_a_restart_anywhere_changes_nothing(stream: list[Arrival], quotas: list[
     def play(*, restart: bool) -> list[int]:
         store = MemoryStore(np.array(quotas), AfterUse(rule))  # type: ignore[arg-type]
         offer(store, stream[:at], 0)
-        store.mark_used()
+        store.mark_used(store.stored().batch.ids)
         offer(store, stream[at : at + 5], at)
         if restart:
             state = store.snapshot()
@@ -131,7 +131,7 @@ def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
 def test_renew_lets_any_arrival_displace_the_lowest_used_sample_and_no_unused_one() -> None:
     store = MemoryStore(np.array([2]), AfterUse("renew"))
     offer(store, [Arrival(1, 0, 9.0), Arrival(2, 0, 8.0)], 0)
-    store.mark_used()
+    store.mark_used(store.stored().batch.ids)
     offer(store, [Arrival(3, 0, -5.0)], 2)
     assert store.stored().batch.ids.tolist() == [1, 3]
     offer(store, [Arrival(4, 0, -7.0)], 3)
@@ -143,7 +143,7 @@ def test_renew_lets_any_arrival_displace_the_lowest_used_sample_and_no_unused_on
 def test_discount_lowers_the_rank_by_uses_and_works_on_negative_scores() -> None:
     store = MemoryStore(np.array([3]), AfterUse("discount", 1))
     offer(store, [Arrival(1, 0, -1.0), Arrival(2, 0, -2.0), Arrival(3, 0, -3.0)], 0)
-    store.mark_used()
+    store.mark_used(store.stored().batch.ids)
     outcome = offer(store, [Arrival(4, 0, -50.0)], 3)
     assert outcome.displaced.tolist() == [3], "one use puts the lowest below every newcomer"
     outcome = offer(store, [Arrival(5, 0, -2.5)], 4)
@@ -163,7 +163,7 @@ def test_expired_samples_make_way() -> None:
 def test_an_expired_sample_that_comes_again_is_young_again_even_if_it_was_trained_on() -> None:
     store = MemoryStore(np.array([1]))
     offer(store, [Arrival(1, 0, 5.0)], 0)
-    store.mark_used()
+    store.mark_used(store.stored().batch.ids)
     store.expire(before=1)
     offer(store, [Arrival(1, 0, 5.0), Arrival(2, 0, 0.0)], 1)
     assert store.stored().batch.ids.tolist() == [1]

@@ -83,7 +83,7 @@ class Scripted:
         if step % 10 == 7:
             stored = self.store.stored()
             self.store.revalue(uniform_keys(step, stored.batch.ids))
-            self.store.mark_used()
+            self.store.mark_used(self.store.stored().batch.ids)
         elif step % 25 == 18:
             return self.store.forget(self.store.stored().batch.ids[:2].tolist(), Verdict.ERASED) > 0
         else:

@@ -88,8 +88,8 @@ class DurableStore:
         self._let_go_of_dropped()
         self._reranked = None
 
-    def mark_used(self) -> None:
-        self._index.mark_used()
+    def mark_used(self, ids: IntArray) -> None:
+        self._index.mark_used(ids)
         self._reranked = None
 
     def expire(self, before: int) -> None:

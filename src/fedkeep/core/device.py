@@ -171,7 +171,7 @@ class Device:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
         order, n = job.order, len(job.batch)
         if order.round != self._round:
-            self.store.mark_used()
+            self.store.mark_used(job.batch.ids)
         self._round = order.round
         self.adopt(order.model, order.direction, stored)
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)

@@ -157,8 +157,8 @@ class Store(Kept, Protocol):
     def revalue(self, scores: Scores) -> None:
         """New scores for all that is stored, in the order of `stored()`; -inf drops a sample."""
 
-    def mark_used(self) -> None:
-        """All that is stored has been trained on once more."""
+    def mark_used(self, ids: IntArray) -> None:
+        """These have been trained on once more, as far as they are still stored."""
 
     def expire(self, before: int) -> None:
         """Samples that arrived before arrival number `before` make way for any newcomer."""

@@ -106,9 +106,10 @@ class MemoryStore:
                 self._drop(entry)
         self._rank_all()
 
-    def mark_used(self) -> None:
-        for entry in self._entries.values():
-            entry.uses += 1
+    def mark_used(self, ids: IntArray) -> None:
+        for known in ids.tolist():
+            if (entry := self._entries.get(known)) is not None:
+                entry.uses += 1
         if self.after_use.name != "keep":
             self._rank_all()
 
