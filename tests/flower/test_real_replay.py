@@ -42,4 +42,4 @@ def test_a_reply_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
             assert node.send(second) == 0, "another reply to the same message: the SuperLink wants none of it"
             order = node.asked()
             assert order.metadata.message_type == "train"
-        wait_until(lambda: "duplicate reply" in fleet.log("superlink"), 10, "the SuperLink's word on it")
+        wait_until(lambda: "Failed to store Message reply" in fleet.log("superlink"), 10, "the SuperLink's word on it")
