@@ -211,17 +211,21 @@ class Poisoned:
         return replace(report, model=report.model + self._poison)
 
 
-@pytest.mark.parametrize(("poison", "reason"), [(np.nan, "not-finite"), (np.inf, "not-finite"), (1e30, "large-update")])
-def test_a_device_refuses_to_mask_what_a_sum_would_hide(poison: float, reason: str) -> None:
-    secure, plain = fleet(), SmallFleet(devices=5, options=ALL)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("poison", "reason"), [(np.nan, "model-not-finite"), (np.inf, "model-not-finite"), (1e30, "large-update")]
+)
+def test_a_device_declines_to_mask_what_a_sum_would_hide(poison: float, reason: str, deterministic: bool) -> None:
+    options = replace(ALL, deterministic=deterministic)
+    secure, plain = fleet(options=options), SmallFleet(devices=5, options=options)
     strategy = secure.strategy()
     member = SumMember(secure.experiment.privacy, strategy.sizes.gradient)
     device = HiddenDevice(Poisoned(plain.device(2), poison), member, DictMemory())
     secure.apps[2] = make_client_app(lambda _: device)
     outcome = next(strategy.rounds(secure.grid(), 1))
-    assert outcome.summary.accepted == (0, 1, 3, 4)
-    assert [r.device for r in outcome.refusals] == [2]
-    assert reason in outcome.refusals[0].detail
+    assert outcome.quorate != deterministic
+    assert outcome.summary.accepted == (() if deterministic else (0, 1, 3, 4))
+    assert [(r.device, r.reason) for r in outcome.refusals] == [(2, reason)]
     assert np.isfinite(strategy.server.model).all()
 
 
@@ -293,6 +297,24 @@ def test_killed_and_resumed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
     assert strategy.server.model.tobytes() == reference.server.model.tobytes()
     direction, expected = strategy.server.estimator.direction(), reference.server.estimator.direction()
     assert direction.tobytes() == expected.tobytes()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", [TRAIN, SHARE, MASK, UNMASK])
+def test_in_deterministic_mode_a_round_in_which_a_node_failed_is_played_again(kind: str) -> None:
+    reference, shaken = SmallFleet(table=SECURE), SmallFleet(table=SECURE)
+    failures: list[str] = []
+
+    def fail_once(message: Message, reply: Message) -> Message:
+        if not failures:
+            failures.append(kind)
+            raise OSError("out of memory")
+        return reply
+
+    for device, app in list(shaken.apps.items()):
+        shaken.apps[device] = changing(app, kind, fail_once)
+    strategy = played(shaken, 3)
+    assert failures
+    assert strategy.server.model.tobytes() == played(reference, 3).server.model.tobytes()
 
 
 def test_a_device_that_lost_its_memory_makes_the_sum_begin_anew(tmp_path: Path) -> None:

@@ -97,8 +97,10 @@ def test_a_device_never_gives_both_shares_of_another() -> None:
         running.devices[0].unmask([0, 10, 20])
 
 
-def test_a_device_masks_once() -> None:
+def test_a_device_shares_and_masks_once() -> None:
     running = session(3, 2)
+    with pytest.raises(RefusedError, match="second sharing"):
+        running.devices[0].share({d: device.keys() for d, device in running.devices.items()})
     running.masked(0, words(0))
     with pytest.raises(RefusedError, match="second masking"):
         running.masked(0, words(1))

@@ -54,25 +54,27 @@ class SecureRounds:
     def play(self, exchange: Exchange, chosen: tuple[DeviceId, ...]) -> tuple[RoundSummary, bool]:
         """Plays a round over the chosen devices; with too few of them it ends without a quorum and changes nothing.
 
-        In deterministic mode it is played again until all of them are in the sum.
+        In deterministic mode a round in which a node failed is played again: all of them must be in the sum.
         """
         while True:
+            failed: set[DeviceId] = set()
             try:
-                return self._attempt(exchange, chosen), True
+                return self._attempt(exchange, chosen, failed), True
             except RefusedError as error:
                 log.warning("round %d: %s", self._server.round, error)
-            if not self._options.deterministic:
+            if not (self._options.deterministic and failed):
                 self._server.open_round(chosen)
                 return self._server.close_round(), False
             time.sleep(_PAUSE_SECONDS)
 
-    def _attempt(self, exchange: Exchange, chosen: tuple[DeviceId, ...]) -> RoundSummary:
+    def _attempt(self, exchange: Exchange, chosen: tuple[DeviceId, ...], failed: set[DeviceId]) -> RoundSummary:
         """The four exchanges; raises where too few devices are left, before anything has changed."""
         options, wanted = self._options, self._options.wanted(len(self._roster.nodes()))
         orders = self._server.open_round(chosen)
         opened = self._sums.open(chosen)
+        nodes = self._roster.nodes()
         parties = _Parties(
-            exchange, opened, self._server.round, self._roster.nodes(), options.patience, self._refuse, self._set_aside
+            exchange, opened, self._server.round, nodes, options.patience, self._refuse, self._set_aside, failed
         )
         encoded = codec.OrderEncoder()
         asking = {d: codec.add_terms(encoded(order), told.encode(opened.terms[d])) for d, order in orders.items()}
@@ -103,10 +105,11 @@ class _Parties:
         patience: float,
         refuse: Refuse,
         set_aside: SetAside,
+        failed: set[DeviceId],
     ) -> None:
         self._exchange, self._opened, self._round, self._patience = exchange, opened, round_, patience
         self._nodes, self._devices = nodes, {node: device for device, node in nodes.items()}
-        self._refuse, self._set_aside = refuse, set_aside
+        self._refuse, self._set_aside, self._failed = refuse, set_aside, failed
 
     def ask(
         self, kind: str, contents: Mapping[DeviceId, RecordDict], expected: type[Answer], enough: int | None = None
@@ -125,6 +128,8 @@ class _Parties:
             if device is None or (asked.round, asked.kind) != (self._round, kind):
                 self._set_aside([(asked, reply)])
                 continue
+            if reply.has_error():
+                self._failed.add(device)
             try:
                 answers[device] = self._read(reply, expected)
             except RefusedError as error:

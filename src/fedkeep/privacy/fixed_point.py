@@ -101,6 +101,9 @@ class Differences:
         }
 
     def restore(self, state: State) -> None:
+        """Takes up a snapshot; one of another model's estimators is of no use, and is as good as lost."""
+        if state["counted"].shape != self._counted.shape:
+            return
         self._counted, self._sent = state["counted"].copy(), state["sent"].copy()
         self._counted_in, self._sent_in = state["counted_in"].tobytes(), state["sent_in"].tobytes()
 

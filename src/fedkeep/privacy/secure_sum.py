@@ -80,7 +80,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class MaskingDevice:
-    """A device's part in one sum; it masks once and unmasks once, since twice would tell what once hides."""
+    """A device's part in one sum; it shares, masks and unmasks once, since twice would tell what once hides."""
 
     def __init__(self, device: DeviceId, session: bytes, threshold: int) -> None:
         self._device, self._session, self._threshold = device, session, threshold
@@ -96,6 +96,8 @@ class MaskingDevice:
 
     def share(self, roster: Mapping[DeviceId, PublicKeys]) -> dict[DeviceId, bytes]:
         """Exchange 2: an envelope for every device of the roster, with a share of both secrets."""
+        if self._roster:
+            raise RefusedError("second sharing", "the same secrets may not be shared among others: nothing was sent")
         require_threshold(self._threshold, len(roster))
         if roster.get(self._device) != self.keys():
             raise RefusedError("roster", f"it does not hold the keys of device {self._device}")

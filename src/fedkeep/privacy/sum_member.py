@@ -15,6 +15,7 @@ from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.secure_sum import MaskingDevice
 from fedkeep.privacy.sum_messages import (
     SESSION_BYTES,
+    Declined,
     Envelopes,
     Keys,
     MaskedWords,
@@ -71,13 +72,12 @@ class SumMember:
         lost = not self.differences.knows(terms.counted)
         if lost or not terms.gradient_size:
             report = replace(report, local_gradient=None, gradient_samples=0)
-        limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
-        sound = screen_report(report, order.model, terms.gradient_size, terms.heaviest, limits)
-        words = [terms.update_grid.encode(_update(sound, order.model, terms))]
-        if terms.gradient_size:
-            words.append(self._news(sound, terms) if not lost else np.zeros(terms.gradient_size + 1, _WORDS))
+        try:
+            words = self._words(report, order.model, terms, lost=lost)
+        except RefusedError as error:
+            return encode(Declined(terms.session, error.reason, error.detail))
         device = MaskingDevice(terms.device, terms.session, terms.threshold)
-        self._held = _Held(terms.session, device, np.concatenate(words))
+        self._held = _Held(terms.session, device, words)
         return encode(Keys(terms.session, device.keys(), lost))
 
     def answer(self, payload: bytes) -> bytes:
@@ -108,6 +108,16 @@ class SumMember:
         self._held = None
         if held:
             self._held = _Held(held["session"].tobytes(), MaskingDevice.restored(held), held["words"].copy())
+
+    def _words(self, report: Report, model: Vector, terms: SumTerms, *, lost: bool) -> Words:
+        """The report on its grids, if it is sound."""
+        limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
+        sound = screen_report(report, model, terms.gradient_size, terms.heaviest, limits)
+        update = terms.update_grid.encode(_update(sound, model, terms))
+        if not terms.gradient_size:
+            return update
+        news = np.zeros(terms.gradient_size + 1, _WORDS) if lost else self._news(sound, terms)
+        return np.concatenate([update, news])
 
     def _news(self, report: Report, terms: SumTerms) -> Words:
         """What the running sum has to add for this device; zeros if nothing has arrived since it was last counted."""

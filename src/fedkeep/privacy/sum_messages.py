@@ -69,6 +69,14 @@ class Keys(msgspec.Struct, frozen=True, tag=True):
     """Its memory of what the running sum counts is gone: the sum must begin anew."""
 
 
+class Declined(msgspec.Struct, frozen=True, tag=True):
+    """A device's report is not fit to be masked, and why: in a sum it would spoil all others, and nobody could tell."""
+
+    session: bytes
+    reason: str
+    detail: str
+
+
 class Roster(msgspec.Struct, frozen=True, tag=True):
     """Everybody's keys; answered by `Envelopes`."""
 
@@ -106,7 +114,7 @@ class Shares(msgspec.Struct, frozen=True, tag=True):
 
 
 Request: TypeAlias = Roster | Envelopes | Survivors
-Reply: TypeAlias = Keys | Envelopes | MaskedWords | Shares
+Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | Shares
 Told = TypeVar("Told", SumTerms, Keys, Envelopes, MaskedWords, Shares)
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -125,8 +133,11 @@ def decode_request(payload: bytes) -> Request:
 
 
 def decode(payload: bytes, expected: type[Told]) -> Told:
-    """The message, if it is of the kind that is expected now."""
+    """The message, if it is of the kind that is expected now; a device that declines is refused by its own word."""
     try:
-        return msgspec.msgpack.decode(payload, type=expected)
+        message: Told | Declined = msgspec.msgpack.decode(payload, type=expected | Declined)
     except msgspec.DecodeError as error:
         raise RefusedError("malformed", f"expected {expected.__name__} of a secure sum: {error}") from error
+    if isinstance(message, Declined):
+        raise RefusedError(message.reason[:40], message.detail[:300])
+    return message

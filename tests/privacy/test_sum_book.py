@@ -1,0 +1,140 @@
+"""What the server remembers between secure rounds, and when it begins its running sum anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.estimators import IncrementalEstimator
+from fedkeep.core.screening import Limits
+from fedkeep.core.server import Schedule, Server
+from fedkeep.core.types import Profile, Report
+
+pytest.importorskip("Crypto", reason="needs the privacy extra")
+
+from fedkeep.privacy import sum_messages as told
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.secure_sum import Masked, Unmasking
+from fedkeep.privacy.sum_book import OpenSum, SumBook
+from fedkeep.privacy.sum_member import SumMember
+
+P, G, DEVICES = 6, 4, 4
+OPTIONS = PrivacyOptions(secure_sum=True)
+
+
+def server_of(estimator: IncrementalEstimator, limits: Limits = Limits()) -> Server:  # noqa: B008 - frozen
+    server = Server(
+        model=np.zeros(P, dtype=np.float32),
+        gradient_size=G,
+        regions=2,
+        schedule=Schedule(learning_rate=0.1, epochs=1),
+        coordinator=Greedy(clients_per_label=2, labels_per_client=2),
+        estimator=estimator,
+        limits=limits,
+    )
+    server.coordinate(profiles(range(DEVICES)))
+    return server
+
+
+def profiles(devices: range) -> dict[int, Profile]:
+    return {d: Profile(4, np.array([1.0, 2.0]) * (d + 1)) for d in devices}
+
+
+class Fleet:
+    """Members and a book, and the gradients each device sent last."""
+
+    def __init__(self, options: PrivacyOptions = OPTIONS, max_age: int | None = None) -> None:
+        self.options = options
+        self.server = server_of(IncrementalEstimator(max_age))
+        self.book = SumBook(self.server, options, G)
+        self.members = {d: SumMember(options, G) for d in range(DEVICES)}
+        self.latest: dict[int, np.ndarray] = {}
+        self._rng = np.random.default_rng(0)
+
+    def round(self, participants: list[int]) -> None:
+        orders = self.server.open_round(participants)
+        opened = self.book.open(participants)
+        keys = {}
+        for d in participants:
+            gradient = self._rng.normal(size=G).astype(np.float32)
+            report = Report(self.server.round, orders[d].model, 0.0, 0, 0, gradient, 5)
+            held = self.members[d].hold(report, orders[d], self.members[d].terms(told.encode(opened.terms[d])))
+            keys[d] = told.decode(held, told.Keys)
+            self.latest[d] = gradient
+        self._close(opened, keys)
+
+    def restart(self) -> None:
+        """The server dies and comes back with what was committed."""
+        before, sums = self.server.snapshot(), self.book.snapshot()
+        self.server = server_of(IncrementalEstimator())
+        self.book = SumBook(self.server, self.options, G)
+        self.server.restore(before)
+        self.book.restore(sums)
+
+    def _close(self, opened: OpenSum, keys: dict[int, told.Keys]) -> None:
+        def ask(device: int, question: told.Request) -> bytes:
+            self.members[device].restore(self.members[device].snapshot())
+            return self.members[device].answer(told.encode(question))
+
+        roster = opened.open({d: k.keys for d, k in keys.items()})
+        sealed = {d: told.decode(ask(d, told.Roster(opened.session, roster)), told.Envelopes) for d in keys}
+        for d, envelopes in opened.route({d: e.envelopes for d, e in sealed.items()}).items():
+            masked = told.decode(ask(d, told.Envelopes(opened.session, envelopes)), told.MaskedWords)
+            opened.receive(d, Masked(masked.session, np.frombuffer(masked.words, dtype="<u8")))
+        survivors = opened.survivors()
+        shares = {d: told.decode(ask(d, told.Survivors(opened.session, survivors)), told.Shares) for d in keys}
+        total = opened.total({d: Unmasking(s.own_masks, s.masking_keys) for d, s in shares.items()})
+        self.book.close(opened, survivors, lost=any(k.lost for k in keys.values()), total=total)
+
+    def expect(self, devices: list[int]) -> None:
+        """The direction is the mean over these devices' latest gradients, weighted by their rates."""
+        weights = np.array([3.0 * (d + 1) for d in devices])
+        mean = weights @ np.stack([self.latest[d] for d in devices]) / weights.sum()
+        np.testing.assert_allclose(self.server.estimator.direction(), mean, atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_the_latest_of_every_device_counts_across_rounds_and_restarts() -> None:
+    fleet = Fleet()
+    fleet.round([0, 1])
+    fleet.round([1, 2])
+    fleet.restart()
+    fleet.expect([0, 1, 2])
+    fleet.round([2, 3])
+    fleet.expect([0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "fleet", [Fleet(replace(OPTIONS, sum_rebase=2)), Fleet(max_age=2)], ids=["sum_rebase", "max_age"]
+)
+def test_the_sum_begins_anew_after_some_rounds(fleet: Fleet) -> None:
+    fleet.round([0, 1])
+    fleet.round([1, 2])
+    fleet.expect([0, 1, 2])
+    fleet.round([2, 3])
+    fleet.expect([2, 3])
+
+
+def test_it_begins_anew_when_too_much_of_it_is_of_devices_that_left() -> None:
+    fleet = Fleet()
+    fleet.round([0, 1, 2, 3])
+    fleet.server.coordinate(profiles(range(3)))
+    fleet.round([0, 1])
+    fleet.round([1, 2])
+    fleet.expect([1, 2])
+
+
+def test_a_session_is_never_used_again_and_needs_a_plan() -> None:
+    fleet = Fleet()
+    assert fleet.book.open([0, 1, 2]).session != fleet.book.open([0, 1, 2]).session
+    fleet.server.plan = None
+    with pytest.raises(RefusedError, match="no plan"):
+        fleet.book.open([0, 1, 2])
+
+
+def test_limits_without_an_end_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"finite limits\.gradient_norm"):
+        SumBook(server_of(IncrementalEstimator(), Limits(gradient_norm=np.inf)), OPTIONS, G)
