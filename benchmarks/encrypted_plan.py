@@ -40,15 +40,15 @@ def measure(holder: KeyHolder, scheme: Scheme, devices: int, labels: int) -> dic
     velocities = rng.lognormal(0, 1.5, (devices, labels)) * (rng.random((devices, labels)) < 0.5)
     levels = holder.for_devices().grid.level_of(velocities)
     capacities = rng.integers(5, 20, devices)
-    server = EncryptedFleet(holder.for_server(), range(devices), labels)
+    server = EncryptedFleet(holder.for_server(), devices, labels)
     public, encrypting, adding, size = holder.for_devices(), 0.0, 0.0, 0
     for device in range(devices):
         profile = Profile(int(capacities[device]), velocities[device])
-        answer, took = timed(lambda d=device, p=profile: encrypt_profile(server.request(d, public), p))  # type: ignore[misc]
+        answer, took = timed(lambda d=device, p=profile: encrypt_profile(public, server.request(d), p))  # type: ignore[misc]
         encrypting += took
-        adding += timed(lambda d=device, a=answer: server.receive(d, a))[1]  # type: ignore[misc]
+        adding += timed(lambda d=device, a=answer: server.receive(d, d, a))[1]  # type: ignore[misc]
         size = sum(map(len, answer.comparisons)) + len(answer.velocities)
-    tables, comparing = timed(server.tables)
+    tables, comparing = timed(lambda: server.tables(range(devices)))
     plan, planning = timed(lambda: holder.plan(tables, Greedy()))
     totals = velocities.sum(axis=0)
     on_grid = OrderedFleet(np.arange(devices), capacities, levels.astype(float), totals)
