@@ -116,6 +116,7 @@ def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the
     service = Service(assembly.agent, Evaluator(assembly.agent, None, ()), socket)
     service.start()
     labels = assembly.agent.device.regions.count
+    fleet = EncryptedFleet(keys.for_server(), 3, labels)
     try:
         for id_ in range(30):
             assembly.agent.intake.offer(arrival(id_), wait=True)
@@ -126,8 +127,7 @@ def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the
                 client.profile()
             with pytest.raises(RefusedError, match=r"another key: .*nothing was sent"):
                 client.encrypted_profile(AskEncryptedProfile(b"the server's", 0, 3, labels))
-            answer = client.encrypted_profile(AskEncryptedProfile(public.name, 0, 3, labels))
-        fleet = EncryptedFleet(keys.for_server(), 3, labels)
+            answer = client.encrypted_profile(AskEncryptedProfile(**vars(fleet.request(0))))
         fleet.receive(0, 0, EncryptedProfile(**structs.asdict(answer)))
         plan = keys.plan(fleet.tables([0]), Greedy())
     finally:

@@ -19,7 +19,6 @@ from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
-from fedkeep.core.types import Profile
 from fedkeep.flower import codec, encrypted_membership
 from fedkeep.flower.codec import VALUES
 from fedkeep.flower.credentials import provision
@@ -33,9 +32,9 @@ from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder.directory import KeyDirectory
 from fedkeep.privacy.ckks import COARSE
 from fedkeep.privacy.encrypted import ProfileRequest
-from fedkeep.privacy.order import Grid, OrderedFleet
 from tests.flower.small_fleet import App, SmallFleet
 from tests.keyholder.holder_process import HolderProcess
+from tests.keyholder.plain_plans import on_the_grid
 
 pytest.importorskip("tenseal", reason="needs the privacy extra")
 
@@ -87,16 +86,11 @@ def plain_plan(fleet: SmallFleet, *leavers: int) -> Plan:
     """What greedy without local search plans from the same profiles in the clear, with ties as the grid has them."""
     clear = SmallFleet(devices=fleet.devices, seed=fleet.seed)
     profiles = {d: clear.restarted(d).profile() for d in range(fleet.devices)}
-    plan = GREEDY.plan(on_the_grid(profiles))
+    plan = GREEDY.plan(on_the_grid(Fleet.of(profiles), COARSE))
     if leavers:
-        plan = GREEDY.replan(plan, on_the_grid({d: p for d, p in profiles.items() if d not in leavers}))
+        stayed = Fleet.of({d: p for d, p in profiles.items() if d not in leavers})
+        plan = GREEDY.replan(plan, on_the_grid(stayed, COARSE))
     return plan
-
-
-def on_the_grid(profiles: dict[int, Profile]) -> OrderedFleet:
-    fleet = Fleet.of(profiles)
-    levels = Grid(COARSE.levels).level_of(fleet.velocities)
-    return OrderedFleet(fleet.devices, fleet.capacities, levels.astype(float), fleet.label_mass)
 
 
 def assert_same(plan: Plan | None, plain: Plan) -> None:

@@ -15,10 +15,11 @@ from fedkeep.flower.credentials import provision
 from fedkeep.flower.local_fleet import LocalFleet
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.directory import KeyDirectory
-from fedkeep.privacy.ckks import Scheme
+from fedkeep.privacy.ckks import COARSE
 from fedkeep.sim.assembly import assemble
 from tests.flower.real_fleet import APP, app_config, start_nodes, wait_until
 from tests.keyholder.holder_process import HolderProcess
+from tests.keyholder.plain_plans import on_the_grid
 
 pytestmark = pytest.mark.real
 pytest.importorskip("tenseal", reason="needs the privacy extra")
@@ -35,7 +36,7 @@ SETTINGS: UserConfig = {
 
 def test_a_deployment_plans_from_encrypted_profiles(tmp_path: Path) -> None:
     keys, root, state = KeyDirectory(tmp_path / "keys"), tmp_path / "fleet", tmp_path / "state.db"
-    digest = keys.create(Scheme()).name.hex()
+    digest = keys.create(COARSE).name.hex()
     with LocalFleet.private(root, NODES) as fleet:
         provision(root, [fleet.deployment.host], [], keyholder_hosts=["127.0.0.1"])
         holder = HolderProcess(keys.root, root)
@@ -66,4 +67,4 @@ def _plain_quotas() -> np.ndarray:
     capacities = np.full(NODES, experiment.storage.capacity)
     assert isinstance(experiment.coordinator, Greedy)
     greedy = replace(experiment.coordinator, improve_up_to=0)
-    return np.asarray(greedy.plan(Fleet.numbered(capacities, parts.velocities)).quotas)
+    return np.asarray(greedy.plan(on_the_grid(Fleet.numbered(capacities, parts.velocities), COARSE)).quotas)
