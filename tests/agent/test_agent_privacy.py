@@ -8,11 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.disk import StoreError
+from fedkeep.agent.evaluation import Evaluator
+from fedkeep.agent.service import Service
+from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
+from fedkeep.link.client import AgentClient
+from fedkeep.link.messages import AskEncryptedProfile
+from fedkeep.privacy.ckks import COARSE
+from fedkeep.privacy.encrypted import EncryptedFleet, EncryptedProfile, KeyHolder
+from fedkeep.privacy.order import Grid
+from fedkeep.privacy.public_context import PublicContext
 from tests.agent.builders import arrival, make_agent, order
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
@@ -95,9 +105,54 @@ def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
     assert 0 < gauges["fedkeep_epsilon_spent"] < 4.0
 
 
-def test_what_the_agent_cannot_hide_it_does_not_send_in_the_clear(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="in the clear"):
-        make_agent(tmp_path, privacy={"encrypted_profiles": True})
+def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the_clear(tmp_path: Path) -> None:
+    pytest.importorskip("tenseal", reason="tenseal is not installed")
+    keys = KeyHolder.create(COARSE)
+    public, path = keys.for_devices(), tmp_path / "devices.context"
+    path.write_bytes(public.pack())
+    sealed = {"encrypted_profiles": True, "public_context": str(path), "context_digest": public.name.hex()}
+    assembly = make_agent(tmp_path, privacy=sealed)
+    socket = tmp_path / "agent.sock"
+    service = Service(assembly.agent, Evaluator(assembly.agent, None, ()), socket)
+    service.start()
+    labels = assembly.agent.device.regions.count
+    fleet = EncryptedFleet(keys.for_server(), 3, labels)
+    try:
+        for id_ in range(30):
+            assembly.agent.intake.offer(arrival(id_), wait=True)
+        while assembly.agent.step(0.0):
+            pass
+        with AgentClient(str(socket), 30) as client:
+            with pytest.raises(RefusedError, match=r"in the clear: .*nothing was sent"):
+                client.profile()
+            with pytest.raises(RefusedError, match=r"another key: .*nothing was sent"):
+                client.encrypted_profile(AskEncryptedProfile(b"the server's", 0, 3, labels))
+            answer = client.encrypted_profile(AskEncryptedProfile(**vars(fleet.request(0))))
+        fleet.receive(0, 0, EncryptedProfile(**structs.asdict(answer)))
+        plan = keys.plan(fleet.tables([0]), Greedy())
+    finally:
+        service.close()
+        assembly.disk.close()
+    assert plan.devices.tolist() == [0]
+    assert plan.quotas.sum() == answer.capacity
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"public_context": ""}, "needs privacy.public_context"),
+        ({"public_context": "nowhere"}, "are not there"),
+        ({"context_digest": "00"}, "another key-holder"),
+    ],
+)
+def test_an_agent_does_not_start_with_keys_it_was_not_given(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    pytest.importorskip("tenseal", reason="tenseal is not installed")
+    path = tmp_path / "devices.context"
+    path.write_bytes(PublicContext.of(b"comparing", b"summing", COARSE, Grid(9)).pack())
+    with pytest.raises(FedkeepError, match=reason):
+        make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_context": str(path), **change})
 
 
 def test_the_store_has_room_for_what_the_guard_remembers(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, ParticipantsEstimator
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan
 from fedkeep.core.server import Schedule, Server
 from fedkeep.core.types import Profile, Report
 
@@ -220,3 +222,39 @@ def test_a_restored_server_goes_on_to_the_bit() -> None:
 def test_the_learning_rate_falls_by_rounds() -> None:
     schedule = Schedule(learning_rate=1.0, epochs=1, decay=0.5, decay_every=10, floor=0.2)
     assert [schedule.local(r).learning_rate for r in (0, 9, 10, 20, 90)] == [1.0, 1.0, 0.5, 0.25, 0.2]
+
+
+def foreign_plan(*devices: int) -> Plan:
+    """A plan from profiles that the server has not seen: rates of 6, 12, 18 and so on."""
+    profiles = {d: Profile(6, np.array([1.0, 2.0, 3.0]) * (d + 1)) for d in devices}
+    return Greedy(clients_per_label=2, labels_per_client=2).plan(Fleet.of(profiles))
+
+
+def test_under_an_adopted_plan_every_estimator_counts_alike_and_leavers_are_forgotten() -> None:
+    server = server_of()
+    server.open_round([4, 5])
+    server.receive(5, report(0, gradient=9.0))
+    server.close_round()
+    server.adopt(foreign_plan(0, 1, 2))
+    assert set(server.open_round([0, 1])) == {0, 1}
+    server.receive(0, report(1, gradient=2.0))
+    server.receive(1, report(1, gradient=4.0))
+    assert server.receive(5, report(0)).reason == "left"  # type: ignore[union-attr]
+    server.close_round()
+    np.testing.assert_allclose(server.order(0).direction, 3.0)  # type: ignore[arg-type]
+
+
+def test_under_an_adopted_plan_no_report_weighs_more_than_ten_mean_devices() -> None:
+    plan = foreign_plan(0, 1, 2)
+    server = server_of()
+    server.adopt(plan)
+    restored = server_of()
+    restored.restore(server.snapshot())
+    mean = 6 * (1 + 2 + 3) / 3 / plan.mass_per_slot
+    for each in (server, restored):
+        each.open_round([0, 1])
+        assert each.receive(0, report(0, weight=9.9 * mean)) is None
+        each.receive(1, report(0, weight=1e6))
+        refusals = each.close_round().refusals
+        assert [(r.device, r.reason) for r in refusals] == [(1, "weight-cut")]
+        assert f"counts as {10.01 * mean:g}" in refusals[0].detail

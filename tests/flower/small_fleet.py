@@ -18,6 +18,7 @@ from fedkeep.flower.device_memory import DeviceMemory, FileMemory
 from fedkeep.flower.hidden_device import HiddenDevice
 from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
+from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
@@ -82,7 +83,12 @@ class SmallFleet:
     def grid(self) -> InProcessGrid:
         return InProcessGrid(make_node(number, app, {}) for number, app in self.apps.items())
 
-    def strategy(self, store: StateStore | None = None, options: RoundOptions | None = None) -> FedkeepStrategy:
+    def strategy(
+        self,
+        store: StateStore | None = None,
+        options: RoundOptions | None = None,
+        planner: RemotePlanner | None = None,
+    ) -> FedkeepStrategy:
         """A new server; it knows nothing of an older one but what the store tells."""
         parts = assemble(self.experiment, self._parts.data)
         parts.server.plan = None
@@ -90,7 +96,7 @@ class SmallFleet:
         sizes = Sizes(len(parts.server.model), parts.learner.gradient_size, regions)
         privacy = self.experiment.privacy
         sums = SumBook(parts.server, privacy, sizes.gradient) if privacy.secure_sum else None
-        return FedkeepStrategy(parts.server, sizes, options or self.options, store, sums=sums)
+        return FedkeepStrategy(parts.server, sizes, options or self.options, store, sums, planner)
 
     def device(self, number: int) -> NodeDevice:
         """The device itself, where it lives on between messages."""

@@ -9,6 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.credentials import provision
@@ -39,6 +40,24 @@ def test_private_keys_are_their_owners(tmp_path: Path) -> None:
     private = [made.ca_key, made.server_key, made.node_key("node-0")]
     assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 3
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+
+
+def test_a_key_holder_and_the_server_get_certificates_for_one_purpose_each(tmp_path: Path) -> None:
+    made = provision(tmp_path, ["h"], [], keyholder_hosts=["keys.example"])
+    ca = x509.load_pem_x509_certificate(made.ca_certificate.read_bytes())
+    purposes = {}
+    for path in (made.keyholder_certificate, made.planner_certificate):
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        certificate.verify_directly_issued_by(ca)
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        purposes[certificate.subject.rfc4514_string()] = list(usage)
+    assert purposes == {
+        "CN=fedkeep key-holder": [ExtendedKeyUsageOID.SERVER_AUTH],
+        "CN=fedkeep planner": [ExtendedKeyUsageOID.CLIENT_AUTH],
+    }
+    private = (made.keyholder_key, made.planner_key)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 2
+    assert not provision(tmp_path / "without", ["h"], []).keyholder_certificate.exists()
 
 
 def test_again_adds_nodes_and_keeps_identities(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
 from fedkeep.flower.hidden_device import HiddenDevice
 from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
 from fedkeep.flower.server_app import tables_of
+from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.sum_member import SumMember
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import Fleet
 
-NOT_THE_EXPERIMENT = {"rounds", "state", "state_dir", "output"}
+NOT_THE_EXPERIMENT = {"rounds", "state", "state_dir", "keyholder", "output"}
 
 
 def experiment_of(run_config: UserConfig) -> Experiment:
@@ -51,10 +53,11 @@ def simulated_device(context: Context) -> NodeDevice:
         raise TypeError("this policy keeps everything: run it in the simulator")
     arrivals = partial(parts.stream.arrivals, number)
     test, memory = parts.data.test_batch(number), _memory(context, number)
-    device = CatchUpDevice(parts.fleet.device(number), arrivals, test, memory, experiment.privacy)
-    if not experiment.privacy.secure_sum:
+    privacy = _privacy(context, experiment)
+    device = CatchUpDevice(parts.fleet.device(number), arrivals, test, memory, privacy)
+    if not privacy.secure_sum:
         return device
-    member = SumMember(experiment.privacy, parts.learner.gradient_size)
+    member = SumMember(privacy, parts.learner.gradient_size)
     return HiddenDevice(device, member, _memory(context, number, "sums"))
 
 
@@ -62,6 +65,15 @@ def accuracy(parts: Assembly, model: Vector) -> float:
     """The share of all devices' test samples that the model gets right."""
     test = parts.data.pooled_test
     return float(np.mean(np.argmax(parts.learner.logits(model, test.x), axis=1) == test.y))
+
+
+def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:
+    """The run's, but the key to encrypt profiles under is the node's own to say: the server cannot bring another."""
+    keys = context.node_config.get("public-context")
+    if keys is None:
+        return experiment.privacy
+    digest = str(context.node_config.get("context-digest", ""))
+    return replace(experiment.privacy, encrypted_profiles=True, public_context=str(keys), context_digest=digest)
 
 
 def _memory(context: Context, number: int, what: str = "device") -> DeviceMemory:

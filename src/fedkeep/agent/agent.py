@@ -25,6 +25,7 @@ from fedkeep.core.ports import Fate, Kept
 from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
 
 if TYPE_CHECKING:
+    from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
     from fedkeep.privacy.guard import Spending
     from fedkeep.privacy.sum_member import SumMember
 
@@ -41,6 +42,12 @@ class Gate(Kept, Protocol):
     def release_profile(self, profile: Profile, window: float) -> Profile: ...
 
     def spending(self) -> Spending: ...
+
+
+class Sealer(Protocol):
+    """Encrypts profiles under the key-holder's key."""
+
+    def seal(self, request: ProfileRequest, profile: Profile) -> EncryptedProfile: ...
 
 
 class Agent:
@@ -85,6 +92,7 @@ class Agent:
         self._training = threading.Lock()
         self._gate: Gate | None = None
         self._member: SumMember | None = None
+        self._sealer: Sealer | None = None
         self._last_commit = self._last_housekeeping = time.monotonic()
 
     def guard(self, gate: Gate) -> None:
@@ -100,6 +108,10 @@ class Agent:
         """
         self._member = member
         self._parts["sums"] = member.differences
+
+    def seal_profiles(self, sealer: Sealer) -> None:
+        """From now on no profile leaves the device unencrypted."""
+        self._sealer = sealer
 
     def spending(self) -> Spending | None:
         """What the device's privacy ledger says; None without a gate."""
@@ -296,7 +308,18 @@ class Agent:
             raise RefusedError("disk", "the store cannot be written; nothing was sent")
 
     def profile(self) -> Profile:
-        """What the device declares to the server, as far as it may."""
+        """What the device declares to the server in the clear, as far as it may."""
+        if self._sealer is not None:
+            raise RefusedError("profile asked in the clear", "this device encrypts its profile: nothing was sent")
+        return self._declared()
+
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+        """The same, for the key-holder alone; encrypting takes a second, and the stream goes on meanwhile."""
+        if self._sealer is None:
+            raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
+        return self._sealer.seal(request, self._declared())
+
+    def _declared(self) -> Profile:
         with self.lock:
             profile = self.device.profile()
             return profile if self._gate is None else self._gate.release_profile(profile, self.device.meter.span())

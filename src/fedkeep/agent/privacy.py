@@ -28,11 +28,6 @@ class Privacy:
         from fedkeep.privacy.options import PrivacyOptions
 
         options = build(PrivacyOptions, table, "privacy")
-        if options.encrypted_profiles:
-            raise ConfigError(
-                "the agent cannot encrypt its profile yet, and does not send it in the clear instead: "
-                "remove privacy.encrypted_profiles"
-            )
         if options.protects("estimator") and options.unit == "sample" and device.gradient_from == "stored":
             raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
         return cls(options)
@@ -57,3 +52,9 @@ class Privacy:
             from fedkeep.privacy.sum_member import SumMember
 
             agent.hide(SumMember(self.options, agent.device.learner.gradient_size))
+        if self.options.encrypted_profiles:
+            from fedkeep.privacy.sealing import ProfileSealer
+
+            sealer = ProfileSealer(self.options)
+            sealer.public()  # a file that is not there, or not the one pinned, is said at the start
+            agent.seal_profiles(sealer)

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
@@ -20,11 +21,13 @@ from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
     Answered,
+    AskEncryptedProfile,
     AskProfile,
     AskStatus,
     AskStored,
     AskSum,
     AskWhy,
+    EncryptedProfiled,
     Erase,
     Erased,
     Evaluate,
@@ -102,6 +105,8 @@ class Service:
             case AskProfile():
                 profile = self._agent.profile()
                 return Profiled(profile.capacity, pack(profile.velocity))
+            case AskEncryptedProfile():
+                return self._encrypted_profile(request)
             case AskStatus():
                 return summarise(self._agent)
             case AskStored():
@@ -116,6 +121,12 @@ class Service:
         if request.terms is None:
             return pack_report(self._agent.participate(order))
         return Answered(self._agent.hold(order, request.terms))
+
+    def _encrypted_profile(self, request: AskEncryptedProfile) -> EncryptedProfiled:
+        from fedkeep.privacy.encrypted import ProfileRequest
+
+        sealed = self._agent.encrypted_profile(ProfileRequest(**structs.asdict(request)))
+        return EncryptedProfiled(**vars(sealed))
 
     def _why(self, name: str) -> Reasons:
         id_ = sample_id(name, b"")

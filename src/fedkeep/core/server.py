@@ -109,6 +109,8 @@ class Server:
         """The next round to open."""
         self._gradient_size, self._regions = gradient_size, regions
         self._rates: dict[DeviceId, float] = {}
+        self._rates_known = True
+        """False where the plan came from profiles that this server cannot read."""
         self._accepted: dict[DeviceId, int] = {}
         self._gradient_norms: dict[DeviceId, float] = {}
         self._open: _OpenRound | None = None
@@ -125,13 +127,25 @@ class Server:
         rates = np.array([p.rate for _, p in sorted(sound.items())])
         before = np.array([self._rates.get(device, np.nan) for device in sorted(sound)])
         capped = cap_rates(rates, before, self.limits)
-        self._rates = dict(zip(sorted(sound), capped.tolist(), strict=True))
+        self._rates, self._rates_known = dict(zip(sorted(sound), capped.tolist(), strict=True)), True
         scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
         cut = zip(sorted(sound), rates.tolist(), capped.tolist(), strict=True)
         refusals += [Refusal(d, "rate-cut", f"a rate of {r:g} counts as {c:g}") for d, r, c in cut if c < r]
         fleet = Fleet(fleet.devices, fleet.capacities, fleet.velocities * scale[:, None])
         self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
         return self.plan, tuple(refusals)
+
+    def adopt(self, plan: Plan) -> None:
+        """Follows a plan that was made elsewhere, from profiles this server cannot read (encrypted profiles).
+
+        Of the rates only their mean is known, from the plan: every device's estimator then counts alike. Devices that
+        are not in the plan have left.
+        """
+        devices = plan.devices.tolist()
+        for device in set(self._rates) - set(devices):
+            self.forget(device)
+        mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
+        self._rates, self._rates_known, self.plan = dict.fromkeys(devices, mean), False, plan
 
     def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
         """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""
@@ -209,12 +223,16 @@ class Server:
         return self._rates.get(device, 1.0)
 
     def heaviest(self, device: DeviceId) -> float:
-        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream."""
+        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream.
+
+        A share that is not known may be `limits.growth` times the mean.
+        """
         if self.plan is None:
             return np.inf
         assignment = self.plan.assignment(device)
         by_label = float((assignment.quotas * assignment.label_weights).sum())
-        by_rate = self._rates.get(device, 0.0) / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
+        rate = self._rates.get(device, 0.0) * (1.0 if self._rates_known else self.limits.growth)
+        by_rate = rate / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
         return 1.001 * max(by_label, by_rate)
 
     def forget(self, device: DeviceId) -> None:
@@ -227,7 +245,7 @@ class Server:
     def snapshot(self) -> State:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
         state: State = {f"estimator.{name}": array for name, array in self.estimator.snapshot().items()}
-        state |= {"model": self.model, "round": np.array(self.round)}
+        state |= {"model": self.model, "round": np.array(self.round), "rates.known": np.array(self._rates_known)}
         for name, table in (
             ("rates", self._rates),
             ("accepted", self._accepted),
@@ -250,6 +268,7 @@ class Server:
             dict(zip(state[f"{n}.devices"].tolist(), state[f"{n}.values"].tolist(), strict=True))
             for n in ("rates", "accepted", "norms")
         )
+        self._rates_known = bool(state.get("rates.known", True))
         self._accepted = {device: int(round_) for device, round_ in accepted.items()}
         self.estimator.restore(_under("estimator.", state))
         plan = _under("plan.", state)

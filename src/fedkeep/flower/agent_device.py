@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 from flwr.app.user_config import UserConfig
+from msgspec import structs
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.flower.codec import Evaluation
 from fedkeep.link.client import AgentClient
+from fedkeep.link.messages import AskEncryptedProfile
 from fedkeep.presets import DEFAULT
+
+if TYPE_CHECKING:
+    from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
 
 
 class AgentDevice:
@@ -24,13 +32,16 @@ class AgentDevice:
 
     def profile(self) -> Profile:
         with AgentClient(self._path, self._timeout) as agent:
-            now = agent.status()
-            if (now.policy, now.preset) != self._method:
-                raise ConfigError(
-                    f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
-                    f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
-                )
+            self._require_method(agent)
             return agent.profile()
+
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+        from fedkeep.privacy.encrypted import EncryptedProfile
+
+        with AgentClient(self._path, self._timeout) as agent:
+            self._require_method(agent)
+            sealed = agent.encrypted_profile(AskEncryptedProfile(**asdict(request)))
+        return EncryptedProfile(**structs.asdict(sealed))
 
     def participate(self, order: TrainOrder) -> Report:
         with AgentClient(self._path, self._timeout) as agent:
@@ -48,3 +59,11 @@ class AgentDevice:
         with AgentClient(self._path, self._timeout) as agent:
             said = agent.evaluate(model)
         return Evaluation(said.samples, said.loss * said.samples, round(said.accuracy * said.samples))
+
+    def _require_method(self, agent: AgentClient) -> None:
+        now = agent.status()
+        if (now.policy, now.preset) != self._method:
+            raise ConfigError(
+                f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
+                f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
+            )

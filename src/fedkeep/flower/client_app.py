@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkeep.core.errors import ConfigError, RefusedError
@@ -23,8 +23,7 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
 
     @app.query("profile")
     def profile(message: Message, context: Context) -> Message:
-        content = codec.encode_profile(open_device(context).profile(), device_number(context))
-        return Message(content, reply_to=message)
+        return Message(_profile(message, open_device(context), device_number(context)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -55,6 +54,17 @@ def hiding(device: NodeDevice) -> HidingDevice:
     if not isinstance(device, HidingDevice):
         raise RefusedError("not-secure", "this device masks nothing: set privacy.secure_sum on both sides, or on none")
     return device
+
+
+def _profile(message: Message, device: NodeDevice, number: int) -> RecordDict:
+    """The device's profile as it was asked for, in the clear or encrypted; the device refuses what it does not do."""
+    values = message.content.config_records.get(codec.VALUES)
+    if not values:
+        return codec.encode_profile(device.profile(), number)
+    from fedkeep.flower import profile_codec
+
+    answer = device.encrypted_profile(profile_codec.decode_request(values))
+    return profile_codec.encode_profile(answer, number)
 
 
 def device_number(context: Context) -> int:

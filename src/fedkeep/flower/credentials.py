@@ -1,15 +1,16 @@
-"""The keys of a fleet: one CA, one server certificate, one ECDSA P-384 key per node."""
+"""The keys of a fleet: one CA, one server certificate, one ECDSA P-384 key per node, and those of a key-holder."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, MissingExtraError
+from fedkeep.link.mutual_tls import KEYHOLDER, PLANNER
 
 try:
     from cryptography import x509
@@ -19,6 +20,7 @@ try:
 except ImportError as missing:  # pragma: no cover - needs an install without the extra
     raise MissingExtraError("fedkeep.flower", "flower") from missing
 
+_SERVER, _KEYHOLDER, _PLANNER = "server", "keyholder", "planner"
 _CLOCK_SKEW = datetime.timedelta(hours=24)
 
 
@@ -44,6 +46,23 @@ class Credentials:
     def server_key(self) -> Path:
         return self.root / "server.key"
 
+    @property
+    def keyholder_certificate(self) -> Path:
+        return self.root / "keyholder.crt"
+
+    @property
+    def keyholder_key(self) -> Path:
+        return self.root / "keyholder.key"
+
+    @property
+    def planner_certificate(self) -> Path:
+        """With which the server asks the key-holder for plans."""
+        return self.root / "planner.crt"
+
+    @property
+    def planner_key(self) -> Path:
+        return self.root / "planner.key"
+
     def node_key(self, node: str) -> Path:
         return self.root / "nodes" / node
 
@@ -55,10 +74,13 @@ class Credentials:
         return sorted(path.stem for path in (self.root / "nodes").glob("*.pub"))
 
 
-def provision(root: Path, hosts: Iterable[str], nodes: Iterable[str], days: int = 825) -> Credentials:
+def provision(
+    root: Path, hosts: Iterable[str], nodes: Iterable[str], days: int = 825, keyholder_hosts: Iterable[str] = ()
+) -> Credentials:
     """Makes whatever is missing of a fleet's credentials under `root`, and renews the server's certificate.
 
-    CA and node keys that exist are kept, so that running it again adds nodes without changing any identity.
+    CA and node keys that exist are kept, so that running it again adds nodes without changing any identity. With
+    hosts of a key-holder, it and the server get certificates by which they know each other.
     """
     names = list(hosts)
     if not names:
@@ -68,7 +90,11 @@ def provision(root: Path, hosts: Iterable[str], nodes: Iterable[str], days: int 
     root.chmod(0o700)
     if not credentials.ca_key.exists():
         _make_ca(credentials, days)
-    _make_server(credentials, names, days)
+    _issue(credentials, hosts=names, name=names[0], usage=ExtendedKeyUsageOID.SERVER_AUTH, days=days, to=_SERVER)
+    if keyholders := list(keyholder_hosts):
+        server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+        _issue(credentials, hosts=keyholders, name=KEYHOLDER, usage=server, days=days, to=_KEYHOLDER)
+        _issue(credentials, hosts=(), name=PLANNER, usage=client, days=days, to=_PLANNER)
     for node in nodes:
         if not credentials.node_key(node).exists():
             _make_node(credentials, node)
@@ -88,22 +114,27 @@ def _make_ca(credentials: Credentials, days: int) -> None:
     _write(credentials.ca_certificate, _pem(builder.sign(key, hashes.SHA384())), 0o644)
 
 
-def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
+def _issue(
+    credentials: Credentials, *, hosts: Sequence[str], name: str, usage: x509.ObjectIdentifier, days: int, to: str
+) -> None:
+    """Writes `to`.crt and `to`.key: a fresh key, and the CA's word that it is `name` at these hosts."""
     ca_key = serialization.load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{credentials.ca_key} is not an elliptic-curve key: provision into an empty directory")
     ca = x509.load_pem_x509_certificate(credentials.ca_certificate.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     builder = (
-        _certificate(_name(hosts[0]), ca.subject, key.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        _certificate(_name(name), ca.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
-    _write(credentials.server_key, _private_pem(key), 0o600)
-    _write(credentials.server_certificate, _pem(builder.sign(ca_key, hashes.SHA384())), 0o644)
+    if hosts:
+        alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+        builder = builder.add_extension(alternatives, critical=False)
+    _write(credentials.root / f"{to}.key", _private_pem(key), 0o600)
+    _write(credentials.root / f"{to}.crt", _pem(builder.sign(ca_key, hashes.SHA384())), 0o644)
 
 
 def _make_node(credentials: Credentials, node: str) -> None:

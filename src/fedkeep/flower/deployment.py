@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import shlex
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.credentials import Credentials
+from fedkeep.link.addresses import is_loopback
 
 CONNECTION = "fedkeep"
 """The name of the SuperLink in Flower's own config.toml."""
@@ -33,7 +33,7 @@ class Deployment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "credentials", Credentials(self.root))
         listens_on = self.bind or self.host
-        if self.insecure and not (_is_loopback(self.host) and _is_loopback(listens_on)):
+        if self.insecure and not (is_loopback(self.host) and is_loopback(listens_on)):
             raise ConfigError(f"--insecure is for loopback only, and {listens_on} is not: run `fedkeep provision`")
 
     @property
@@ -139,7 +139,7 @@ class Deployment:
 
     def _on_device(self, node: str, command: list[str]) -> list[str]:
         """The command with the files where a device has them, unless it is this machine."""
-        if _is_loopback(self.host):
+        if is_loopback(self.host):
             return command
         known = self.credentials
         copied = {str(known.ca_certificate): "ca.crt", str(known.node_key(node)): node}
@@ -152,10 +152,3 @@ def _exports(environment: Mapping[str, str]) -> str:
 
 def _setting(key: str, value: str | float | bool) -> str:
     return f"{key}={json.dumps(value)}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

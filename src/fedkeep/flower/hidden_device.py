@@ -7,6 +7,7 @@ from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.flower.codec import Evaluation
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.node_device import NodeDevice
+from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
 from fedkeep.privacy.sum_member import SumMember
 
 
@@ -21,6 +22,9 @@ class HiddenDevice:
 
     def profile(self) -> Profile:
         return self._inner.profile()
+
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+        return self._inner.encrypted_profile(request)
 
     def participate(self, order: TrainOrder) -> Report:  # noqa: ARG002 - it is refused whatever it says
         raise RefusedError("in the clear", "privacy.secure_sum is set here: this device answers secure orders only")

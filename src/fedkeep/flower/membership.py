@@ -19,7 +19,7 @@ from fedkeep.flower.roster import Node, Roster
 log = logging.getLogger("fedkeep.flower")
 
 PROFILE = "query.profile"
-_PROFILE_SECONDS = 120.0
+PROFILE_SECONDS = 120.0
 """How long a node that was asked for its profile may be silent before it is asked again."""
 
 
@@ -33,10 +33,10 @@ class Membership:
     def meet(self, grid: Grid, exchange: Exchange, now: float) -> None:
         """Sees who is online and asks those nobody knows."""
         unknown = self._roster.see(cast(list[Node], list(grid.get_nodes())))
-        silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -_PROFILE_SECONDS))[1] >= _PROFILE_SECONDS]
+        silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
         self._asked |= {node.node_id: (node, now) for node in silent}
         empty = RecordDict({codec.VALUES: ConfigRecord({})})
-        asking = [Message(empty, node.node_id, PROFILE, ttl=_PROFILE_SECONDS) for node in silent]
+        asking = [Message(empty, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
         exchange.send(asking, self._server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from fedkeep.core.device import Device
-from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.flower.codec import Evaluation
 from fedkeep.flower.device_memory import DeviceMemory
 
 if TYPE_CHECKING:
+    from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
     from fedkeep.privacy.gaussian import NormalSource
     from fedkeep.privacy.guard import Guard
     from fedkeep.privacy.options import PrivacyOptions
@@ -29,6 +30,8 @@ class NodeDevice(Protocol):
     """A device as a ClientApp sees it: in this process, or at the other end of an agent's socket."""
 
     def profile(self) -> Profile: ...
+
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile: ...
 
     def participate(self, order: TrainOrder) -> Report: ...
 
@@ -64,6 +67,7 @@ class CatchUpDevice:
         noise: NormalSource | None = None,
     ) -> None:
         self._device, self._arrivals, self._test, self._memory = device, arrivals, test, memory
+        self._privacy = privacy
         self._seen = 0
         self._last: State = {}
         self._guard = None if privacy is None or privacy.epsilon is None else self._make_guard(privacy, noise)
@@ -76,13 +80,18 @@ class CatchUpDevice:
             self._guard.restore(guarded)
 
     def profile(self) -> Profile:
-        """What the device declares; where noise hides it, it is told once and then repeated."""
-        profile = self._device.profile()
-        if self._guard is None:
-            return profile
-        released = self._guard.release_profile(profile, _WINDOW)
-        self._save()
-        return released
+        """What the device declares in the clear, if it may."""
+        if self._privacy is not None and self._privacy.encrypted_profiles:
+            raise RefusedError("profile asked in the clear", "this device encrypts its profile: nothing was sent")
+        return self._declared()
+
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+        """What the device declares, for the key-holder it knows."""
+        from fedkeep.privacy.sealing import ProfileSealer
+
+        if self._privacy is None or not self._privacy.encrypted_profiles:
+            raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
+        return ProfileSealer(self._privacy).seal(request, self._declared())
 
     def participate(self, order: TrainOrder) -> Report:
         digest = _digest(order)
@@ -110,6 +119,15 @@ class CatchUpDevice:
         losses = self._device.learner.probe(model).measure(batch).losses()
         guesses = np.argmax(self._device.learner.logits(model, batch.x), axis=1)
         return Evaluation(len(batch), float(losses.sum()), int((guesses == batch.y).sum()))
+
+    def _declared(self) -> Profile:
+        """The profile, where noise hides it told once and then repeated."""
+        profile = self._device.profile()
+        if self._guard is None:
+            return profile
+        released = self._guard.release_profile(profile, _WINDOW)
+        self._save()
+        return released
 
     def _make_guard(self, privacy: PrivacyOptions, noise: NormalSource | None) -> Guard:
         """The guard, whose charges are saved before what they pay for is sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, Protocol
@@ -42,6 +43,11 @@ class Roster:
         self._identity = identity
         self._entries: dict[DeviceId, Entry] = {}
         self._online: dict[int, DeviceId] = {}
+        self._admitted: set[DeviceId] | None = None
+
+    def admit(self, devices: Iterable[DeviceId]) -> None:
+        """Lets only these take part until told otherwise; the others are known, and wait."""
+        self._admitted = set(devices)
 
     def see(self, nodes: list[Node]) -> list[Node]:
         """Takes in who is online; returns those whose device is not known and must be asked."""
@@ -72,13 +78,18 @@ class Roster:
     def device(self, node_id: int) -> DeviceId | None:
         return self._online.get(node_id)
 
-    def nodes(self) -> dict[DeviceId, int]:
+    def online(self) -> dict[DeviceId, int]:
         """The node of every device that is online."""
         return {device: node for node, device in sorted(self._online.items(), key=lambda item: item[1])}
 
+    def nodes(self) -> dict[DeviceId, int]:
+        """The node of every device that is online and may take part."""
+        admitted = self._admitted
+        return {device: node for device, node in self.online().items() if admitted is None or device in admitted}
+
     def profiles(self) -> dict[DeviceId, Profile]:
         """The profiles of the devices that are online."""
-        return {device: self._entries[device].profile for device in self.nodes()}
+        return {device: self._entries[device].profile for device in self.online()}
 
     def drop(self, device: DeviceId) -> None:
         """Forgets a device whose profile was refused, so that it is asked again."""

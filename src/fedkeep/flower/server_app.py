@@ -11,6 +11,7 @@ from fedkeep.config import Table, build, put
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
 from fedkeep.flower.codec import Sizes
+from fedkeep.flower.remote_planner import KeyHolderOptions, RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
@@ -44,7 +45,7 @@ def open_strategy(
     run_config: UserConfig,
     **rounds: Any,
 ) -> FedkeepStrategy:
-    """The strategy that the tables `rounds`, `state` and `privacy` of the run config describe, resumed if they say so.
+    """The strategy that the tables `rounds`, `state`, `privacy` and `keyholder` of the run config describe.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
@@ -52,12 +53,17 @@ def open_strategy(
     options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
     privacy = build(PrivacyOptions, tables.get("privacy", {}), "privacy")
     _refuse_unsound(privacy, server, options)
+    keyholder = build(KeyHolderOptions, tables.get("keyholder", {}), "keyholder")
+    planner = None
+    if privacy.encrypted_profiles:
+        planner = RemotePlanner(keyholder.client(), server.coordinator)
+        server.plan = None  # one made from profiles in the clear does not count
     state = build(StateOptions, tables.get("state", {}), "state")
     if state.resume and not state.url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
     store = StateStore(state.url, state.run) if state.url else None
     sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None
-    strategy = FedkeepStrategy(server, sizes, options, store, sums)
+    strategy = FedkeepStrategy(server, sizes, options, store, sums, planner)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:

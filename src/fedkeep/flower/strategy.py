@@ -15,8 +15,10 @@ from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
+from fedkeep.flower.encrypted_membership import EncryptedMembership
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import PROFILE, Membership
+from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
@@ -32,7 +34,8 @@ _PAUSE_SECONDS = 0.5
 class FedkeepStrategy(Strategy):
     """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
 
-    With `sums`, rounds are secure: the server learns sums only.
+    With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
+    it makes the plans.
     """
 
     def __init__(
@@ -42,13 +45,17 @@ class FedkeepStrategy(Strategy):
         options: RoundOptions = RoundOptions(),  # noqa: B008 - frozen
         store: StateStore | None = None,
         sums: SumBook | None = None,
+        planner: RemotePlanner | None = None,
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes = sizes
         self._roster = Roster(options.identity)
         self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
         self._refusals: list[Refusal] = []
-        self._membership = Membership(server, self._roster, sizes, self._refuse)
+        known = (server, self._roster, sizes, self._refuse)
+        self._membership = (
+            Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
+        )
         self._sound = 0
         self._late: list[tuple[Asked, Message]] = []
         self._secure: SecureRounds | None = None

@@ -11,11 +11,13 @@ from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
     Answered,
+    AskEncryptedProfile,
     AskProfile,
     AskStatus,
     AskStored,
     AskSum,
     AskWhy,
+    EncryptedProfiled,
     Erase,
     Erased,
     Evaluate,
@@ -85,6 +87,10 @@ class AgentClient:
     def profile(self) -> Profile:
         """What the device declares to the server (step 1)."""
         return unpack_profile(self._ask(AskProfile(), Profiled))
+
+    def encrypted_profile(self, request: AskEncryptedProfile) -> EncryptedProfiled:
+        """The same, under the key-holder's key."""
+        return self._ask(request, EncryptedProfiled)
 
     def status(self) -> Status:
         return self._ask(AskStatus(), Status)

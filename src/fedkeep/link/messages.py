@@ -55,6 +55,15 @@ class AskProfile(msgspec.Struct, frozen=True, tag=True):
     """What the device declares to the server. Answered by `Profiled`."""
 
 
+class AskEncryptedProfile(msgspec.Struct, frozen=True, tag=True):
+    """The same under the key of this name, as one row of a table. Answered by `EncryptedProfiled`."""
+
+    name: bytes
+    row: int
+    rows: int
+    labels: int
+
+
 class AskStatus(msgspec.Struct, frozen=True, tag=True):
     """How the agent is doing. Answered by `Status`."""
 
@@ -106,6 +115,14 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     capacity: int
     velocity: Array
+
+
+class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
+    name: bytes
+    row: int
+    capacity: int
+    comparisons: tuple[bytes, ...]
+    velocities: bytes
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -177,8 +194,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-Request = Participate | AskSum | Evaluate | AskProfile | AskStatus | AskStored | AskWhy | Erase
-Reply = Reported | Answered | Evaluated | Profiled | Status | StoredSummary | Reasons | Erased | Failed
+Request = Participate | AskSum | Evaluate | AskProfile | AskEncryptedProfile | AskStatus | AskStored | AskWhy | Erase
+Reply = (
+    Reported | Answered | Evaluated | Profiled | EncryptedProfiled | Status | StoredSummary | Reasons | Erased | Failed
+)
 
 _requests = msgspec.msgpack.Decoder(Request)
 _replies = msgspec.msgpack.Decoder(Reply)

@@ -9,8 +9,9 @@ learns who is faster than whom, and the totals; nobody learns another's velocity
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,30 +23,23 @@ from fedkeep.core.types import DeviceId, IntArray, Profile
 from fedkeep.privacy import ckks
 from fedkeep.privacy.ckks import SUMS, Ciphertext, Scheme
 from fedkeep.privacy.order import Comparisons, Grid, OrderedFleet
+from fedkeep.privacy.public_context import PublicContext
+from fedkeep.privacy.spool import Spool
 
 _DECIMALS = 6
 """Totals are rounded to these, so that the errors of CKKS do not break ties between labels."""
-
-
-@dataclass(frozen=True)
-class PublicContext:
-    """What the key-holder publishes; with `multiply` keys it serves the server, without them the devices."""
-
-    comparing: bytes
-    summing: bytes
-    scheme: Scheme
-    grid: Grid
-    name: bytes
-    """The digest by which ciphertexts say which key they are under."""
+_MOST_ROWS = 1000
+"""Comparisons grow with the square of the rows: no table of more is asked for, nor answered."""
+_NOBODY = -1
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What a device needs to answer: the public keys, its row, and the size of the table."""
+    """What a device is asked: to encrypt under the key of this name, as one row of a table of this size."""
 
-    public: PublicContext
+    name: bytes
     row: int
-    devices: int
+    rows: int
     labels: int
 
 
@@ -54,6 +48,7 @@ class EncryptedProfile:
     """A device's answer: capacity in the clear, velocities under encryption."""
 
     name: bytes
+    row: int
     capacity: int
     comparisons: tuple[bytes, ...]
     velocities: bytes
@@ -63,27 +58,34 @@ class EncryptedProfile:
 class EncryptedTables:
     """What the server hands to the key-holder: signs and totals under encryption, capacities in the clear."""
 
+    name: bytes
     devices: IntArray
+    """Whose row it is; -1 where it is nobody's."""
     labels: int
     signs: tuple[bytes, ...]
     totals: bytes
     capacities: IntArray
-    """One per device; 0 where it has not answered."""
+    """One per row; 0 where the row is nobody's."""
 
 
-def encrypt_profile(request: ProfileRequest, profile: Profile) -> EncryptedProfile:
-    """The device's part: refuses to send anything where it cannot encrypt."""
-    public = request.public
-    if profile.velocity.shape != (request.labels,) or not 0 <= request.row < request.devices:
+def encrypt_profile(public: PublicContext, request: ProfileRequest, profile: Profile) -> EncryptedProfile:
+    """The device's part: encrypts under the context it was given and no other, or sends nothing."""
+    if request.name != public.name:
+        raise RefusedError(
+            "another key",
+            f"asked for {request.name.hex()[:64]}, given {public.name.hex()} by the key-holder: nothing was sent",
+        )
+    if profile.velocity.shape != (request.labels,) or not 0 <= request.row < request.rows <= _MOST_ROWS:
         raise RefusedError("profile request", "it does not fit this device's labels: nothing was sent")
     comparing, summing = ckks.read_context(public.comparing), ckks.read_context(public.summing)
     if comparing.has_secret_key() or summing.has_secret_key():
         raise RefusedError("leaked key", "the secret key came with the public one: nothing was sent")
     levels = public.grid.level_of(profile.velocity) / public.grid.levels
-    comparisons = Comparisons(request.devices, request.labels)
+    comparisons = Comparisons(request.rows, request.labels)
     parts = _chunks(comparisons.contribution(request.row, levels), public.scheme.slots)
     return EncryptedProfile(
         public.name,
+        request.row,
         profile.capacity,
         tuple(ckks.encrypt(comparing, part) for part in parts),
         ckks.encrypt(summing, profile.velocity),
@@ -91,48 +93,76 @@ def encrypt_profile(request: ProfileRequest, profile: Profile) -> EncryptedProfi
 
 
 class EncryptedFleet:
-    """The server's part: it holds no secret key, and adds every answer up at once."""
+    """The server's part: it holds no secret key, keeps every answer, and adds up those of the devices present.
 
-    def __init__(self, public: PublicContext, devices: Sequence[DeviceId], labels: int) -> None:
+    A row belongs to one device for as long as the table lives, so that devices come and go without asking the
+    others again; rows that fit into the same ciphertexts cost nothing and are kept for newcomers.
+    """
+
+    def __init__(self, public: PublicContext, devices: int, labels: int) -> None:
         self._public, self._labels = public, labels
         self._comparing, self._summing = ckks.read_context(public.comparing), ckks.read_context(public.summing)
-        self._rows = {device: row for row, device in enumerate(sorted(devices))}
-        self._comparisons = Comparisons(len(self._rows), labels)
-        self._sizes = [len(c) for c in _chunks(np.zeros(self._comparisons.count), public.scheme.slots)]
-        self._capacities = np.zeros(len(self._rows), dtype=np.int64)
-        self._differences: list[Ciphertext | None] = [None] * len(self._sizes)
-        self._totals: Ciphertext | None = None
+        self.rows = rows_that_fit(devices, labels, public.scheme.slots)
+        count = Comparisons(self.rows, labels).count
+        self._sizes = [len(c) for c in _chunks(np.zeros(count), public.scheme.slots)]
+        self._answers: dict[DeviceId, EncryptedProfile] = {}
+        """Without their comparisons, which are megabytes each and lie in a file."""
+        self._spool = Spool()
 
-    def request(self, device: DeviceId, public: PublicContext) -> ProfileRequest:
-        """What to ask a device, with the devices' form of the public context."""
-        return ProfileRequest(public, self._rows[device], len(self._rows), self._labels)
+    @property
+    def name(self) -> bytes:
+        return self._public.name
 
-    def receive(self, device: DeviceId, answer: object) -> None:
-        """Counts one answer; one in the clear, of another key or of another size is refused, and not kept."""
+    @property
+    def answered(self) -> dict[DeviceId, int]:
+        """The row of every device that has answered."""
+        return {device: answer.row for device, answer in self._answers.items()}
+
+    def request(self, row: int) -> ProfileRequest:
+        """What to ask of the device that is to have this row."""
+        return ProfileRequest(self._public.name, row, self.rows, self._labels)
+
+    def receive(self, device: DeviceId, row: int, answer: object) -> None:
+        """Keeps one answer; one in the clear, of another key or of another size is refused."""
         if not isinstance(answer, EncryptedProfile):
             raise RefusedError("profile in the clear", f"device {device} was asked to encrypt; it is not used")
         if answer.name != self._public.name:
             raise RefusedError("ciphertext of another context", f"device {device} must ask for the present keys")
-        if device not in self._rows or self._capacities[self._rows[device]]:
-            raise RefusedError("profile not expected", f"device {device} is unknown, or has answered")
+        if answer.row != row or device in self._answers or row in self.answered.values():
+            raise RefusedError("profile not expected", f"device {device} is not the row it was asked for, or answered")
         if answer.capacity < 1 or len(answer.comparisons) != len(self._sizes):
             raise RefusedError("profile of the wrong form", f"device {device}")
-        read = [
+        for packed, size in zip(answer.comparisons, self._sizes, strict=True):
             ckks.read(self._comparing, packed, size)
-            for packed, size in zip(answer.comparisons, self._sizes, strict=True)
-        ]
-        totals = ckks.read(self._summing, answer.velocities, self._labels)
-        self._differences = [ckks.add(a, b) for a, b in zip(self._differences, read, strict=True)]
-        self._totals = ckks.add(self._totals, totals)
-        self._capacities[self._rows[device]] = answer.capacity
+        ckks.read(self._summing, answer.velocities, self._labels)
+        self._spool.keep(device, answer.comparisons)
+        self._answers[device] = replace(answer, comparisons=())
 
-    def tables(self) -> EncryptedTables:
-        """The signs of all differences and the totals per label, for the key-holder."""
-        if self._totals is None:
+    def tables(self, present: Iterable[DeviceId]) -> EncryptedTables:
+        """The signs of all differences and the totals per label over the devices present, for the key-holder."""
+        answers = {device: self._answers[device] for device in sorted(present)}
+        if not answers:
             raise RefusedError("no profiles", "no device has answered")
-        signs = [ckks.sign(vector, self._public.scheme.expansions).serialize() for vector in self._differences]
-        devices = np.array(sorted(self._rows), dtype=np.int64)
-        return EncryptedTables(devices, self._labels, tuple(signs), self._totals.serialize(), self._capacities.copy())
+        devices, capacities = np.full(self.rows, _NOBODY), np.zeros(self.rows, dtype=np.int64)
+        differences: list[Ciphertext | None] = [None] * len(self._sizes)
+        totals: Ciphertext | None = None
+        for device, answer in answers.items():
+            devices[answer.row], capacities[answer.row] = device, answer.capacity
+            read = map(partial(ckks.read, self._comparing), self._spool.kept(device), self._sizes)
+            differences = [ckks.add(a, b) for a, b in zip(differences, read, strict=True)]
+            totals = ckks.add(totals, ckks.read(self._summing, answer.velocities, self._labels))
+        signs = tuple(ckks.sign(vector, self._public.scheme.expansions).serialize() for vector in differences)
+        assert totals is not None
+        return EncryptedTables(self._public.name, devices, self._labels, signs, totals.serialize(), capacities)
+
+
+def rows_that_fit(devices: int, labels: int, slots: int) -> int:
+    """The most rows whose comparisons need no more ciphertexts than those of so many devices."""
+    room = slots * -(-Comparisons(devices, labels).count // slots)
+    rows = devices
+    while rows < _MOST_ROWS and Comparisons(rows + 1, labels).count <= room:
+        rows += 1
+    return rows
 
 
 class KeyHolder:
@@ -150,11 +180,11 @@ class KeyHolder:
         return KeyHolder(scheme, grid, scheme.new_context(), SUMS.new_context())
 
     def for_devices(self) -> PublicContext:
-        """Public keys to encrypt with; a key-holder that was loaded has none, it finishes what is under way."""
+        """Public keys to encrypt with; a key-holder that was loaded has none, they are in the files it published."""
         if not self._comparing.has_public_key():
             raise RefusedError("public key not kept", "create new keys to ask for new profiles")
         comparing, summing = ckks.context_bytes(self._comparing), ckks.context_bytes(self._summing)
-        return PublicContext(comparing, summing, self._scheme, self._grid, ckks.digest(comparing + summing))
+        return PublicContext.of(comparing, summing, self._scheme, self._grid)
 
     def for_server(self) -> PublicContext:
         """The same, with the keys to multiply under encryption."""
@@ -180,8 +210,11 @@ class KeyHolder:
         comparing, summing = (ckks.read_context(p) for p in packed)
         return KeyHolder(scheme, Grid(scheme.levels) if grid is None else grid, comparing, summing)
 
-    def plan(self, tables: EncryptedTables, greedy: Greedy) -> Plan:
-        """The plan of `greedy` without its local search, which would need the velocities themselves."""
+    def plan(self, tables: EncryptedTables, greedy: Greedy, before: Plan | None = None) -> Plan:
+        """The plan of `greedy` without its local search, which would need the velocities themselves.
+
+        After an earlier plan it is the one that changes it least, as in the clear.
+        """
         if greedy.quantities not in ("even", "frequent"):
             raise ConfigError(f'quantities must be "even" or "frequent" under encryption, got "{greedy.quantities}"')
         comparisons = Comparisons(len(tables.devices), tables.labels)
@@ -191,10 +224,12 @@ class KeyHolder:
         signs = [ckks.decrypt(self._comparing, s, n) for s, n in zip(tables.signs, sizes, strict=True)]
         order = comparisons.table(ckks.rounded_signs(np.concatenate(signs)))
         totals = ckks.decrypt(self._summing, tables.totals, tables.labels)
-        rows = tables.capacities > 0
         totals = np.where((order > 0).any(axis=0), np.maximum(totals.round(_DECIMALS), 0.0), 0.0)
+        rows = np.flatnonzero(tables.capacities > 0)
+        rows = rows[np.argsort(tables.devices[rows])]
         fleet = OrderedFleet(tables.devices[rows], tables.capacities[rows], order[rows].astype(np.float64), totals)
-        return replace(greedy, improve_up_to=0).plan(fleet)
+        plain = replace(greedy, improve_up_to=0)
+        return plain.plan(fleet) if before is None else plain.replan(before, fleet)
 
 
 def _chunks(values: np.ndarray, size: int) -> list[np.ndarray]:

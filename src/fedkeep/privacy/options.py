@@ -46,6 +46,10 @@ class PrivacyOptions:
     """Rounds after which the running sum of estimators begins anew, so that nothing counts in it for ever."""
     encrypted_profiles: bool = False
     """Whether the server plans from profiles it cannot read."""
+    public_context: str = ""
+    """On a device: the key-holder's file `devices.context`, under which alone it encrypts its profile."""
+    context_digest: str = ""
+    """The digest that this file must have; empty trusts the file."""
 
     def __post_init__(self) -> None:
         for key in ("epsilon", "clip", "model_clip", "profile_bound", "releases"):

@@ -79,7 +79,7 @@ class Comparisons:
 
     @property
     def count(self) -> int:
-        return len(self.pairs[0])
+        return self.devices * self.labels * (self.devices + self.labels) // 2
 
     def contribution(self, row: int, values: FloatArray) -> FloatArray:
         """What the device in this row adds: summed over all rows, each place holds left minus right."""

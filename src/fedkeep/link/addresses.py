@@ -1,0 +1,37 @@
+"""HOST:PORT, and whether it leaves this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from fedkeep.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        """`host:port`, or `[address]:port` for version 6."""
+        host, colon, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(f"an address is written HOST:PORT, not '{text}'")
+        return Address(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

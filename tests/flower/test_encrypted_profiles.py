@@ -1,0 +1,372 @@
+"""Profiles that the server cannot read: a real key-holder process, real devices, Flower's messages in one process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
+
+from fedkeep.core.coordination import Greedy, Uncoordinated
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan
+from fedkeep.flower import codec, encrypted_membership
+from fedkeep.flower.codec import VALUES
+from fedkeep.flower.credentials import provision
+from fedkeep.flower.in_process import InProcessGrid
+from fedkeep.flower.membership import PROFILE
+from fedkeep.flower.remote_planner import RemotePlanner
+from fedkeep.flower.rounds import RoundOptions
+from fedkeep.flower.server_app import open_strategy
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.privacy.ckks import COARSE
+from fedkeep.privacy.encrypted import ProfileRequest
+from tests.flower.small_fleet import App, SmallFleet
+from tests.keyholder.holder_process import HolderProcess
+from tests.keyholder.plain_plans import on_the_grid
+
+pytest.importorskip("tenseal", reason="needs the privacy extra")
+
+FAST = RoundOptions(participation=0.5, deadline=5.0)
+GREEDY = Greedy(improve_up_to=0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys and credentials, which take a second to make."""
+    root = tmp_path_factory.mktemp("key-holder")
+    KeyDirectory(root / "keys").create(COARSE)
+    provision(root / "credentials", ["localhost"], [], keyholder_hosts=["127.0.0.1"])
+    return root
+
+
+@pytest.fixture(scope="module")
+def running(made: Path) -> Iterator[HolderProcess]:
+    holder = HolderProcess(made / "keys", made / "credentials")
+    holder.start()
+    yield holder
+    holder.kill()
+
+
+@pytest.fixture
+def own(made: Path) -> Iterator[HolderProcess]:
+    """A key-holder that a test may kill."""
+    holder = HolderProcess(made / "keys", made / "credentials")
+    yield holder
+    holder.kill()
+
+
+def sealed(made: Path, **fields: Any) -> SmallFleet:
+    """A fleet whose devices encrypt their profiles under the key-holder's key."""
+    keys = KeyDirectory(made / "keys")
+    privacy = {
+        "encrypted_profiles": True,
+        "public_context": str(keys.for_devices),
+        "context_digest": keys.public().name.hex(),
+    }
+    return SmallFleet(table={"privacy": privacy}, **{"options": FAST, **fields})
+
+
+def planner(holder: HolderProcess) -> RemotePlanner:
+    return RemotePlanner(holder.client, GREEDY)
+
+
+def plain_plan(fleet: SmallFleet, *leavers: int) -> Plan:
+    """What greedy without local search plans from the same profiles in the clear, with ties as the grid has them."""
+    clear = SmallFleet(devices=fleet.devices, seed=fleet.seed)
+    profiles = {d: clear.restarted(d).profile() for d in range(fleet.devices)}
+    plan = GREEDY.plan(on_the_grid(Fleet.of(profiles), COARSE))
+    if leavers:
+        stayed = Fleet.of({d: p for d, p in profiles.items() if d not in leavers})
+        plan = GREEDY.replan(plan, on_the_grid(stayed, COARSE))
+    return plan
+
+
+def assert_same(plan: Plan | None, plain: Plan) -> None:
+    assert plan is not None
+    np.testing.assert_array_equal(plan.devices, plain.devices)
+    np.testing.assert_array_equal(plan.quotas, plain.quotas)
+    np.testing.assert_allclose(plan.label_weights, plain.label_weights, rtol=1e-5)
+    assert plan.mass_per_slot == pytest.approx(plain.mass_per_slot, rel=1e-5)
+
+
+def test_the_plan_equals_the_plain_one_and_rounds_are_played(made: Path, running: HolderProcess) -> None:
+    fleet = sealed(made)
+    strategy = fleet.strategy(planner=planner(running), options=replace(FAST, min_devices=6))
+    outcomes = list(strategy.rounds(fleet.grid(), 3))
+    assert_same(strategy.server.plan, plain_plan(fleet))
+    assert all(outcome.summary.accepted and outcome.quorate for outcome in outcomes)
+    assert not any(outcome.refusals for outcome in outcomes)
+    assert np.isnan(next(iter(strategy._roster.profiles().values())).velocity).all(), "the server knows no velocity"
+
+
+class WatchedGrid(InProcessGrid):
+    """Counts who was asked for a profile."""
+
+    def __init__(self, grid: InProcessGrid) -> None:
+        super().__init__(grid.nodes.values())
+        self.asked: list[int] = []
+
+    def push_messages(self, messages: Any) -> list[str]:
+        listed = list(messages)
+        self.asked += [m.metadata.dst_node_id - 1000 for m in listed if m.metadata.message_type == PROFILE]
+        return super().push_messages(listed)
+
+
+def test_devices_come_and_go_and_only_newcomers_are_asked(made: Path, running: HolderProcess) -> None:
+    fleet = sealed(made)
+    grid = WatchedGrid(fleet.grid())
+    away = {node: grid.nodes.pop(node) for node in (1002, 1005)}
+    strategy = fleet.strategy(planner=planner(running))
+    rounds = strategy.rounds(grid, 10)
+    next(rounds)
+    assert strategy.server.plan is not None
+    assert strategy.server.plan.devices.tolist() == [0, 1, 3, 4]
+    grid.nodes |= away
+    for _ in range(2):
+        next(rounds)
+    assert strategy.server.plan.devices.tolist() == list(range(6))
+    assert sorted(grid.asked) == list(range(6)), "each device was asked once"
+    del grid.nodes[1001]
+    next(rounds)
+    assert strategy.server.plan.devices.tolist() == [0, 2, 3, 4, 5]
+    assert len(grid.asked) == 6, "nobody is asked again because another left"
+
+
+def test_a_leaver_changes_the_plan_as_in_the_clear(made: Path, running: HolderProcess) -> None:
+    fleet = sealed(made)
+    grid = fleet.grid()
+    strategy = fleet.strategy(planner=planner(running), options=replace(FAST, min_devices=6))
+    rounds = strategy.rounds(grid, 3)
+    next(rounds)
+    del grid.nodes[1004]
+    next(rounds)
+    assert_same(strategy.server.plan, plain_plan(fleet, 4))
+
+
+def in_the_clear(fleet: SmallFleet, number: int) -> App:
+    clear = SmallFleet(devices=fleet.devices)
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == PROFILE:
+            return Message(codec.encode_profile(clear.restarted(number).profile(), number), reply_to=message)
+        return fleet.apps[number](message, context)
+
+    return app
+
+
+def tampered(app: App, change: Callable[[dict[str, Any]], dict[str, Any]]) -> App:
+    """The app, its encrypted answer changed on the way."""
+
+    def changed(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == PROFILE and not reply.has_error():
+            values = change(dict(reply.content.config_records[VALUES]))
+            return Message(RecordDict({VALUES: ConfigRecord(values)}), reply_to=message)
+        return reply
+
+    return changed
+
+
+BAD: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "another context": (lambda v: {**v, "name": b"other"}, "ciphertext of another context"),
+    "damaged": (lambda v: {**v, "comparisons": [v["comparisons"][0][:-100]]}, "unreadable ciphertext"),
+    "wrong size": (lambda v: {**v, "comparisons": [v["velocities"]]}, "unreadable ciphertext"),
+    "too large": (lambda v: {**v, "velocities": bytes(17 << 20)}, "ciphertext of the wrong size"),
+    "no ciphertext": (lambda v: {**v, "comparisons": []}, "profile of the wrong form"),
+    "no bytes": (lambda v: {**v, "comparisons": ["text"]}, "wrong-type"),
+    "half an answer": (lambda v: {"name": v["name"]}, "wrong-values"),
+    "no capacity": (lambda v: {**v, "capacity": 0}, "profile of the wrong form"),
+    "another's number": (lambda v: {**v, "device": 0}, "identity-taken"),
+}
+
+
+def test_answers_that_cannot_count_are_refused_by_name_and_the_rest_goes_on(made: Path, running: HolderProcess) -> None:
+    fleet = sealed(made, devices=4 + len(BAD))
+    for number, (change, _) in enumerate(BAD.values(), start=4):
+        fleet.apps[number] = tampered(fleet.apps[number], change)
+    fleet.apps[3] = in_the_clear(fleet, 3)
+    strategy = fleet.strategy(planner=planner(running))
+    outcome = next(strategy.rounds(fleet.grid(), 1))
+    refused = {refusal.device % 1000: refusal.reason for refusal in outcome.refusals}
+    assert refused == dict(enumerate(["profile in the clear", *(reason for _, reason in BAD.values())], start=3))
+    assert strategy.server.plan is not None
+    assert strategy.server.plan.devices.tolist() == [0, 1, 2]
+    assert outcome.summary.accepted
+
+
+def test_a_device_sends_nothing_in_the_clear_nor_under_another_key(made: Path, tmp_path: Path) -> None:
+    device = sealed(made).restarted(0)
+    with pytest.raises(RefusedError, match=r"in the clear.*nothing was sent"):
+        device.profile()
+    with pytest.raises(RefusedError, match=r"another key.*nothing was sent"):
+        device.encrypted_profile(ProfileRequest(b"the server's own", 0, 6, 4))
+    with pytest.raises(RefusedError, match=r"no key for it: nothing was sent"):
+        SmallFleet().restarted(0).encrypted_profile(ProfileRequest(b"any", 0, 6, 4))
+    unpinned = SmallFleet(table={"privacy": {"encrypted_profiles": True, "public_context": str(tmp_path / "none")}})
+    with pytest.raises(ConfigError, match="copy its devices"):
+        unpinned.restarted(0).encrypted_profile(ProfileRequest(b"any", 0, 6, 4))
+
+
+def test_a_server_that_asks_in_the_clear_learns_nothing(made: Path) -> None:
+    fleet = sealed(made)
+    replies: list[Message] = []
+    strategy, grid = fleet.strategy(), fleet.grid()
+    strategy._membership.meet(grid, exchange := _recording(grid, replies), 0.0)
+    strategy._greet(exchange.arrived())
+    assert len(replies) == fleet.devices
+    assert all(reply.has_error() and "nothing was sent" in str(reply.error.reason) for reply in replies)
+    assert not strategy._roster.nodes()
+
+
+def _recording(grid: InProcessGrid, replies: list[Message]) -> Any:
+    from fedkeep.flower.exchange import Exchange
+
+    class Recording(Exchange):
+        def arrived(self) -> Iterator[Any]:
+            for asked, reply in super().arrived():
+                replies.append(reply)
+                yield asked, reply
+
+    return Recording(grid)
+
+
+def test_without_a_key_holder_the_run_waits_and_says_so_then_goes_on(
+    made: Path, own: HolderProcess, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encrypted_membership, "_RETRY_SECONDS", 0.2)
+    fleet = sealed(made)
+    grid = WatchedGrid(fleet.grid())
+    strategy = fleet.strategy(planner=planner(own))
+    caplog.set_level(logging.WARNING, "fedkeep.flower")
+    late = threading.Timer(2.0, own.start)
+    late.start()
+    try:
+        outcome = next(strategy.rounds(grid, 1))
+    finally:
+        late.join()
+    waits = [r.getMessage() for r in caplog.records if "no plan from encrypted profiles yet" in r.getMessage()]
+    assert len(waits) == 1, "it is said once"
+    assert f"the key-holder at 127.0.0.1:{own.port} does not answer" in waits[0]
+    assert "nothing in the clear" in waits[0]
+    assert outcome.summary.accepted
+
+
+def test_a_killed_key_holder_stops_no_round_and_a_restarted_one_plans_again(
+    made: Path, own: HolderProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encrypted_membership, "_RETRY_SECONDS", 0.0)
+    own.start()
+    fleet = sealed(made)
+    grid = fleet.grid()
+    newcomer = grid.nodes.pop(1003)
+    strategy = fleet.strategy(planner=planner(own))
+    rounds = strategy.rounds(grid, 10)
+    next(rounds)
+    own.kill()
+    grid.nodes[newcomer.node_id] = newcomer
+    outcome = next(rounds)
+    assert outcome.summary.accepted
+    assert 3 not in outcome.summary.participants, "it waits for a plan"
+    assert strategy.server.plan is not None
+    assert strategy.server.plan.devices.tolist() == [0, 1, 2, 4, 5]
+    own.start()
+    next(rounds)
+    assert strategy.server.plan.devices.tolist() == list(range(6))
+
+
+def test_new_keys_are_refused_by_the_devices_and_the_old_plan_stays(
+    made: Path, own: HolderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encrypted_membership, "_RETRY_SECONDS", 0.0)
+    own.start()
+    fleet = sealed(made)
+    grid = fleet.grid()
+    newcomer = grid.nodes.pop(1003)
+    strategy = fleet.strategy(planner=planner(own))
+    rounds = strategy.rounds(grid, 10)
+    next(rounds)
+    own.kill()
+    KeyDirectory(tmp_path / "other").create(COARSE)
+    own.keys = tmp_path / "other"
+    own.start()
+    grid.nodes[newcomer.node_id] = newcomer
+    refusals = {(r.device, r.detail.split(":")[1].strip()) for _ in range(3) for r in next(rounds).refusals}
+    assert {device for device, _ in refusals} >= {0, 1, 2, 4, 5}
+    assert any("another key" in reason for _, reason in refusals)
+    assert strategy.server.plan is not None
+    assert strategy.server.plan.devices.tolist() == [0, 1, 2, 4, 5]
+
+
+def test_a_resumed_server_asks_nobody_while_the_fleet_is_the_same(
+    made: Path, running: HolderProcess, tmp_path: Path
+) -> None:
+    fleet = sealed(made, directory=tmp_path / "devices")
+    options = replace(FAST, min_devices=6)
+
+    def server() -> FedkeepStrategy:
+        return fleet.strategy(StateStore(str(tmp_path / "state.db"), "run"), options, planner(running))
+
+    first = server()
+    list(first.rounds(fleet.grid(), 2))
+    second = server()
+    assert second.resume()
+    grid = WatchedGrid(fleet.grid())
+    rounds = second.rounds(grid, 5)
+    next(rounds)
+    assert grid.asked == []
+    assert_same(second.server.plan, plain_plan(fleet))
+    del grid.nodes[1002]
+    next(rounds)
+    assert sorted(grid.asked) == [0, 1, 3, 4, 5], "a new table needs everybody"
+    assert_same(second.server.plan, plain_plan(fleet, 2))
+
+
+def test_too_few_devices_are_not_planned_for(
+    made: Path, running: HolderProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = sealed(made, devices=2)
+    strategy = fleet.strategy(planner=planner(running))
+    grid, membership = fleet.grid(), strategy._membership
+    exchange = _recording(grid, [])
+    caplog.set_level(logging.WARNING, "fedkeep.flower")
+    for _ in range(2):
+        membership.meet(grid, exchange, time.monotonic())
+        strategy._greet(exchange.arrived())
+        membership.plan()
+    assert strategy.server.plan is None
+    assert "at least 3 are needed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "needs keyholder.address"),
+        ({"keyholder.address": "127.0.0.1:1"}, "and not both"),
+        ({"keyholder.address": "nowhere", "keyholder.insecure": True}, "HOST:PORT"),
+        ({"keyholder.address": "10.0.0.1:9600", "keyholder.insecure": True}, "loopback"),
+        ({"keyholder.address": "10.0.0.1:9600", "keyholder.credentials": "none"}, "is not there"),
+        ({"keyholder.adress": "127.0.0.1:1"}, "did you mean"),
+    ],
+)
+def test_the_server_refuses_a_key_holder_it_cannot_trust(settings: UserConfig, reason: str) -> None:
+    fleet = SmallFleet()
+    strategy = fleet.strategy()
+    with pytest.raises(ConfigError, match=reason):
+        open_strategy(strategy.server, strategy.sizes, {"privacy.encrypted-profiles": True, **settings})
+
+
+def test_other_coordinators_cannot_plan_unseen(running: HolderProcess) -> None:
+    with pytest.raises(ConfigError, match="greedy"):
+        RemotePlanner(running.client, Uncoordinated())

@@ -1,0 +1,70 @@
+"""A real SuperLink, SuperNodes with keys and a key-holder over TLS: the plain plan, from profiles nobody could read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app.user_config import UserConfig
+
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.fleet import Fleet
+from fedkeep.flower.credentials import provision
+from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.flower.state_store import StateStore
+from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.privacy.ckks import COARSE
+from fedkeep.sim.assembly import assemble
+from tests.flower.real_fleet import APP, app_config, start_nodes, wait_until
+from tests.keyholder.holder_process import HolderProcess
+from tests.keyholder.plain_plans import on_the_grid
+
+pytestmark = pytest.mark.real
+pytest.importorskip("tenseal", reason="needs the privacy extra")
+
+NODES = 3
+SETTINGS: UserConfig = {
+    "task__devices": NODES,
+    "train__rounds": 2,
+    "train__participation": 1.0,
+    "rounds__min-devices": NODES,
+    "privacy__encrypted-profiles": True,
+}
+
+
+def test_a_deployment_plans_from_encrypted_profiles(tmp_path: Path) -> None:
+    keys, root, state = KeyDirectory(tmp_path / "keys"), tmp_path / "fleet", tmp_path / "state.db"
+    digest = keys.create(COARSE).name.hex()
+    with LocalFleet.private(root, NODES) as fleet:
+        provision(root, [fleet.deployment.host], [], keyholder_hosts=["127.0.0.1"])
+        holder = HolderProcess(keys.root, root)
+        holder.start()
+        try:
+            fleet.start_superlink()
+            fleet.register()
+            start_nodes(fleet, NODES, **{"public-context": str(keys.for_devices), "context-digest": digest})
+            settings: UserConfig = {key.replace("__", "."): value for key, value in SETTINGS.items()}
+            where = {"keyholder.address": f"127.0.0.1:{holder.port}", "keyholder.credentials": str(root)}
+            fleet.submit(APP, {**settings, **where, "state.url": str(state), "output": str(tmp_path / "model.npy")})
+            wait_until((tmp_path / "model.npy").exists, 240, "the end of the run")
+        finally:
+            holder.kill()
+    saved = StateStore(str(state), "default").load()
+    assert saved is not None
+    assert np.isnan(saved.state["roster/velocities"]).all(), "the server knows no velocity"
+    plain = _plain_quotas()
+    np.testing.assert_array_equal(saved.state["server/plan.devices"], np.arange(NODES))
+    np.testing.assert_array_equal(saved.state["server/plan.quotas"], plain)
+
+
+def _plain_quotas() -> np.ndarray:
+    from fedkeep_app.task import experiment_of
+
+    experiment = experiment_of(app_config(**SETTINGS))
+    parts = assemble(experiment)
+    capacities = np.full(NODES, experiment.storage.capacity)
+    assert isinstance(experiment.coordinator, Greedy)
+    greedy = replace(experiment.coordinator, improve_up_to=0)
+    return np.asarray(greedy.plan(on_the_grid(Fleet.numbered(capacities, parts.velocities), COARSE)).quotas)
