@@ -102,9 +102,10 @@ def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert results.margin("table2/har", "ode-est", "unknown") is None
     assert Margin(1.0, 1.1).ahead is None
     assert Margin(-2.0, 1.1).ahead is False
+    assert [Margin(-0.5, 0.4).keeps_up, Margin(-2.0, 1.1).keeps_up, Margin(0.5, 2.0).keeps_up] == [True, False, None]
 
 
-def test_the_default_is_the_best_candidate_that_loses_nowhere(tmp_path: Path) -> None:
+def test_the_default_is_the_best_candidate_that_keeps_up_everywhere(tmp_path: Path) -> None:
     finals = {
         "choice/a": {"fifo": 0.60, "reservoir": 0.65, "bold": 0.90, "safe": 0.66, "dull": 0.65},
         "choice/b": {"fifo": 0.60, "reservoir": 0.50, "bold": 0.55, "safe": 0.61, "dull": 0.60},
@@ -117,7 +118,7 @@ def test_the_default_is_the_best_candidate_that_loses_nowhere(tmp_path: Path) ->
         )
         write_summary(tmp_path / f"{name}.json", replace(_summary((), ()), experiment=name, curves=curves))
     ranked = candidates(Results(tmp_path))
-    assert [(c.method, c.loses) for c in ranked] == [("safe", ()), ("dull", ()), ("bold", ("b",))]
+    assert [(c.method, c.falls_behind) for c in ranked] == [("safe", ()), ("dull", ()), ("bold", ("b",))]
     assert ranked[2].leads == pytest.approx({"a": 25, "b": -5})
 
 

@@ -14,6 +14,9 @@ from fedkeep.records.metrics import Row, final_accuracy
 from fedkeep.records.student import interval
 from fedkeep.records.summaries import Summary, as_runs, read_summary
 
+LEVEL = 1.0
+"""Points of accuracy within which two methods count as level."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -42,6 +45,13 @@ class Margin:
         if self.half_width is None or abs(self.mean) <= self.half_width:
             return None
         return self.mean > 0
+
+    @property
+    def keeps_up(self) -> bool | None:
+        """Whether the one is sure to lose less than what counts as level; None where more seeds have to tell."""
+        if self.half_width is not None and self.mean - self.half_width > -LEVEL:
+            return True
+        return False if self.ahead is False else None
 
     def __str__(self) -> str:
         return f"{self.mean:+.1f}" + ("" if self.half_width is None else f" ± {self.half_width:.1f}")
