@@ -55,8 +55,8 @@ def choosing(results: Results) -> Iterator[Block]:
         return
     yield Text(
         "Points ahead of the best of FIFO, reservoir, class-balanced FIFO and the paper's setting on each task of the "
-        "choice. The rule: of the candidates that are sure (95 %) to be less than a point behind any of the four on every "
-        f"task, the one with the greatest mean lead. By it the choice falls on `{ranked[0].method}`."
+        "choice. The rule: of the candidates that are sure (95 %) to be less than a point behind any of the four "
+        f"everywhere, the one with the greatest mean lead. By it the choice falls on `{ranked[0].method}`."
     )
     tasks = list(ranked[0].leads)
     rows = tuple(
