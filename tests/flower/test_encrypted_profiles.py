@@ -67,10 +67,11 @@ def own(made: Path) -> Iterator[HolderProcess]:
     holder.kill()
 
 
-def sealed(made: Path, **fields: Any) -> SmallFleet:
+def sealed(made: Path, further: dict[str, Any] | None = None, **fields: Any) -> SmallFleet:
     """A fleet whose devices encrypt their profiles under the key-holder's key."""
     keys = KeyDirectory(made / "keys")
     privacy = {
+        **(further or {}),
         "encrypted_profiles": True,
         "public_context": str(keys.for_devices),
         "context_digest": keys.public().name.hex(),
@@ -109,6 +110,16 @@ def test_the_plan_equals_the_plain_one_and_rounds_are_played(made: Path, running
     assert all(outcome.summary.accepted and outcome.quorate for outcome in outcomes)
     assert not any(outcome.refusals for outcome in outcomes)
     assert np.isnan(next(iter(strategy._roster.profiles().values())).velocity).all(), "the server knows no velocity"
+
+
+def test_with_secure_sums_the_server_sees_neither_profile_nor_report(made: Path, running: HolderProcess) -> None:
+    fleet = sealed(made, {"secure_sum": True})
+    strategy = fleet.strategy(planner=planner(running), options=replace(FAST, min_devices=6))
+    before = strategy.server.model.copy()
+    outcomes = list(strategy.rounds(fleet.grid(), 2))
+    assert_same(strategy.server.plan, plain_plan(fleet))
+    assert all(outcome.summary.accepted and not outcome.refusals for outcome in outcomes)
+    assert not np.array_equal(before, strategy.server.model)
 
 
 class WatchedGrid(InProcessGrid):
