@@ -118,7 +118,6 @@ def test_devices_are_killed_mid_round_and_come_back_as_themselves(tmp_path: Path
         assert all(len(set(deployed.identities(number))) == 1 for number in range(NODES))
         seconds = deployed.seconds()
     assert len(seconds) >= ROUNDS - 1
-    assert max(seconds) < DEADLINE + 20
     learned = saved_accuracy(state)
     again = partial(accuracy_with, devices=NODES, rounds=len(seconds), arrivals=RATE * sum(seconds) / len(seconds))
     ode, random = again("ode", tmp_path / "ode"), again("reservoir", tmp_path / "random")
@@ -128,5 +127,6 @@ def test_devices_are_killed_mid_round_and_come_back_as_themselves(tmp_path: Path
     if FOUND:
         figures = {"rounds": len(seconds), "kills": KILLS, "longest": max(seconds), "deadline": DEADLINE}
         Path(FOUND).write_text(json.dumps(figures | {"accuracy": learned, "random": random}))
+    assert max(seconds) < DEADLINE + 20, "a round closes by its deadline; what it takes besides is planning and saving"
     assert learned > ode - 0.15, "killed devices and late replies cost little"
     assert ode > random - 0.05, "what ODE keeps teaches no less than a random store"

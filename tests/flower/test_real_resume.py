@@ -45,14 +45,14 @@ def test_killed_servers_resume_to_the_bits_of_a_run_that_was_never_killed(tmp_pa
     with LocalFleet.private(tmp_path / "fleet", NODES) as fleet:
         state = fleet.deployment.root / "state.db"
         start_serving(fleet, settings)
-        wait_until(lambda: "the nodes are registered" in fleet.log("serve"), 120, "the SuperLink")
+        wait_until(lambda: "the nodes are registered" in fleet.log("serve"), 300, "the SuperLink")
         start_nodes(fleet, NODES, **{"state-dir": str(tmp_path / "devices")})
-        wait_until(lambda: saved_round(state) >= 1, 120, "the first round")
+        wait_until(lambda: saved_round(state) >= 1, 300, "the first round")
         kill_server_app(fleet)
-        wait_until(lambda: saved_round(state) >= 3, 180, "the third round, resumed by `fedkeep serve` itself")
+        wait_until(lambda: saved_round(state) >= 3, 300, "the third round, resumed by `fedkeep serve` itself")
         fleet.kill("serve")
         start_serving(fleet, settings, "--resume")
-        wait_until(output.exists, 180, "the end of the run")
+        wait_until(output.exists, 300, "the end of the run")
         assert "the run ended as finished" in fleet.log("serve")
     model = np.load(output)
     assert model.tobytes() == _uninterrupted().tobytes()
