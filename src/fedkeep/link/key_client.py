@@ -25,6 +25,8 @@ from fedkeep.link.mutual_tls import KEYHOLDER, peer_name
 
 Answer = TypeVar("Answer", bound=KeyReply)
 _CONNECT_SECONDS = 5.0
+_HANDSHAKE_SECONDS = 30.0
+"""Longer than the key-holder gives to whoever is silent: it may have to see some of them off first."""
 _ANSWER_SECONDS = 300.0
 
 
@@ -63,6 +65,7 @@ class KeyHolderClient:
         with contextlib.ExitStack() as stack:
             where = (self.address.host, self.address.port)
             plain = stack.enter_context(socket.create_connection(where, _CONNECT_SECONDS))
+            plain.settimeout(_HANDSHAKE_SECONDS)
             connection = plain
             if self._tls is not None:
                 secure = stack.enter_context(self._tls.wrap_socket(plain, server_hostname=self.address.host))
