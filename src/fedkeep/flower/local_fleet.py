@@ -156,8 +156,9 @@ class LocalFleet:
         """kill -9 of a process and all it started; nothing if it is gone already."""
         process = self._processes.pop(name, None)
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for pid in _family(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
 
     def log(self, name: str) -> str:
@@ -174,6 +175,19 @@ def free_port(host: str = "127.0.0.1") -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all below it; Flower gives the apps that it starts sessions of their own, so no group has them."""
+    below: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            below.setdefault(parent, []).append(int(status.parent.name))
+    found = [pid]
+    for member in found:
+        found += below.get(member, [])
+    return found
 
 
 def _die_with_parent() -> None:
