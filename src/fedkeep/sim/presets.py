@@ -13,7 +13,7 @@ PRESETS: dict[str, dict[str, Table]] = {
         "ode": {
             "policy": {"choice": "drawn"},
             "storage": {"after_use": "renew"},
-            "weights": {"client_label": 0.5},
+            "weights": {"client_label": 1.0},
             "estimator": {"name": "participants"},
         },
     },
