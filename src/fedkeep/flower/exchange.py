@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+
+_PULLS_AT_ONCE = 8
+_PULL_SECONDS = 2.0
+"""After which a pull is left to itself."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +25,16 @@ class Asked:
 
 
 class Exchange:
-    """Messages in flight; who answered what is known from what was sent, never from what the answer says."""
+    """Messages in flight; who answered what is known from what was sent, never from what the answer says.
+
+    When a device dies while it uploads its reply, Flower waits minutes for the rest, and whoever pulls waits with it.
+    So replies are pulled in a few threads: one that hangs holds up its own part of them, and no deadline.
+    """
 
     def __init__(self, grid: Grid, poll_seconds: float = 0.25) -> None:
         self._grid, self._poll = grid, poll_seconds
         self._asked: dict[str, Asked] = {}
+        self._pulls: list[_Pull] = []
 
     def send(self, messages: Iterable[Message], round_: int) -> None:
         """Pushes the messages; those that Flower does not take count as never sent."""
@@ -45,12 +55,19 @@ class Exchange:
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
         """Replies that are there now."""
-        if not self._asked:
-            return
-        for reply in self._grid.pull_messages(list(self._asked)):
-            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if asked is not None:
-                yield asked, reply
+        hanging = {message_id for pull in self._pulls for message_id in pull.message_ids}
+        ids = [message_id for message_id in self._asked if message_id not in hanging]
+        begun = [_Pull(self._grid, ids[i::_PULLS_AT_ONCE]) for i in range(min(_PULLS_AT_ONCE, len(ids)))]
+        end = time.monotonic() + _PULL_SECONDS
+        for pull in begun:
+            pull.join(max(end - time.monotonic(), 0.0))
+        ended = [pull for pull in (*self._pulls, *begun) if not pull.is_alive()]
+        self._pulls = [pull for pull in (*self._pulls, *begun) if pull not in ended]
+        for pull in ended:
+            for reply in pull.result():
+                asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+                if asked is not None:
+                    yield asked, reply
 
     @property
     def pending(self) -> int:
@@ -64,3 +81,27 @@ class Exchange:
     def abandon(self, before: int) -> None:
         """Stops waiting for replies to rounds before `before`."""
         self._asked = {key: asked for key, asked in self._asked.items() if asked.round >= before}
+
+
+class _Pull(threading.Thread):
+    """One request for replies; a daemon, so that one that hangs does not keep the program from ending."""
+
+    def __init__(self, grid: Grid, message_ids: Sequence[str]) -> None:
+        super().__init__(daemon=True)
+        self.message_ids = message_ids
+        self._grid = grid
+        self._replies: list[Message] = []
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._replies = list(self._grid.pull_messages(self.message_ids))
+        except Exception as error:  # noqa: BLE001 - told to whoever waits, whatever it is
+            self._error = error
+
+    def result(self) -> list[Message]:
+        """The replies, or what went wrong."""
+        if self._error is not None:
+            raise self._error
+        return self._replies
