@@ -178,7 +178,12 @@ def _speedup(shown: Shown | None, printed: float | None) -> str:
 
 def _short(setting: str) -> str:
     """`storage.capacity=5` as `capacity 5`."""
-    return " ".join(part.rpartition(".")[2].replace("=", " ") for part in setting.split())
+    return " ".join(_shortened(part) for part in setting.split())
+
+
+def _shortened(part: str) -> str:
+    key, _, value = part.partition("=")
+    return f"{key.rpartition('.')[2]} {value}".strip()
 
 
 def _scale(name: str, results: Results) -> str:
