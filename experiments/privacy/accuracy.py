@@ -49,13 +49,7 @@ CURVES: dict[str, dict[str, Any]] = {
         "model_clip": 0.5,
     },
 }
-# as they were when these runs were made, whatever the defaults become
-ODE: dict[str, Any] = {
-    "policy": {"name": "ode", "choice": "drawn"},
-    "storage": {"after_use": "renew"},
-    "weights": {"client_label": 0.5},
-    "estimator": {"name": "participants"},
-}
+ODE: dict[str, Any] = {"policy": {"name": "ode"}}
 COLOURS = ("#2471a3", "#e08e0b", "#c0392b")
 
 

@@ -134,7 +134,7 @@ def _rows(name: str, results: Results, paper: Paper) -> tuple[tuple[str, ...], .
     for method in results.methods(name):
         cells = [method]
         for place, setting in enumerate(settings):
-            printed = _printed(paper, folder, task, method, place, setting)
+            printed = _printed(paper, folder, task, method, place)
             cells.append(_accuracy(results.shown(name, method, setting), printed))
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
@@ -144,13 +144,9 @@ def _rows(name: str, results: Results, paper: Paper) -> tuple[tuple[str, ...], .
     return tuple(rows)
 
 
-def _printed(paper: Paper, folder: str, task: str, method: str, place: int, setting: str) -> float | None:
+def _printed(paper: Paper, folder: str, task: str, method: str, place: int) -> float | None:
     if folder == "robustness":
         return paper.swept(method, task, place)
-    if folder == "motivation":
-        table, row = paper.tables["motivation"], task.removeprefix("storage-")
-        found = table.get(method, {}).get(row)
-        return found[place] if isinstance(found, list) and setting.startswith("storage") else None
     return _of(paper, folder, "accuracy", task, method)
 
 

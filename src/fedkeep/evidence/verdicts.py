@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -86,7 +87,9 @@ def _ahead_of_fifo(method: str, results: Results, paper: Paper) -> Iterable[Find
 
 def storage_costs(results: Results, paper: Paper) -> Iterable[Finding]:
     del paper
-    for task, full, _, margin in _pairs(results, "table2", "full-data", "fifo"):
+    for task, full, _, margin in itertools.chain(
+        _pairs(results, "table2", "full-data", "fifo"), _pairs(results, "motivation", "full-data", "fifo")
+    ):
         speed = 0.0 if full.speedup is None else full.speedup
         yield Finding(margin.mean >= 5 and speed >= 3, f"{task} {margin} points and {speed:.1f}x")
 
@@ -125,7 +128,10 @@ def simplified_is_cheap(results: Results, paper: Paper) -> Iterable[Finding]:
         yield Finding(time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
         memory = 1 - simple["extra_mb"] / full["extra_mb"]
         yield Finding(memory >= 0.3, f"and {100 * memory:.0f} % of the memory")
-    for task, _, _, margin in _pairs(results, "table2", "ode-simplified", "ode-est"):
+    for task, _, _, margin in itertools.chain(
+        _pairs(results, "table2", "ode-simplified", "ode-est"),
+        _pairs(results, "simplified", "ode-last-layer", "ode-all-layers"),
+    ):
         yield Finding(margin.mean >= -1, f"{task} {margin} points")
 
 
