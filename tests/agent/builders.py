@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import Assembly, assemble, parse_config
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder, Vector
@@ -33,6 +34,17 @@ def make_agent(folder: Path, **tables: Any) -> Assembly:
 def arrival(id_: int, label: int | None = None, source: str = "test") -> Arrival:
     x = np.random.default_rng(id_).standard_normal(SHAPE).astype(np.float32)
     return Arrival(x, id_ % LABELS if label is None else label, id_, source)
+
+
+def feed(agent: Agent, first: int, count: int, source: str = "test") -> None:
+    """Offers samples and has them judged and committed."""
+    for id_ in range(first, first + count):
+        agent.intake.offer(arrival(id_, source=source), wait=True)
+        if len(agent.intake) >= 8:
+            agent.step(0.0)
+    while agent.step(0.0):
+        pass
+    assert agent.commit()
 
 
 def order(assembly: Assembly, round_: int = 0, quota: int = 4, direction: bool = True) -> TrainOrder:

@@ -20,17 +20,7 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import Assignment, TrainOrder
 from fedkeep.link.client import AgentClient, AgentUnreachableError
 from fedkeep.link.messages import Erase
-from tests.agent.builders import LABELS, SHAPE, arrival, config_table, make_agent, order
-
-
-def feed(agent: Agent, first: int, count: int, source: str = "test") -> None:
-    for id_ in range(first, first + count):
-        agent.intake.offer(arrival(id_, source=source), wait=True)
-        if len(agent.intake) >= 8:
-            agent.step(0.0)
-    while agent.step(0.0):
-        pass
-    assert agent.commit()
+from tests.agent.builders import LABELS, SHAPE, arrival, config_table, feed, make_agent, order
 
 
 def held(agent: Agent) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fedkeep.agent.service import Service
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.link.messages import Answered, AskSum, Failed, encode, pack_order
-from tests.agent.builders import SHAPE, arrival, make_agent, order
+from tests.agent.builders import SHAPE, feed, make_agent, order
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 
@@ -29,15 +29,8 @@ SECURE = {"secure_sum": True}
 def streaming(folder: Path, seed: int, **privacy: object) -> Assembly:
     folder.mkdir(exist_ok=True)
     assembly = make_agent(folder, privacy={**SECURE, **privacy})
-    feed(assembly, 100 * seed)
+    feed(assembly.agent, 100 * seed, 20)
     return assembly
-
-
-def feed(assembly: Assembly, first: int) -> None:
-    for id_ in range(first, first + 20):
-        assembly.agent.intake.offer(arrival(id_), wait=True)
-    while assembly.agent.step(0.0):
-        pass
 
 
 def terms(assembly: Assembly, device: int, session: bytes, counted: bytes = b"") -> told.SumTerms:
@@ -76,8 +69,8 @@ def test_three_agents_sum_what_they_would_have_sent(tmp_path: Path) -> None:
         for assembly in [*hidden.values(), *clear.values()]:
             assembly.agent.device.install(installed.model)
         for d in range(3):
-            feed(hidden[d], 1000 * (d + 1))
-            feed(clear[d], 1000 * (d + 1))
+            feed(hidden[d].agent, 1000 * (d + 1), 20)
+            feed(clear[d].agent, 1000 * (d + 1), 20)
         sent = order(hidden[0], 1)
         reports = [assembly.agent.participate(sent) for assembly in clear.values()]
         total, size = summed(hidden, sent, 1), len(sent.model)
@@ -98,7 +91,7 @@ def test_a_restart_is_a_dropout_that_loses_nothing(tmp_path: Path) -> None:
     first = order(agents[0])
     for d, assembly in agents.items():
         assembly.agent.device.install(first.model)
-        feed(assembly, 1000 * (d + 1))
+        feed(assembly.agent, 1000 * (d + 1), 20)
     summed(agents, first, 1)
     agents[0].agent.hold(replace(first, round=1), told.encode(terms(agents[0], 0, session(2), session(1))))
     agents[0].disk.close()

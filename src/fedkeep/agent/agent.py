@@ -18,6 +18,7 @@ from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
 from fedkeep.agent.opening import discard_set_aside
 from fedkeep.agent.options import AgentOptions
+from fedkeep.agent.orders import check_order
 from fedkeep.agent.screening import screen
 from fedkeep.core.device import Device, TrainJob
 from fedkeep.core.errors import RefusedError
@@ -277,7 +278,7 @@ class Agent:
         return self._member
 
     def _take_part(self, order: TrainOrder) -> Report:
-        self._check(order)
+        check_order(order, self.device)
         with self._training:
             with self.lock:
                 job = self.device.prepare(order)
@@ -324,20 +325,6 @@ class Agent:
             profile = self.device.profile()
             return profile if self._gate is None else self._gate.release_profile(profile, self.device.meter.span())
 
-    def _check(self, order: TrainOrder) -> None:
-        _require(order.model, self.device.learner.size, "model")
-        if order.direction is not None:
-            _require(order.direction, self.device.learner.gradient_size, "direction")
-        if order.assignment is not None:
-            quotas, weights = order.assignment.quotas, order.assignment.label_weights
-            regions = (self.device.regions.count,)
-            if quotas.dtype != np.int64 or quotas.shape != regions or weights.shape != regions:
-                raise RefusedError("plan-shape", f"expected quotas and weights for {regions[0]} regions")
-            if quotas.min(initial=0) < 0 or quotas.sum() > self.device.capacity:
-                raise RefusedError(
-                    "plan-size", f"the quotas must be 0 or more and sum to {self.device.capacity} at most"
-                )
-
 
 _ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}
 _FATES = {
@@ -350,10 +337,3 @@ _FATES = {
 
 def _part(state: State, name: str) -> State:
     return {key.removeprefix(f"{name}."): array for key, array in state.items() if key.startswith(f"{name}.")}
-
-
-def _require(vector: Vector, size: int, name: str) -> None:
-    if vector.shape != (size,) or vector.dtype != np.float32:
-        raise RefusedError(f"{name}-shape", f"expected {size} float32 numbers, got {vector.dtype} {vector.shape}")
-    if not np.isfinite(vector).all():
-        raise RefusedError(f"{name}-not-finite", "it holds NaN or infinity")

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.agent.agent import Agent
-from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.agent.orders import check_vector
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.link.messages import Evaluated
@@ -24,8 +25,7 @@ class Evaluator:
 
     def evaluate(self, model: Vector) -> Evaluated:
         """Mean loss and accuracy; without a sample both are NaN."""
-        if model.shape != (self._agent.device.learner.size,):
-            raise RefusedError("model-shape", f"expected {self._agent.device.learner.size} numbers, got {model.shape}")
+        check_vector(model, self._agent.device.learner.size, "model")
         if self._held_out is not None:
             x, y = self._held_out
         else:
