@@ -28,7 +28,7 @@ demo: $(VENV)/.base   ## compare ODE with FIFO, random, high-loss and unlimited 
 
 test: $(VENV)/.dev    ## run the tests
 	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet -m "not real"
-	@$(BIN)/pytest --quiet -m real
+	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet -m real
 
 faults: $(VENV)/.dev  ## the fault tests in their long forms: kills, power cuts, full disks, corruption (an hour)
 	@$(BIN)/python -m tests.faults.agent_table; agent=$$?; $(BIN)/python -m tests.faults.flower_table && exit $$agent

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -106,7 +107,9 @@ def saved_accuracy(state: Path) -> float:
     return accuracy(parts, parts.server.model)
 
 
-def test_devices_are_killed_mid_round_and_come_back_as_themselves(tmp_path: Path) -> None:
+def test_devices_are_killed_mid_round_and_come_back_as_themselves(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     state, began = tmp_path / "state.db", time.monotonic()
     with LocalFleet.private(tmp_path / "fleet", NODES) as fleet:
         deployed = Deployed(fleet, state)
@@ -121,9 +124,11 @@ def test_devices_are_killed_mid_round_and_come_back_as_themselves(tmp_path: Path
     learned = saved_accuracy(state)
     again = partial(accuracy_with, devices=NODES, rounds=len(seconds), arrivals=RATE * sum(seconds) / len(seconds))
     ode, random = again("ode", tmp_path / "ode"), again("reservoir", tmp_path / "random")
-    print(f"{len(seconds)} rounds, {sum(seconds):.0f} s, longest {max(seconds):.1f} s, {KILLS} devices killed")
-    print(f"accuracy {learned:.3f} over the SuperLink; in one process {ode:.3f}, with a random store {random:.3f}")
-    print(f"all in {time.monotonic() - began:.0f} s")
+    measured = (
+        f"{len(seconds)} rounds, the longest {max(seconds):.1f} s, {KILLS} devices killed, accuracy {learned:.3f}"
+    )
+    measured += f"; in one process {ode:.3f}, with a random store {random:.3f}; {time.monotonic() - began:.0f} s in all"
+    record_property("measured", measured)
     if FOUND:
         figures = {"rounds": len(seconds), "kills": KILLS, "longest": max(seconds), "deadline": DEADLINE}
         Path(FOUND).write_text(json.dumps(figures | {"accuracy": learned, "random": random}))
