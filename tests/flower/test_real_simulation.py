@@ -19,13 +19,20 @@ pytestmark = pytest.mark.real
 NODES, ROUNDS = 6, 4
 
 
+class AsStartedByFlower(Deployment):
+    """The SuperLink that `flwr run . local` starts installs what an app asks for; ours do not."""
+
+    def superlink(self) -> list[str]:
+        return [word for word in super().superlink() if word != "--disable-runtime-dependency-installation"]
+
+
 def test_virtual_nodes_end_with_the_simulators_model(tmp_path: Path) -> None:
     from fedkeep_app.task import experiment_of
 
     output = tmp_path / "model.npy"
     settings: UserConfig = {"task.devices": NODES, "train.rounds": ROUNDS, "rounds.deterministic": True}
     settings |= {"rounds.min-devices": NODES, "output": str(output)}
-    deployment = Deployment(tmp_path / "fleet", port=free_port(), insecure=True, simulation=True)
+    deployment = AsStartedByFlower(tmp_path / "fleet", port=free_port(), insecure=True, simulation=True)
     with LocalFleet(deployment) as fleet:
         fleet.start_superlink()
         said = fleet.call([*deployment.run(APP, settings, NODES), "--stream"], timeout=240)
