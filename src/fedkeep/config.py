@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -57,8 +58,11 @@ def override(table: Table, settings: list[str]) -> Table:
 
 
 def put(table: Table, key: str, value: Any) -> None:
-    """Sets a dotted key, making tables on the way."""
-    *parents, last = key.split(".")
+    """Sets a dotted key, making tables on the way; quotes hold a part together: `sweep."storage.capacity"`."""
+    parts = [quoted or bare for quoted, bare in re.findall(r'"([^"]+)"|([^".]+)', key)]
+    if not parts:
+        raise ConfigError(f"'{key}' is no key: write it as table.key")
+    *parents, last = parts
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):

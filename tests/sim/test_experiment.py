@@ -81,12 +81,19 @@ def test_a_sweep_is_the_product_of_methods_and_lists() -> None:
     assert cells[-1].experiment.label == "cosine"
 
 
+def test_set_reaches_a_swept_key_by_its_quotes() -> None:
+    swept = {**TASK, "sweep": {"storage.capacity": [5, 10], "seed": [0]}}
+    assert override(swept, ['sweep."storage.capacity"=[3]'])["sweep"] == {"storage.capacity": [3], "seed": [0]}
+
+
 def test_set_overrides_any_key() -> None:
     table = override(TASK, ["train.rounds=7", "policy.name=fifo", "storage.capacity=3", "task.devices=5"])
     experiment = resolve(table)
     assert (experiment.train.rounds, experiment.label, experiment.storage.capacity) == (7, "fifo", 3)
     with pytest.raises(ConfigError, match="--set takes key=value"):
         override(TASK, ["rounds"])
+    with pytest.raises(ConfigError, match="is no key"):
+        override(TASK, [".=3"])
 
 
 def test_the_digest_follows_every_option() -> None:
