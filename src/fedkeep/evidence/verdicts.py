@@ -128,10 +128,7 @@ def simplified_is_cheap(results: Results, paper: Paper) -> Iterable[Finding]:
         yield Finding(time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
         memory = 1 - simple["extra_mb"] / full["extra_mb"]
         yield Finding(memory >= 0.3, f"and {100 * memory:.0f} % of the memory")
-    for task, _, _, margin in itertools.chain(
-        _pairs(results, "table2", "ode-simplified", "ode-est"),
-        _pairs(results, "simplified", "ode-last-layer", "ode-all-layers"),
-    ):
+    for task, _, _, margin in _pairs(results, "table2", "ode-simplified", "ode-est"):
         yield Finding(margin.mean >= -1, f"{task} {margin} points")
 
 
