@@ -100,7 +100,7 @@ def draw(path: Path) -> None:
             axes.fill_between(EPSILONS, [min(a) for a in own], [max(a) for a in own], color=colour, alpha=0.15)
         upper.set_title(TITLES[task], fontsize=9)
         upper.set(ylabel="accuracy", ylim=(0.8, 0.88))
-        lower.set(ylabel="accuracy", ylim=(0, 0.25), xscale="log", xlabel="epsilon (delta = 1e-5)")
+        lower.set(ylabel="accuracy", ylim=(0, 0.45), xscale="log", xlabel="epsilon (delta = 1e-5)")
         lower.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
         for axes in (upper, lower):
             axes.minorticks_off()
