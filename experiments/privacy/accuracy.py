@@ -1,7 +1,7 @@
 """The accuracy that each epsilon costs on two tasks, and the figure of docs/privacy.md.
 
     FEDKEEP_DATA=... python experiments/privacy/accuracy.py run TASK [--seeds 5]     # TASK: synthetic or har
-    python experiments/privacy/accuracy.py draw
+    python experiments/privacy/accuracy.py draw                                      # needs the plot extra
 
 Runs are added to accuracy-TASK.json beside this file; what is there already is not run again.
 """
