@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.config import Table, override
+from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.ports import Learner
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import read_experiment, resolve
+from fedkeep.sim.experiment import resolve
 from fedkeep.sim.oracle import Oracle
 from fedkeep.sim.runner import versions
 

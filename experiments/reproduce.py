@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeep.cli.run import play_all
-from fedkeep.config import Table, override
+from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.evidence.document import write_results
 from fedkeep.records import read_run
 from fedkeep.records.summaries import summarise, write_summary
-from fedkeep.sim.experiment import expand, read_experiment
+from fedkeep.sim.experiment import expand
 from fedkeep.sim.runner import play, record_path
 
 HERE = Path(__file__).parent

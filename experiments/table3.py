@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.config import Table
+from fedkeep.config import Table, read_experiment
 from fedkeep.core.types import Batch
 from fedkeep.data import Federation, Membership, ModelSpec
 from fedkeep.sim.cost import measure_cost
-from fedkeep.sim.experiment import read_experiment, resolve
+from fedkeep.sim.experiment import resolve
 from fedkeep.sim.runner import versions
 
 HERE = Path(__file__).parent

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.config import Table, override
+from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.evaluation import evaluate
-from fedkeep.sim.experiment import read_experiment, resolve
+from fedkeep.sim.experiment import resolve
 from fedkeep.sim.runner import versions
 
 HERE = Path(__file__).parent

@@ -46,6 +46,18 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
+def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
+    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
+    if path.resolve() in above:
+        raise ConfigError(f"{path} is its own base: take it out of the files named as 'base'")
+    table = read_toml(path)
+    bases = table.pop("base", [])
+    below: Table = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        below = merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
+    return merged(below, table)
+
+
 def override(table: Table, settings: list[str]) -> Table:
     """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings."""
     result = msgspec.convert(msgspec.to_builtins(table), dict[str, Any])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from fedkeep.config import read_experiment
 from fedkeep.evidence.charts import line_chart
 from fedkeep.evidence.choosing import candidates
 from fedkeep.evidence.document import write_results
@@ -18,7 +19,7 @@ from fedkeep.evidence.paper import read_paper
 from fedkeep.evidence.results import Margin, Results
 from fedkeep.evidence.verdicts import CLAIMS, verdicts
 from fedkeep.records.summaries import Curve, Summary, read_summary, write_summary
-from fedkeep.sim.experiment import expand, read_experiment
+from fedkeep.sim.experiment import expand
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FILES = sorted(p for p in EXPERIMENTS.glob("*/*.toml") if p.parent.name not in {"tasks", "methods"})

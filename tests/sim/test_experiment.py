@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.config import Table, override
+from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.sld import Sld
-from fedkeep.sim.experiment import expand, read_experiment, resolve
+from fedkeep.sim.experiment import expand, resolve
 from fedkeep.sim.sweep import run_sweep
 
 TASK: Table = {"task": {"name": "embedded"}}

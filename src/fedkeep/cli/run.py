@@ -14,11 +14,11 @@ from rich.console import Console
 
 from fedkeep.cli.progress import download_progress, plainly, sweep_progress
 from fedkeep.cli.report import print_tables
-from fedkeep.config import override
+from fedkeep.config import override, read_experiment
 from fedkeep.core.errors import FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import load_data
-from fedkeep.sim.experiment import Cell, expand, read_experiment
+from fedkeep.sim.experiment import Cell, expand
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import estimate_seconds, run_sweep
 

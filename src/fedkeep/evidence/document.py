@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.evidence.blocks import Block, Grid, Heading, Picture, Text, html, markdown
 from fedkeep.evidence.charts import line_chart
@@ -81,7 +82,7 @@ def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> I
         yield Text(f"The paper's numbers: {paper.source(folder)}.")
     for name in names:
         if results.has(name):
-            yield from _experiment(name, results, paper)
+            yield from _experiment(name, results, paper, _left_out(experiments, name, results))
     if folder == "choice":
         yield from choosing(results)
     missing = [name for name in names if not results.has(name)]
@@ -90,7 +91,13 @@ def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> I
         yield Text(f"Not run yet: {listed}.")
 
 
-def _experiment(name: str, results: Results, paper: Paper) -> Iterator[Block]:
+def _left_out(experiments: Path, name: str, results: Results) -> list[str]:
+    """The methods of an experiment's file that did not run."""
+    ran = results.methods(name)
+    return [method for method in read_experiment(experiments / f"{name}.toml")["methods"] if method not in ran]
+
+
+def _experiment(name: str, results: Results, paper: Paper, left_out: list[str]) -> Iterator[Block]:
     summary = results.summaries[name]
     settings = results.settings(name)
     yield Heading(name, 3)
@@ -98,7 +105,8 @@ def _experiment(name: str, results: Results, paper: Paper) -> Iterator[Block]:
     yield Grid(
         ("method", *(_short(s) or "accuracy" for s in settings), *_speed_columns(settings)), _rows(name, results, paper)
     )
-    yield Text(f"Made by `{summary.command}`; {_scale(name, results)}.")
+    missing = f"; not run: {', '.join(left_out)}" if left_out else ""
+    yield Text(f"Made by `{summary.command}`; {_scale(name, results)}{missing}.")
     yield _picture(name, settings, results)
 
 

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from fedkeep.config import Table, build, merged, put, read_toml
+from fedkeep.config import Table, build, merged, put
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
@@ -156,18 +155,6 @@ def expand(table: Table) -> list[Cell]:
         twice = names.most_common(1)[0][0]
         raise ConfigError(f"two runs would both be called '{twice}': give each method a label or a seed of its own")
     return cells
-
-
-def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
-    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
-    if path.resolve() in above:
-        raise ConfigError(f"{path} is its own base: take it out of the files named as 'base'")
-    table = read_toml(path)
-    bases = table.pop("base", [])
-    below: Table = {}
-    for base in bases if isinstance(bases, list) else [bases]:
-        below = merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
-    return merged(below, table)
 
 
 def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
