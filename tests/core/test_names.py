@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> Non
 def test_a_file_called_like_a_library_is_the_file(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("MINE = 'mine'\n")
     assert load_object(f"{tmp_path}/random.py:MINE") == "mine"
+    with ProcessPoolExecutor(1, get_context("spawn")) as workers:  # which import the library of that name
+        assert workers.submit(abs, -1).result() == 1
 
 
 def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:

@@ -71,4 +71,4 @@ def _load_file(file: Path) -> ModuleType:
 
 def _search_in(folder: Path) -> None:
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        sys.path.append(str(folder))
