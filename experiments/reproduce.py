@@ -6,7 +6,8 @@
     python experiments/reproduce.py rest            tier C: motivation, the authors' settings
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
-What is finished is left alone, so a stopped tier goes on where it was.
+What is finished is left alone, so a stopped tier goes on where it was. `--add` goes on from the committed results too:
+of what they hold, only runs whose settings have changed since are made again.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from fedkeep.cli.run import play_all
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.evidence.document import write_results
 from fedkeep.records import read_run
-from fedkeep.records.summaries import summarise, write_summary
+from fedkeep.records.summaries import Curve, read_summary, summarise, write_summary
 from fedkeep.sim.experiment import expand
-from fedkeep.sim.runner import play, record_path
+from fedkeep.sim.runner import play, record_path, versions
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
@@ -51,6 +54,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument("--only", default="", help="experiments whose name has this in it")
     parser.add_argument("--methods", nargs="*", default=[], help="these methods alone")
+    parser.add_argument("--add", action="store_true", help="let stand what results/ has with the same settings")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
@@ -59,7 +63,7 @@ def main() -> None:
         run_quickly(options.out / "quick", options.only)
         return
     for path in files([options.tier] if options.tier else [*TIERS], options.only):
-        run_one(path, options.out, options.settings, options.methods, options.jobs)
+        run_one(path, options)
     if options.tier == "a" and not options.only:
         run_scripts(HERE / "results", quick=False)
     write_results(HERE, HERE / "results", HERE)
@@ -75,22 +79,40 @@ def name_of(path: Path) -> str:
     return path.relative_to(HERE).with_suffix("").as_posix()
 
 
-def run_one(path: Path, out: Path, settings: Sequence[str], methods: Sequence[str], jobs: int) -> None:
+def run_one(path: Path, options: argparse.Namespace) -> None:
     """One experiment: its estimate, its runs, its summary."""
     name = name_of(path)
     print(f"{name}: {about(path)}", flush=True)
-    table = override(read_experiment(path), list(settings))
-    table["methods"] = {name: what for name, what in table["methods"].items() if not methods or name in methods}
-    cells = expand(table)
-    by_seed = sorted(cells, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
-    directory = out / name
-    play_all(by_seed, directory, jobs=jobs, resume=True)
-    runs = [read_run(record_path(cell, directory)) for cell in cells]
+    settings: list[str] = options.settings
+    cells = expand(override(read_experiment(path), settings))
+    summary_path = HERE / "results" / f"{name}.json"
+    curves = standing(summary_path) if options.add else {}
+    chosen = [
+        cell
+        for cell in cells
+        if cell.experiment.digest() not in curves
+        and (not options.methods or cell.experiment.label in options.methods)
+    ]
+    if not chosen:
+        return
+    by_seed = sorted(chosen, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
+    directory = options.out / name
+    play_all(by_seed, directory, jobs=options.jobs, resume=True)
+    runs = [read_run(record_path(cell, directory)) for cell in chosen]
     command = shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))])
+    summary = summarise(runs, experiment=name, about=about(path), command=command, changed=settings)
+    curves |= {curve.config_hash: curve for curve in summary.curves}
+    digests = [cell.experiment.digest() for cell in cells]
     write_summary(
-        HERE / "results" / f"{name}.json",
-        summarise(runs, experiment=name, about=about(path), command=command, changed=settings),
+        summary_path, msgspec.structs.replace(summary, curves=tuple(curves[d] for d in digests if d in curves))
     )
+
+
+def standing(path: Path) -> dict[str, Curve]:
+    """The finished runs of a committed summary by the hash of their settings, if the same versions made them."""
+    if not path.exists() or (summary := read_summary(path)).versions != versions():
+        return {}
+    return {curve.config_hash: curve for curve in summary.curves if curve.finished}
 
 
 def about(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,27 @@ def test_the_quick_reproduction_runs(tmp_path: Path) -> None:
     text = (tmp_path / "quick" / "RESULTS.md").read_text()
     assert "Not run yet" not in text
     assert "theory-distance.svg" in text
+
+
+def test_rows_are_added_to_committed_results_and_the_rest_stands(tmp_path: Path) -> None:
+    shutil.copytree(EXPERIMENTS, tmp_path / "experiments", ignore=shutil.ignore_patterns("results"))
+    summary = tmp_path / "experiments" / "results" / "default" / "embedded.json"
+    tiny = ("a", "--only", "default/embedded", "--set", "train.rounds=2", "--set", "sweep.seed=[0]")
+
+    def rows(*options: str) -> dict[str, Curve]:
+        call = [sys.executable, "experiments/reproduce.py", *tiny, *options]
+        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return {curve.method: curve for curve in read_summary(summary).curves}
+
+    before = rows("--out", "first", "--methods", "fifo", "ode-default")
+    assert list(before) == ["fifo", "ode-default"]
+    both = rows("--out", "second", "--methods", "fifo", "reservoir", "--add")
+    assert list(both) == ["fifo", "reservoir", "ode-default"]
+    assert [path.stem for path in (tmp_path / "second" / "default" / "embedded").glob("*[0-9].jsonl")] == [
+        "reservoir-seed0"
+    ]
+    assert list(rows("--out", "third", "--methods", "fifo", "--add", "--set", "train.epochs=1")) == ["fifo"]
 
 
 def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
