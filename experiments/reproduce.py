@@ -90,8 +90,7 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     chosen = [
         cell
         for cell in cells
-        if cell.experiment.digest() not in curves
-        and (not options.methods or cell.experiment.label in options.methods)
+        if cell.experiment.digest() not in curves and (not options.methods or cell.experiment.label in options.methods)
     ]
     if not chosen:
         return
