@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument("--only", default="", help="experiments whose name has this in it")
     parser.add_argument("--methods", nargs="*", default=[], help="these methods alone")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[], help="these seeds alone")
     parser.add_argument("--add", action="store_true", help="let stand what results/ has with the same settings")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -90,7 +91,9 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     chosen = [
         cell
         for cell in cells
-        if cell.experiment.digest() not in curves and (not options.methods or cell.experiment.label in options.methods)
+        if cell.experiment.digest() not in curves
+        and cell.experiment.label in (options.methods or [cell.experiment.label])
+        and cell.experiment.seed in (options.seeds or [cell.experiment.seed])
     ]
     if not chosen:
         return
