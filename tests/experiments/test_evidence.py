@@ -146,6 +146,12 @@ def test_the_document_has_our_number_beside_the_papers_and_says_what_did_not_run
     assert "http://" not in page.read_text().replace("http://www.w3.org/2000/svg", "")
 
 
+def test_a_method_that_ran_with_fewer_seeds_is_named_with_them(tmp_path: Path) -> None:
+    write_summary(tmp_path / "results" / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71)))
+    text, _ = write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
+    assert "seeds 0, 1, 2; ode-est only with 0, 1; 30 rounds" in text.read_text()
+
+
 def test_a_swept_value_heads_its_column_in_full(tmp_path: Path) -> None:
     summary = _summary((0.60, 0.61), (0.70, 0.71))
     swept = [replace(c, setting=f"train.participation={v}") for v in (0.05, 0.1) for c in summary.curves]

@@ -193,13 +193,18 @@ def _shortened(part: str) -> str:
 def _scale(name: str, results: Results) -> str:
     """How much was run, so that nobody takes a reduced run for a full one."""
     summary = results.summaries[name]
-    seeds = sorted({curve.seed for curve in summary.curves})
+    seeds = {curve.seed for curve in summary.curves}
     rounds = sorted({curve.planned for curve in summary.curves})
     changed = [s for s in summary.changed if not s.startswith(("seed", "sweep.seed"))]
     reduced = f"; reduced: {', '.join(changed)}" if changed else ""
     unfinished = sum(not curve.finished for curve in summary.curves)
     short = f"; {unfinished} runs unfinished" if unfinished else ""
-    return f"seeds {', '.join(map(str, seeds))}, {', '.join(map(str, rounds))} rounds{reduced}{short}"
+    fewer = "".join(
+        f"; {method} only with {', '.join(map(str, sorted(own)))}"
+        for method, own in results.seeds(name).items()
+        if own < seeds
+    )
+    return f"seeds {', '.join(map(str, sorted(seeds)))}{fewer}; {', '.join(map(str, rounds))} rounds{reduced}{short}"
 
 
 def _machines(results: Results) -> Iterable[Block]:

@@ -74,6 +74,13 @@ class Results:
         """The methods in the order of the experiment's file."""
         return list(dict.fromkeys(curve.method for curve in self.summaries[experiment].curves))
 
+    def seeds(self, experiment: str) -> dict[str, set[int]]:
+        """The seeds that every method ran with."""
+        found: dict[str, set[int]] = {}
+        for curve in self.summaries[experiment].curves:
+            found.setdefault(curve.method, set()).add(curve.seed)
+        return found
+
     def settings(self, experiment: str) -> list[str]:
         return list(dict.fromkeys(curve.setting for curve in self.summaries[experiment].curves))
 
