@@ -28,7 +28,8 @@ TASKS = {
     "tc": "traffic (TC)",
 }
 NOTE = r"""\* at a reduced scale: fewer rounds, devices or seeds than the paper's; [RESULTS](experiments/RESULTS.md)
-says how. (TC has a fifth of the paper's rounds at five times its learning rate.) Where two intervals overlap, nothing is decided.
+says how. (TC has a fifth of the paper's rounds at five times its learning rate.) Where two intervals overlap, nothing
+is decided.
 """
 
 

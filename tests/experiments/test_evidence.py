@@ -88,6 +88,22 @@ def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], wor
     assert found["Values are stable between rounds"].word == "not run yet"
 
 
+def test_a_larger_store_stands_in_where_unlimited_storage_did_not_run(tmp_path: Path) -> None:
+    def word(*, larger: str) -> str:
+        curves = tuple(replace(c, method=larger) if c.method == "ode-est" else c for c in _summary(fifo, ode).curves)
+        summary = replace(_summary((), ()), experiment="motivation/storage-tc", curves=curves)
+        write_summary(tmp_path / "motivation" / "storage-tc.json", summary)
+        found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+        return found["Limited storage costs up to 4 times the training time and 7 % accuracy"].word
+
+    fifo, ode = (0.60, 0.61, 0.60), (0.70, 0.71, 0.70)
+    assert word(larger="full-data") == "partly", "ten points, but no sooner"
+    assert word(larger="fifo-20") == "partly"
+    assert word(larger="fifo-10") == "not run yet"
+    ode = (0.62, 0.63, 0.62)
+    assert word(larger="fifo-20") == "not reproduced"
+
+
 def test_causes_are_given_for_claims_that_exist() -> None:
     assert read_paper(EXPERIMENTS / "paper.toml").causes.keys() <= CLAIMS.keys()
 

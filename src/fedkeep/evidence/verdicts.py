@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -86,12 +85,15 @@ def _ahead_of_fifo(method: str, results: Results, paper: Paper) -> Iterable[Find
 
 
 def storage_costs(results: Results, paper: Paper) -> Iterable[Finding]:
+    """Against unlimited storage; where that did not run, against the largest store that did."""
     del paper
-    for task, full, _, margin in itertools.chain(
-        _pairs(results, "table2", "full-data", "fifo"), _pairs(results, "motivation", "full-data", "fifo")
-    ):
-        speed = 0.0 if full.speedup is None else full.speedup
-        yield Finding(margin.mean >= 5 and speed >= 3, f"{task} {margin} points and {speed:.1f}x")
+    unlimited = [*_pairs(results, "table2", "full-data", "fifo"), *_pairs(results, "motivation", "full-data", "fifo")]
+    known = {task for task, *_ in unlimited}
+    larger = [pair for pair in _pairs(results, "motivation", "fifo-20", "fifo") if pair[0] not in known]
+    for task, most, _, margin in unlimited + larger:
+        speed = 0.0 if most.speedup is None else most.speedup
+        yield Finding(margin.mean >= 5 and margin.ahead is True, f"{task} {margin} points")
+        yield Finding(speed >= 3, f"{task} {speed:.1f}x")
 
 
 def filters_between(results: Results, paper: Paper) -> Iterable[Finding]:
