@@ -6,6 +6,9 @@
     python experiments/reproduce.py rest            tier C: motivation, the authors' settings
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
+What has been run before is run again at the scale of the committed results; `--full` takes the files as they are, which
+is days of work, and `--set` changes them otherwise.
+
 What is finished is left alone, so a stopped tier goes on where it was. `--add` goes on from the committed results too:
 of what they hold, only runs whose settings have changed since are made again.
 """
@@ -52,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tier", nargs="?", choices=[*TIERS], help="which experiments")
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
+    parser.add_argument("--full", action="store_true", help="as the files say, not at the committed results' scale")
     parser.add_argument("--only", default="", help="experiments whose name has this in it")
     parser.add_argument("--methods", nargs="*", default=[], help="these methods alone")
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="these seeds alone")
@@ -84,9 +88,9 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     """One experiment: its estimate, its runs, its summary."""
     name = name_of(path)
     print(f"{name}: {about(path)}", flush=True)
-    settings: list[str] = options.settings
-    cells = expand(override(read_experiment(path), settings))
     summary_path = HERE / "results" / f"{name}.json"
+    settings: list[str] = options.settings or ([] if options.full else committed_settings(summary_path))
+    cells = expand(override(read_experiment(path), settings))
     curves = standing(summary_path) if options.add else {}
     chosen = [
         cell
@@ -108,6 +112,11 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     write_summary(
         summary_path, msgspec.structs.replace(summary, curves=tuple(curves[d] for d in digests if d in curves))
     )
+
+
+def committed_settings(path: Path) -> list[str]:
+    """What the committed runs set otherwise than their file."""
+    return list(read_summary(path).changed) if path.exists() else []
 
 
 def standing(path: Path) -> dict[str, Curve]:

@@ -192,25 +192,25 @@ def test_the_quick_reproduction_runs(tmp_path: Path) -> None:
     assert "theory-distance.svg" in text
 
 
-def test_rows_are_added_to_committed_results_and_the_rest_stands(tmp_path: Path) -> None:
+def test_rows_are_added_to_committed_results_at_their_scale_and_the_rest_stands(tmp_path: Path) -> None:
     shutil.copytree(EXPERIMENTS, tmp_path / "experiments", ignore=shutil.ignore_patterns("results"))
     summary = tmp_path / "experiments" / "results" / "default" / "embedded.json"
-    tiny = ("a", "--only", "default/embedded", "--set", "train.rounds=2", "--set", "sweep.seed=[0]")
 
     def rows(*options: str) -> dict[str, Curve]:
-        call = [sys.executable, "experiments/reproduce.py", *tiny, *options]
+        call = [sys.executable, "experiments/reproduce.py", "a", "--only", "default/embedded", *options]
         done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return {curve.method: curve for curve in read_summary(summary).curves}
 
-    before = rows("--out", "first", "--methods", "fifo", "ode-default")
-    assert list(before) == ["fifo", "ode-default"]
-    both = rows("--out", "second", "--methods", "fifo", "reservoir", "--add")
-    assert list(both) == ["fifo", "reservoir", "ode-default"]
-    assert [path.stem for path in (tmp_path / "second" / "default" / "embedded").glob("*[0-9].jsonl")] == [
-        "reservoir-seed0"
-    ]
-    assert list(rows("--out", "third", "--methods", "fifo", "--add", "--set", "train.epochs=1")) == ["fifo"]
+    tiny = ("--set", "train.rounds=2", "--set", "sweep.seed=[0]")
+    assert list(rows(*tiny, "--out", "first", "--methods", "fifo", "ode-default")) == ["fifo", "ode-default"]
+    added = rows("--out", "second", "--methods", "fifo", "reservoir", "--add")
+    assert list(added) == ["fifo", "reservoir", "ode-default"]
+    assert added["reservoir"].planned == 2, "the scale of what is committed"
+    second = tmp_path / "second" / "default" / "embedded"
+    assert [path.stem for path in second.glob("*[0-9].jsonl")] == ["reservoir-seed0"]
+    other = (*tiny, "--set", "train.epochs=1")
+    assert list(rows(*other, "--out", "third", "--methods", "fifo", "--add")) == ["fifo"], "settings have changed"
 
 
 def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
