@@ -13,6 +13,7 @@ DEFAULT = "default"
 
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
+        "draw": {"storage": {"after_use": "renew", "bends": True}, "weights": {"client_label": 1.0}},
         "ode": {
             "policy": {"choice": "drawn"},
             "storage": {"after_use": "renew"},

@@ -10,15 +10,16 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.estimators import LocalGradientEstimator
+from fedkeep.core.estimators import LocalGradientEstimator, Window
+from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
 from fedkeep.core.policy import SelectionPolicy, View
-from fedkeep.core.ports import Kept, Learner, Measurements, Outcome, Probe, Store
+from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed, uniform_keys
+from fedkeep.core.shares import Division, Shares
 from fedkeep.core.slices import SliceOf
-from fedkeep.core.start import BalancedStart
 from fedkeep.core.types import (
     Assignment,
     Batch,
@@ -45,6 +46,10 @@ class DeviceOptions:
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
     gradient_from: Literal["arrivals", "stored"] = "arrivals"
     """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
+    clip: float | None = None
+    """The length to which each sample's gradient is shortened before it counts in g_hat_c; None: as it is."""
+    division: Division = Division()
+    """How the device divides its slots where no plan does."""
 
     def __post_init__(self) -> None:
         if self.max_age is not None and self.max_age < 1:
@@ -56,11 +61,11 @@ class TrainJob:
     """What a device is about to train on, and what it will say of its stream."""
 
     order: TrainOrder
-    batch: Batch
-    weights: FloatArray
-    seed: int
+    job: Job
     local_gradient: Vector | None
     gradient_samples: int
+    mending: Mending | None = None
+    """What the gist has to say of this participation; None without one."""
 
 
 class Device:
@@ -79,6 +84,7 @@ class Device:
         labels: int,
         weighting: Weighting = Weighting(),  # noqa: B008 - frozen
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+        gist: GistOptions = GistOptions(),  # noqa: B008 - frozen
         seed: int = 0,
     ) -> None:
         self.learner, self.policy, self.store = learner, policy, store
@@ -86,14 +92,24 @@ class Device:
         self.capacity, self.options, self.seed = capacity, options, seed
         self._shape, self._labels = sample_shape, labels
         self._memory = Memory()
-        self._estimator = LocalGradientEstimator(learner.gradient_size if policy.uses_direction else 0)
-        self._estimates = policy.uses_direction and options.gradient_from == "arrivals"
+        self._tells = policy.uses_direction and not gist.shared
+        """Whether g_hat_c is reported."""
+        self._estimator = LocalGradientEstimator()
+        self.gist = None if gist.name == "none" else Gist(gist, learner.tail(gist.last_layers), seed)
+        size, count = learner.gradient_size, regions.count
+        told = size if self._tells and options.gradient_from == "arrivals" else 0
+        exact = size if self.gist is not None or (told and options.clip is None) else 0
+        self._window = Window(exact, count)
+        """All arrivals since the model last changed."""
+        self._told = self._window if options.clip is None else Window(told, count, options.clip)
+        """The same, as far as it may be told."""
+        self._windows = [w for w in dict.fromkeys((self._window, self._told)) if w.size]
         self._probe: Probe | None = None
         self._model: Vector | None = None
         self._direction: Vector | None = None
         self._assignment: Assignment | None = None
         self._declared: FloatArray | None = None
-        self._start = BalancedStart(regions.count)
+        self._shares = Shares(regions.count, options.division, child_seed(seed, "turns"))
         self._arrivals = 0
         self._round = -1
 
@@ -115,7 +131,8 @@ class Device:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
         self._assignment = assignment
         quotas = assignment.quotas
-        self.store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self.policy.unbounded else quotas)
+        if not self._divides:
+            self.store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self.policy.unbounded else quotas)
 
     def profile(self) -> Profile:
         """What the device declares to the server (step 1), and weighs itself by until it declares anew.
@@ -143,46 +160,74 @@ class Device:
             return Outcome.of_none()
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
-        if measurements is not None and self._estimates:
-            self._estimator.add(measurements, len(batch))
-        if self._assignment is None:
-            return self._take_in_unplanned(batch, regions)
-        return self._offer(batch, regions, measurements)
+        if measurements is not None:
+            for window in self._windows:
+                window.add(measurements, regions)
+        offer = self._offer_divided if self._divides else self._offer
+        return offer(batch, regions, measurements)
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and reports (steps 5, 6)."""
-        job = self.prepare(order)
-        return self.complete(job, self.learner.train(order.model, job.batch, job.weights, order.local, job.seed))
+        batch = self.follow(order)
+        before = self.measure(batch) if self.gist is not None else None
+        after = self.learner.probe(order.model).measure(batch) if before is not None else None
+        job = self.prepare(order, before, after)
+        return self.complete(job, self.learner.train(order.model, job.job, order.local), after)
 
-    def prepare(self, order: TrainOrder) -> TrainJob:
-        """Follows an order up to the training itself, which a caller may do for many devices at once."""
+    def follow(self, order: TrainOrder) -> Batch:
+        """Takes note of what an order says of the plan, and gives what there is to train on."""
         self._estimator.settle(order.accepted_round)
-        gradient, count = self._estimator.freeze(order.round)
         if order.assignment is not None:
             self.assign(order.assignment)
+        return self.store.stored().batch
+
+    def prepare(
+        self, order: TrainOrder, before: Measurements | None = None, after: Measurements | None = None
+    ) -> TrainJob:
+        """Prepares the training itself, which a caller may do for many devices at once.
+
+        `before` and `after` are what is stored as measured under the model the device has and under the order's: a
+        gist needs them both.
+        """
         stored = self.store.stored()
-        if self.options.gradient_from == "stored" and len(stored.batch):
-            gradient = self.learner.probe(order.model).measure(stored.batch).mean_gradient()
-            count = len(stored.batch)
         weights = self._weights(stored.regions)
-        return TrainJob(order, stored.batch, weights, child_seed(self.seed, "train", order.round), gradient, count)
+        mending = None
+        if self.gist is not None and before is not None and after is not None and weights.sum() > 0:
+            gradients = StoredGradients(weights / weights.sum(), stored.regions, before, after)
+            moved = self._model is None or not np.array_equal(self._model, order.model)
+            fleet = order.direction if self.gist.options.shared else None
+            mending = self.gist.mend(gradients, self._window, self._shares.values(), fleet, moved=moved)
+        gradient, count = self._tell(order, stored.batch)
+        seed = child_seed(self.seed, "train", order.round)
+        job = Job(stored.batch, weights, seed, None if mending is None else self._padded(mending.correction))
+        return TrainJob(order, job, gradient, count, mending)
 
     def complete(self, job: TrainJob, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order, n = job.order, len(job.batch)
+        order, n = job.order, len(job.job.batch)
+        gradient, count = job.local_gradient, job.gradient_samples
         if order.round != self._round:
-            self.store.mark_used(job.batch.ids)
+            self.store.mark_used(job.job.batch.ids)
         self._round = order.round
+        self._window.clear()
+        self._told.clear()
+        self._shares.age()
+        if self.gist is not None:
+            self.gist.keep(job.mending)
+            if self.gist.options.shared:
+                gradient, count = self.gist.vector(), max(1, round(self.gist.worth))
         self.adopt(order.model, order.direction, stored)
+        if self._divides:
+            self.store.configure(self._shares.targets(self.capacity))
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
             model=trained if n else order.model,
-            weight=float(job.weights.sum()),
+            weight=float(job.job.weights.sum()),
             steps=order.local.epochs * per_epoch,
             samples=n,
-            local_gradient=job.local_gradient,
-            gradient_samples=job.gradient_samples,
+            local_gradient=gradient,
+            gradient_samples=count if gradient is not None else 0,
         )
 
     def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:
@@ -229,6 +274,8 @@ class Device:
         if self._assignment is None:
             return np.ones(len(regions))
         velocity = self.meter.velocity() if self._declared is None else self._declared
+        if self._divides:
+            velocity = velocity.sum() * self._shares.values()
         return self.weighting.weigh(regions, self._assignment, velocity).values
 
     def _parts(self) -> tuple[tuple[str, Kept], ...]:
@@ -237,8 +284,31 @@ class Device:
             ("meter", self.meter),
             ("memory", self._memory),
             ("estimator", self._estimator),
-            ("start", self._start),
+            ("window", self._window),
+            ("shares", self._shares),
+            *((("told", self._told),) if self._told is not self._window else ()),
+            *((("gist", self.gist),) if self.gist is not None else ()),
         )
+
+    @property
+    def _divides(self) -> bool:
+        """Whether the device divides its slots by itself: by policy, and before there is a plan."""
+        return self.policy.balanced or self._assignment is None
+
+    def _padded(self, correction: Vector | None) -> Vector | None:
+        """A correction of the last layers as one of all that is valued."""
+        if correction is None or len(correction) == self.learner.gradient_size:
+            return correction
+        return np.pad(correction, (self.learner.gradient_size - len(correction), 0))
+
+    def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
+        """g_hat_c as far as it is to be told, and the samples behind it."""
+        if not self._tells:
+            return None, 0
+        if self.options.gradient_from == "stored":
+            gradient = self.learner.probe(order.model).measure(stored).mean_gradient() if len(stored) else None
+            return gradient, len(stored)
+        return self._estimator.freeze(self._told, order.round)
 
     def _offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         if not self.policy.sequential or len(batch) <= 1:
@@ -282,11 +352,14 @@ class Device:
         measured = measurements if measurements is not None else self.measure(stored.batch)
         self.store.revalue(self._score(stored.batch, measured, stored.arrivals, keys, stored.scores))
 
-    def _take_in_unplanned(self, batch: Batch, regions: IntArray) -> Outcome:
-        """Before there is a plan: a reservoir whose slots are divided evenly among the regions seen so far."""
+    def _offer_divided(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
+        """Offers samples to slots that the device divides by what it has seen of each region so far."""
         parts = []
-        for start, stop in self._start.between_sightings(regions):
-            self._start.see(regions[start:stop])
-            self.store.configure(self._start.quotas(self.capacity))
-            parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], None))
+        for start, stop, renewed in self._shares.stretches(regions):
+            self._shares.see(regions[start : start + 1])
+            if renewed:
+                self.store.configure(self._shares.targets(self.capacity))
+            self._shares.see(regions[start + 1 : stop])
+            part = None if measurements is None else SliceOf(measurements, slice(start, stop))
+            parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))
         return Outcome.concatenate(parts)

@@ -50,11 +50,13 @@ class Weighting:
         """The weights of stored samples that lie in `regions`, on a device that sees `velocity`."""
         stored = np.bincount(regions, minlength=len(velocity))
         spread = float(velocity[stored == 0].sum())
-        weights = assignment.label_weights[regions]
         if self.client_label and assignment.mass_per_slot > 0:
             own = _own_mass(stored, velocity)[regions] / assignment.mass_per_slot
-            weights = (1 - self.client_label) * weights + self.client_label * own
-        return SampleWeights(weights, spread)
+            if self.client_label == 1:
+                return SampleWeights(own, spread)
+            weights = assignment.label_weights[regions]
+            return SampleWeights((1 - self.client_label) * weights + self.client_label * own, spread)
+        return SampleWeights(assignment.label_weights[regions], spread)
 
 
 UNCOORDINATED = Weighting(client_label=1.0)

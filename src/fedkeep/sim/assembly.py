@@ -124,7 +124,7 @@ def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream
 
 def _estimator(experiment: Experiment) -> GlobalEstimator:
     options = experiment.estimator
-    if not experiment.policy.uses_direction or options.name == "exact":
+    if not (experiment.policy.uses_direction or experiment.gist.shared) or options.name == "exact":
         return GivenEstimator()
     return global_estimator(options.name, options.max_age)
 
@@ -157,7 +157,9 @@ def _device(
     made = Device(
         learner=learner,
         policy=experiment.policy,
-        store=MemoryStore(np.zeros(regions.count, dtype=np.int64), experiment.storage.rule()),
+        store=MemoryStore(
+            np.zeros(regions.count, dtype=np.int64), experiment.storage.rule(), bends=experiment.storage.bends
+        ),
         regions=regions,
         meter=KnownVelocity(velocities[device]),
         capacity=experiment.storage.capacity,
@@ -165,6 +167,7 @@ def _device(
         labels=data.labels,
         weighting=experiment.weights,
         options=experiment.storage.device(experiment.estimator),
+        gist=experiment.gist,
         seed=child_seed(experiment.seed, "device", device),
     )
     made.install(*start)

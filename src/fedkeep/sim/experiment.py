@@ -16,6 +16,7 @@ from fedkeep.config import Table, build, merged, put
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean, find
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.screening import Limits
@@ -37,6 +38,7 @@ _PLAIN: dict[str, type[Any]] = {
     "storage": StorageOptions,
     "weights": Weighting,
     "estimator": EstimatorOptions,
+    "gist": GistOptions,
     "train": TrainOptions,
     "stream": StreamOptions,
     "aggregation": Aggregation,
@@ -61,6 +63,7 @@ class Experiment:
     storage: StorageOptions
     weights: Weighting
     estimator: EstimatorOptions
+    gist: GistOptions
     train: TrainOptions
     stream: StreamOptions
     aggregation: Aggregation

@@ -46,7 +46,7 @@ class Fleet:
         """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
         woken = [self.device(d) for d in devices]
         batches = [self.stream.arrivals(d, self._seen[d], until) for d in devices]
-        measured = self._measure(woken, batches)
+        measured = self._measure([_model(device) for device in woken], batches)
         for d, device, batch, measurements in zip(devices, woken, batches, measured, strict=True):
             outcome = device.take_in(batch, until, measurements)
             self._seen[d] = until
@@ -57,11 +57,12 @@ class Fleet:
 
     def take_part(self, orders: Mapping[DeviceId, TrainOrder]) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
-        jobs = {d: self.device(d).prepare(order) for d, order in orders.items()}
-        trained = self._train([job for job in jobs.values() if len(job.batch)])
-        stored = self._measure_stored(jobs)
+        batches = {d: self.device(d).follow(order) for d, order in orders.items()}
+        before, after = self._measure_stored(orders, batches)
+        jobs = {d: self.device(d).prepare(order, before.get(d), after.get(d)) for d, order in orders.items()}
+        trained = self._train([job for job in jobs.values() if len(job.job.batch)])
         return {
-            d: self.device(d).complete(job, trained.get(id(job), job.order.model), stored.get(d))
+            d: self.device(d).complete(job, trained.get(id(job), job.order.model), after.get(d))
             for d, job in jobs.items()
         }
 
@@ -92,14 +93,14 @@ class Fleet:
             self._seen[d] = seen
         self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
 
-    def _measure(self, devices: Sequence[Device], batches: Sequence[Batch]) -> list[Measurements | None]:
-        """Each batch under its device's own model, all in one call if any is asked for; None for an empty batch."""
+    def _measure(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements | None]:
+        """Each batch under its own model, all in one call if any is asked for; None for an empty batch."""
         busy = [i for i, batch in enumerate(batches) if len(batch)]
 
         @cache
         def together() -> dict[int, Measurements]:
-            models = [_model(devices[i]) for i in busy]
-            return dict(zip(busy, self.learner.measure_many(models, [batches[i] for i in busy]), strict=True))
+            measured = self.learner.measure_many([models[i] for i in busy], [batches[i] for i in busy])
+            return dict(zip(busy, measured, strict=True))
 
         return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
 
@@ -107,17 +108,23 @@ class Fleet:
         if not jobs:
             return {}
         order = jobs[0].order
-        models = self.learner.train_many(
-            order.model, [j.batch for j in jobs], [j.weights for j in jobs], order.local, [j.seed for j in jobs]
-        )
+        models = self.learner.train_many(order.model, [j.job for j in jobs], order.local)
         return {id(job): model for job, model in zip(jobs, models, strict=True)}
 
-    def _measure_stored(self, jobs: dict[DeviceId, TrainJob]) -> dict[DeviceId, SliceOf]:
-        """What is stored, under the model that all participants are about to adopt: one batch for all of them."""
-        if not jobs:
-            return {}
-        order = next(iter(jobs.values())).order
-        return self._measure_together(order.model, {d: job.batch for d, job in jobs.items()})
+    def _measure_stored(
+        self, orders: Mapping[DeviceId, TrainOrder], batches: dict[DeviceId, Batch]
+    ) -> tuple[Mapping[DeviceId, Measurements], Mapping[DeviceId, Measurements]]:
+        """What is stored, under the models that the participants have (for gists alone) and are about to adopt."""
+        filled = [d for d, batch in batches.items() if len(batch)]
+        if not filled:
+            return {}, {}
+        order = orders[filled[0]]
+        if self.device(filled[0]).gist is None:
+            return {}, self._measure_together(order.model, batches)
+        devices, own = [self.device(d) for d in filled], [batches[d] for d in filled]
+        before = self._measure([_model(device) for device in devices], own)
+        after = self._measure([order.model] * len(filled), own)
+        return dict(zip(filled, before, strict=True)), dict(zip(filled, after, strict=True))
 
     def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
         """Batches under one model, measured as one batch if any is asked for."""

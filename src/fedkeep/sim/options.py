@@ -7,6 +7,7 @@ from typing import Literal
 
 from fedkeep.core.device import DeviceOptions
 from fedkeep.core.server import Schedule
+from fedkeep.core.shares import Division
 from fedkeep.core.store import AfterUse
 
 
@@ -20,6 +21,8 @@ class StorageOptions:
     discount: int = 1
     revalue: bool = True
     max_age: int | None = None
+    bends: bool = False
+    power: float = 0.5
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -32,7 +35,7 @@ class StorageOptions:
         return AfterUse(self.after_use, self.discount)
 
     def device(self, estimator: EstimatorOptions) -> DeviceOptions:
-        return DeviceOptions(self.revalue, self.max_age, "stored" if estimator.name == "stored" else "arrivals")
+        return DeviceOptions(self.revalue, self.max_age, "stored" if estimator.name == "stored" else "arrivals", division=Division(self.power))
 
 
 @dataclass(frozen=True)
