@@ -98,7 +98,7 @@ def headed() -> Fingerprint:
     from fedkeep.core.regions import LabelRegions
     from fedkeep.core.store import MemoryStore
     from fedkeep.core.velocity import VelocityMeter
-    from fedkeep.learn.onnx_probe import OnnxLearner
+    from fedkeep.learn.onnx_learner import OnnxLearner
 
     with TemporaryDirectory() as folder:
         learner = OnnxLearner(_exported(Path(folder)))

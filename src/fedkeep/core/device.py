@@ -57,8 +57,8 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainJob:
-    """What a device is about to train on, and what it will say of its stream."""
+class Prepared:
+    """A participation up to the training itself: what to train on, and what the device will say of its stream."""
 
     order: TrainOrder
     job: Job
@@ -168,11 +168,8 @@ class Device:
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and reports (steps 5, 6)."""
-        batch = self.follow(order)
-        before = self.measure(batch) if self.gist is not None else None
-        after = self.learner.probe(order.model).measure(batch) if before is not None else None
-        job = self.prepare(order, before, after)
-        return self.complete(job, self.learner.train(order.model, job.job, order.local), after)
+        prepared = self.prepare(order)
+        return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
 
     def follow(self, order: TrainOrder) -> Batch:
         """Takes note of what an order says of the plan, and gives what there is to train on."""
@@ -183,37 +180,38 @@ class Device:
 
     def prepare(
         self, order: TrainOrder, before: Measurements | None = None, after: Measurements | None = None
-    ) -> TrainJob:
-        """Prepares the training itself, which a caller may do for many devices at once.
+    ) -> Prepared:
+        """Follows an order up to the training itself, which a caller may do for many devices at once.
 
-        `before` and `after` are what is stored as measured under the model the device has and under the order's: a
-        gist needs them both.
+        `before` and `after` are what is stored as measured under the model the device has and under the order's, if
+        known: a gist needs them both.
         """
+        batch = self.follow(order)
         stored = self.store.stored()
         weights = self._weights(stored.regions)
         mending = None
-        if self.gist is not None and before is not None and after is not None and weights.sum() > 0:
+        if self.gist is not None and self._probe is not None and weights.sum() > 0:
+            before = self._probe.measure(batch) if before is None else before
+            after = self.learner.probe(order.model).measure(batch) if after is None else after
             gradients = StoredGradients(weights / weights.sum(), stored.regions, before, after)
-            moved = self._model is None or not np.array_equal(self._model, order.model)
-            fleet = order.direction if self.gist.options.shared else None
-            mending = self.gist.mend(gradients, self._window, self._shares.values(), fleet, moved=moved)
-        gradient, count = self._tell(order, stored.batch)
-        seed = child_seed(self.seed, "train", order.round)
-        job = Job(stored.batch, weights, seed, None if mending is None else self._padded(mending.correction))
-        return TrainJob(order, job, gradient, count, mending)
+            mending = self._mend(self.gist, gradients, order)
+        gradient, count = self._tell(order, batch)
+        for window in self._windows:
+            window.clear()
+        correction = None if mending is None else self._padded(mending.correction)
+        job = Job(batch, weights, child_seed(self.seed, "train", order.round), correction)
+        return Prepared(order, job, gradient, count, mending)
 
-    def complete(self, job: TrainJob, trained: Vector, stored: Measurements | None = None) -> Report:
+    def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order, n = job.order, len(job.job.batch)
-        gradient, count = job.local_gradient, job.gradient_samples
+        order, job = prepared.order, prepared.job
+        n, gradient, count = len(job.batch), prepared.local_gradient, prepared.gradient_samples
         if order.round != self._round:
-            self.store.mark_used(job.job.batch.ids)
+            self.store.mark_used(job.batch.ids)
         self._round = order.round
-        self._window.clear()
-        self._told.clear()
         self._shares.age()
         if self.gist is not None:
-            self.gist.keep(job.mending)
+            self.gist.keep(prepared.mending)
             if self.gist.options.shared:
                 gradient, count = self.gist.vector(), max(1, round(self.gist.worth))
         self.adopt(order.model, order.direction, stored)
@@ -223,7 +221,7 @@ class Device:
         return Report(
             round=order.round,
             model=trained if n else order.model,
-            weight=float(job.job.weights.sum()),
+            weight=float(job.weights.sum()),
             steps=order.local.epochs * per_epoch,
             samples=n,
             local_gradient=gradient,
@@ -294,6 +292,11 @@ class Device:
     def _divides(self) -> bool:
         """Whether the device divides its slots by itself: by policy, and before there is a plan."""
         return self.policy.balanced or self._assignment is None
+
+    def _mend(self, gist: Gist, stored: StoredGradients, order: TrainOrder) -> Mending:
+        moved = not np.array_equal(self._model, order.model)
+        fleet = order.direction if gist.options.shared else None
+        return gist.mend(stored, self._window, self._shares.values(), fleet, moved=moved)
 
     def _padded(self, correction: Vector | None) -> Vector | None:
         """A correction of the last layers as one of all that is valued."""

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from fedkeep.core.device import Device, TrainJob
+from fedkeep.core.device import Device, Prepared
 from fedkeep.core.ports import Fate, FleetLearner, Measurements, Outcome
 from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.core.types import Batch, DeviceId, Report, State, TrainOrder, Vector
@@ -59,11 +59,11 @@ class Fleet:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
         batches = {d: self.device(d).follow(order) for d, order in orders.items()}
         before, after = self._measure_stored(orders, batches)
-        jobs = {d: self.device(d).prepare(order, before.get(d), after.get(d)) for d, order in orders.items()}
-        trained = self._train([job for job in jobs.values() if len(job.job.batch)])
+        prepared = {d: self.device(d).prepare(order, before.get(d), after.get(d)) for d, order in orders.items()}
+        trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)})
         return {
-            d: self.device(d).complete(job, trained.get(id(job), job.order.model), after.get(d))
-            for d, job in jobs.items()
+            d: self.device(d).complete(each, trained.get(d, each.order.model), after.get(d))
+            for d, each in prepared.items()
         }
 
     def adopt(self, devices: Sequence[DeviceId], model: Vector, direction: Vector) -> None:
@@ -104,12 +104,12 @@ class Fleet:
 
         return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
 
-    def _train(self, jobs: Sequence[TrainJob]) -> dict[int, Vector]:
-        if not jobs:
+    def _train(self, prepared: dict[DeviceId, Prepared]) -> dict[DeviceId, Vector]:
+        if not prepared:
             return {}
-        order = jobs[0].order
-        models = self.learner.train_many(order.model, [j.job for j in jobs], order.local)
-        return {id(job): model for job, model in zip(jobs, models, strict=True)}
+        order = next(iter(prepared.values())).order
+        models = self.learner.train_many(order.model, [each.job for each in prepared.values()], order.local)
+        return dict(zip(prepared, models, strict=True))
 
     def _measure_stored(
         self, orders: Mapping[DeviceId, TrainOrder], batches: dict[DeviceId, Batch]
