@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from flwr.app.user_config import UserConfig
 
 from fedkeep.config import Table, build, put
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
+from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.remote_planner import KeyHolderOptions, RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
@@ -32,11 +34,38 @@ class StateOptions:
 
 
 def tables_of(run_config: UserConfig) -> Table:
-    """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores."""
+    """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores.
+
+    Flower knows no lists: one is written as text, `samples.shape = "[1, 28, 28]"`.
+    """
     tables: Table = {}
     for key, value in run_config.items():
-        put(tables, key.replace("-", "_"), value)
+        listed = isinstance(value, str) and value.startswith("[")
+        put(tables, key.replace("-", "_"), msgspec.json.decode(str(value)) if listed else value)
     return tables
+
+
+def config_of(tables: Table, prefix: str = "") -> UserConfig:
+    """Tables as Flower's flat run config: what `tables_of` reads."""
+    config: UserConfig = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            config |= config_of(value, f"{prefix}{key}.")
+        else:
+            config[f"{prefix}{key}"] = msgspec.json.encode(value).decode() if isinstance(value, list) else value
+    return config
+
+
+def fleet_of(run_config: UserConfig) -> FleetSpec:
+    """The specification in a run config, whose other keys are the app's own."""
+    return parse_fleet({key: value for key, value in tables_of(run_config).items() if key in FLEET_KEYS})
+
+
+def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
+    """The strategy of the fleet that the run config specifies."""
+    spec = fleet_of(run_config)
+    sizes = Sizes(spec.learner.size, spec.learner.gradient_size, spec.regions.count)
+    return open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
 
 
 def open_strategy(
