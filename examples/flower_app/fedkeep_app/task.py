@@ -12,11 +12,9 @@ from flwr.app.user_config import UserConfig
 from fedkeep.fleet.specification import DEPLOYMENT_KEYS
 from fedkeep.flower.client_app import device_number
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
-from fedkeep.flower.hidden_device import HiddenDevice
 from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
 from fedkeep.flower.server_app import tables_of
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.privacy.sum_member import SumMember
 from fedkeep.sim.assembly import Ground, lay_ground
 from fedkeep.sim.experiment import Experiment, resolve
 
@@ -33,11 +31,7 @@ def simulated_device(context: Context) -> NodeDevice:
     number, ground = device_number(context), _ground(tuple(sorted(context.run_config.items())))
     arrivals, test = partial(ground.stream.arrivals, number), ground.data.test_batch(number)
     privacy = _privacy(context, ground.experiment)
-    device = CatchUpDevice(ground.device(number), arrivals, test, _memory(context, number), privacy)
-    if not privacy.secure_sum:
-        return device
-    member = SumMember(privacy, ground.learner.gradient_size)
-    return HiddenDevice(device, member, _memory(context, number, "sums"))
+    return CatchUpDevice(ground.device(number), arrivals, test, _memory(context, number), privacy)
 
 
 @lru_cache(maxsize=1)
@@ -55,10 +49,10 @@ def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:
     return replace(experiment.privacy, encrypted_profiles=True, public_context=str(keys), context_digest=digest)
 
 
-def _memory(context: Context, number: int, what: str = "device") -> DeviceMemory:
+def _memory(context: Context, number: int) -> DeviceMemory:
     """A file if the node or the run has a `state-dir`, so that the device outlives restarts; else Flower's context."""
     directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
     if not directory:
-        return ContextMemory(context, what)
+        return ContextMemory(context)
     run = str(context.run_config.get("state.run", "default"))
-    return FileMemory(Path(str(directory)) / f"{run}-{what}-{number}.npz")
+    return FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedkeep.core.errors import RefusedError
@@ -15,6 +15,7 @@ from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.roster import Node, Roster
+from fedkeep.link.messages import AskProfile
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -35,8 +36,8 @@ class Membership:
         unknown = self._roster.see(cast(list[Node], list(grid.get_nodes())))
         silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
         self._asked |= {node.node_id: (node, now) for node in silent}
-        empty = RecordDict({codec.VALUES: ConfigRecord({})})
-        asking = [Message(empty, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
+        question = codec.encode(AskProfile())
+        asking = [Message(question, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
         exchange.send(asking, self._server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:

@@ -23,6 +23,7 @@ from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
+from fedkeep.link.messages import Evaluate, Participate
 from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
@@ -137,9 +138,10 @@ class FedkeepStrategy(Strategy):
         nodes = self._roster.nodes()
         orders = self.server.open_round(self._chosen(sorted(nodes)))
         self._sound = 0
-        encode = codec.OrderEncoder()
+        encode = codec.Encoder()
         return [
-            Message(encode(order), nodes[device], TRAIN, group_id=str(order.round)) for device, order in orders.items()
+            Message(encode(Participate(order)), nodes[device], TRAIN, group_id=str(order.round))
+            for device, order in orders.items()
         ]
 
     def aggregate_train(
@@ -161,7 +163,7 @@ class FedkeepStrategy(Strategy):
         grid: Grid,  # noqa: ARG002
     ) -> Iterable[Message]:
         """Asks every device online how the model does on samples of its own."""
-        content, group = codec.encode_model(self.server.model), str(server_round)
+        content, group = codec.encode(Evaluate(self.server.model)), str(server_round)
         return [Message(content, node, EVALUATE, group_id=group) for node in self._roster.nodes().values()]
 
     def aggregate_evaluate(
@@ -177,7 +179,7 @@ class FedkeepStrategy(Strategy):
             except RefusedError as error:
                 self._refuse(Refusal(self._number(reply.metadata.src_node_id), error.reason, error.detail))
                 continue
-            samples, loss, correct = samples + said.samples, loss + said.loss, correct + said.correct
+            samples, loss, correct = samples + said.samples, loss + said.total_loss, correct + said.correct
         if not samples:
             return None
         return MetricRecord({"samples": samples, "loss": loss / samples, "accuracy": correct / samples})
