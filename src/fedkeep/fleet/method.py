@@ -64,7 +64,7 @@ class Method:
             model=model,
             gradient_size=gradient_size,
             regions=regions,
-            schedule=self.train.schedule(),
+            schedule=self.train,
             coordinator=self.coordinator,
             estimator=self._estimator(),
             aggregation=self.aggregation,

@@ -23,6 +23,6 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
         return learner_for(name, shape, labels, last_layers=last_layers or None, options=options)
     if options:
         raise ConfigError(f"a model from a file has no option '{min(options)}': remove it from [model]")
-    from fedkeep.learn.onnx_probe import OnnxLearner
+    from fedkeep.learn.onnx_learner import OnnxLearner
 
     return OnnxLearner(Path(str(path)))
