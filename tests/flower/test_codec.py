@@ -65,8 +65,8 @@ def test_a_report_survives_the_wire(gradient: np.ndarray | None, weight: float) 
 
 def test_a_profile_survives_the_wire() -> None:
     sent = Profile(10, np.array([0.5, 1.5]))
-    profile, device = codec.decode_profile(_over_the_wire(codec.encode(Profiled(sent, 4))), SIZES)
-    assert (profile.capacity, profile.velocity.tolist(), device) == (10, [0.5, 1.5], 4)
+    profile, device, name = codec.decode_profile(_over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), SIZES)
+    assert (profile.capacity, profile.velocity.tolist(), device, name) == (10, [0.5, 1.5], 4, "hall")
 
 
 def _part(content: RecordDict, number: int, data: bytes | None) -> RecordDict:

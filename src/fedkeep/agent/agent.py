@@ -74,17 +74,17 @@ class Agent:
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
         self._judged: list[tuple[Arrival, str]] = []
         self._training = threading.Lock()
-        self._door = Door()
+        self.door = Door()
         self._last_commit = self._last_housekeeping = time.monotonic()
 
     def close_door(self, door: Door) -> None:
         """Lets everything leave through this door from now on; to be called before `restore`."""
-        self._door = door
+        self.door = door
         self._parts |= door.kept(under_way=False)
 
     def spending(self) -> Spending | None:
         """What the device's privacy ledger says; None where nothing is accounted for."""
-        return self._door.spending()
+        return self.door.spending()
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -219,17 +219,17 @@ class Agent:
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""
-        self._door.require_clear()
-        return self._door.release(self._take_part(order), order)
+        self.door.require_clear()
+        return self.door.release(self._take_part(order), order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
         """Takes part in a secure sum: the report stays here for masking, the answer is keys."""
-        agreed = self._door.terms(terms)
-        return self._door.hold(self._door.release(self._take_part(order), order), order, agreed)
+        agreed = self.door.terms(terms)
+        return self.door.hold(self.door.release(self._take_part(order), order), order, agreed)
 
     def answer(self, question: bytes) -> bytes:
         """The answer to a later exchange of a secure sum."""
-        return self._door.answer(question)
+        return self.door.answer(question)
 
     def _take_part(self, order: TrainOrder) -> Report:
         check_order(order, self.device)
@@ -263,11 +263,11 @@ class Agent:
 
     def profile(self) -> Profile:
         """What the device declares to the server in the clear, as far as it may."""
-        return self._door.profile(self._declared)
+        return self.door.profile(self._declared)
 
     def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
         """The same, for the key-holder alone."""
-        return self._door.sealed_profile(request, self._declared)
+        return self.door.sealed_profile(request, self._declared)
 
     def _declared(self) -> tuple[Profile, float]:
         with self.lock:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.orders import check_vector
+from fedkeep.agent.summary import vitals
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Vector
@@ -38,7 +39,7 @@ class Evaluator:
             part_loss, part_right = self._measure(model, x[part], y[part])
             loss, right = loss + part_loss, right + part_right
         where = "stored" if self._held_out is None else "held-out"
-        return Evaluated(len(y), loss, right, where)
+        return Evaluated(len(y), loss, right, where, self._agent.door.vitals(vitals(self._agent)))
 
     def _measure(self, model: Vector, x: AnyArray, y: AnyArray) -> tuple[float, int]:
         logits = np.asarray(self._agent.device.learner.logits(model, x), dtype=np.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedkeep.config import Table, build, merged
@@ -57,6 +57,13 @@ class Method:
     def model_seed(self) -> int:
         """Of the first model."""
         return child_seed(self.seed, "model")
+
+    def described(self) -> Table:
+        """Every option with its value, as plain data."""
+        table: Table = {"seed": self.seed, "model": dict(self.model)}
+        for key in ("policy", "coordinator"):
+            table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
+        return table | {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
 
     def make_server(self, model: Vector, gradient_size: int, regions: int) -> Server:
         """A server with this first model, before it knows any device."""

@@ -26,7 +26,8 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
         device, request = open_device(context), codec.decode(message.content, DeviceRequest)
         reply = reply_of(device, device.evaluate, request)
         if isinstance(reply, Profiled | EncryptedProfiled):
-            reply = structs.replace(reply, device=device_number(context))
+            number = device_number(context)
+            reply = structs.replace(reply, device=number, name=str(context.node_config.get("name", f"device {number}")))
         return Message(codec.encode(reply), reply_to=message)
 
     app.query("profile")(answer)

@@ -92,23 +92,23 @@ def decode_report(content: RecordDict, sizes: Sizes) -> Report:
     return report
 
 
-def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId]:
-    """The profile and the device number its sender claims."""
+def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId, str]:
+    """The profile, and the number and name its sender claims."""
     said: Profiled = decode(content, Profiled, 8 * sizes.regions + _HEAD_BYTES)
     _require("velocity", said.profile.velocity, sizes.regions, np.float64)
     _require_counts({"capacity": said.profile.capacity})
-    return said.profile, _claimed(said.device)
+    return said.profile, _claimed(said.device), said.name
 
 
-def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, DeviceId]:
-    """The encrypted profile and the number claimed with it; one in the clear is refused and not used."""
+def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, DeviceId, str]:
+    """The encrypted profile and the number and name claimed with it; one in the clear is refused and not used."""
     said: Profiled | EncryptedProfiled = decode(content, Profiled | EncryptedProfiled)
     if isinstance(said, Profiled):
         raise RefusedError("profile in the clear", "it was asked to encrypt; its answer is not used")
     parts = said.profile.comparisons
     if len(parts) > _CIPHERTEXTS or max(map(len, (*parts, said.profile.velocities))) > _CIPHERTEXT_BYTES:
         raise RefusedError("ciphertext of the wrong size", f"no ciphertext has more than {_CIPHERTEXT_BYTES} bytes")
-    return said.profile, _claimed(said.device)
+    return said.profile, _claimed(said.device), said.name
 
 
 def decode_answer(content: RecordDict, most: int) -> bytes:

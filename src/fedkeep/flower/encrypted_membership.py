@@ -83,10 +83,10 @@ class EncryptedMembership:
         if seat is None or self._table is None:
             return
         try:
-            answer, device = codec.decode_encrypted_profile(codec.content_of(reply))
+            answer, device, name = codec.decode_encrypted_profile(codec.content_of(reply))
             if answer.row != seat.row and answer.name == self._table.name:
                 return  # an answer to an older table; this one was asked for as well
-            self._enter(seat.node, device, answer.capacity)
+            self._enter(seat.node, device, name, answer.capacity)
             self._table.receive(device, seat.row, answer)
         except RefusedError as error:
             known = self._roster.device(asked.node)
@@ -152,11 +152,11 @@ class EncryptedMembership:
             messages.append(Message(content, node.node_id, PROFILE, ttl=PROFILE_SECONDS))
         exchange.send(messages, self._server.round)
 
-    def _enter(self, node: Node, device: DeviceId, capacity: int) -> None:
+    def _enter(self, node: Node, device: DeviceId, name: str, capacity: int) -> None:
         """Binds the node to the device it claims to be; its velocities are not known here, and say so."""
         known = self._roster.device(node.node_id)
         if known is None:
-            self._roster.enter(node, device, Profile(capacity, np.full(self._sizes.regions, np.nan)))
+            self._roster.enter(node, device, Profile(capacity, np.full(self._sizes.regions, np.nan)), name)
         elif known != device:
             raise RefusedError("identity-taken", f"device {known} says that it is device {device}")
 

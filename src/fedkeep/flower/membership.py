@@ -46,13 +46,14 @@ class Membership:
         if node is None:
             return
         try:
-            profile, device = codec.decode_profile(codec.content_of(reply), self._sizes)
-            self._roster.enter(node, device, profile)
+            profile, device, name = codec.decode_profile(codec.content_of(reply), self._sizes)
+            self._roster.enter(node, device, profile, name)
         except RefusedError as error:
             self._refuse(Refusal(asked.node, error.reason, error.detail))
             return
         del self._asked[asked.node]
-        log.info("device %d is node %d: capacity %d, rate %g", device, asked.node, profile.capacity, profile.rate)
+        words = (device, name, asked.node, profile.capacity, profile.rate)
+        log.info("device %d (%s) is node %d: capacity %d, rate %g", *words)
         if not profile.rate > 0:
             log.warning("device %d sees no samples: it is given none to store", device)
 

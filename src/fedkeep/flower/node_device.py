@@ -12,7 +12,7 @@ from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.flower.device_memory import DeviceMemory
-from fedkeep.link.messages import EncryptedProfile, Evaluated, ProfileRequest
+from fedkeep.link.messages import EncryptedProfile, Evaluated, ProfileRequest, Vitals
 from fedkeep.link.participant import Participant
 from fedkeep.privacy.door import Door, make_door
 
@@ -92,14 +92,15 @@ class CatchUpDevice:
 
     def evaluate(self, model: Vector) -> Evaluated:
         """The model on the device's test samples, or on what it has stored if it has none."""
-        held_out = len(self._test) > 0
-        batch = self._test if held_out else self._device.store.stored().batch
+        held_out, stored = len(self._test) > 0, self._device.store.stored().batch
+        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist())))
+        batch = self._test if held_out else stored
         if not len(batch):
-            return Evaluated(0, 0.0, 0)
+            return Evaluated(0, 0.0, 0, vitals=vitals)
         losses = self._device.learner.probe(model).measure(batch).losses()
         guesses = np.argmax(self._device.learner.logits(model, batch.x), axis=1)
         right = int((guesses == batch.y).sum())
-        return Evaluated(len(batch), float(losses.sum()), right, "held-out" if held_out else "stored")
+        return Evaluated(len(batch), float(losses.sum()), right, "held-out" if held_out else "stored", vitals)
 
     def _released(self, order: TrainOrder) -> Report:
         """The report to an order as it may leave; the same one to an order that has come before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
+from fedkeep.flower.metrics import MetricsOptions, ServerMetrics
+from fedkeep.flower.recording import FleetRecorder, RecordOptions, header_of
 from fedkeep.flower.remote_planner import KeyHolderOptions, RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
@@ -65,7 +68,16 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     """The strategy of the fleet that the run config specifies."""
     spec = fleet_of(run_config)
     sizes = Sizes(spec.learner.size, spec.learner.gradient_size, spec.regions.count)
-    return open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
+    strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
+    records = build(RecordOptions, spec.deployment["records"], "records")
+    run = build(StateOptions, spec.deployment["state"], "state").run
+    if records.directory:
+        strategy.recorder = FleetRecorder(Path(records.directory) / f"{run}.jsonl", header_of(spec, run))
+    metrics = build(MetricsOptions, spec.deployment["metrics"], "metrics")
+    if metrics.port:
+        strategy.metrics = ServerMetrics()
+        strategy.metrics.serve(metrics)
+    return strategy
 
 
 def open_strategy(

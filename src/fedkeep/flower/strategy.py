@@ -16,14 +16,16 @@ from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
 from fedkeep.flower.encrypted_membership import EncryptedMembership
-from fedkeep.flower.exchange import Asked, Exchange
+from fedkeep.flower.exchange import Asked, Exchange, Tally
 from fedkeep.flower.membership import PROFILE, Membership
+from fedkeep.flower.metrics import ServerMetrics
+from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
-from fedkeep.link.messages import Evaluate, Participate
+from fedkeep.link.messages import Evaluate, Evaluated, Participate
 from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
@@ -47,11 +49,14 @@ class FedkeepStrategy(Strategy):
         store: StateStore | None = None,
         sums: SumBook | None = None,
         planner: RemotePlanner | None = None,
+        recorder: FleetRecorder | None = None,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         self.server, self.options, self.store = server, options, store
-        self.sizes = sizes
-        self._roster = Roster(options.identity)
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
+        self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
+        self._roster, self._tally = Roster(options.identity), Tally()
+        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
+        self._evaluated: dict[DeviceId, Evaluated] = {}
         self._refusals: list[Refusal] = []
         known = (server, self._roster, sizes, self._refuse)
         self._membership = (
@@ -81,21 +86,34 @@ class FedkeepStrategy(Strategy):
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
-        exchange = Exchange(grid)
-        self._await_devices(grid, exchange, self.options.min_devices)
-        while self.server.round < num_rounds:
-            began = time.monotonic()
-            self._await_devices(grid, exchange, least=1)
-            summary, quorate = self._play(grid, exchange)
-            exchange.abandon(summary.round - self.server.staleness)
-            evaluation = self._evaluate(grid, exchange, summary.round)
-            self._commit()
-            for refusal in summary.refusals:
-                self._refuse(refusal)
-            refused, self._refusals = tuple(self._refusals), []
-            outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
-            _log(outcome)
-            yield outcome
+        exchange = Exchange(grid, tally=self._tally)
+        if self.recorder is not None:
+            self.recorder.begin(self.server.round)
+        try:
+            self._await_devices(grid, exchange, self.options.min_devices)
+            while self.server.round < num_rounds:
+                yield self._next(grid, exchange)
+            if self.recorder is not None:
+                self.recorder.finish(self.server.round, self.server.model)
+        finally:
+            if self.recorder is not None:
+                self.recorder.close()
+
+    def _next(self, grid: Grid, exchange: Exchange) -> RoundOutcome:
+        """A round, from seeing who is there to its commit."""
+        began = time.monotonic()
+        self._await_devices(grid, exchange, least=1)
+        summary, quorate = self._play(grid, exchange)
+        exchange.abandon(summary.round - self.server.staleness)
+        evaluation = self._evaluate(grid, exchange, summary.round)
+        for refusal in summary.refusals:
+            self._refuse(refusal)
+        refused, self._refusals = tuple(self._refusals), []
+        outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
+        self._record(outcome)
+        self._commit()
+        _log(outcome)
+        return outcome
 
     def start(
         self,
@@ -173,12 +191,14 @@ class FedkeepStrategy(Strategy):
     ) -> MetricRecord | None:
         """Loss and accuracy over all devices that answered, weighted by their samples."""
         samples, loss, correct = 0, 0.0, 0
+        self._evaluated = {}
         for reply in replies:
             try:
                 said = codec.decode_evaluation(codec.content_of(reply))
             except RefusedError as error:
                 self._refuse(Refusal(self._number(reply.metadata.src_node_id), error.reason, error.detail))
                 continue
+            self._evaluated[self._number(reply.metadata.src_node_id)] = said
             samples, loss, correct = samples + said.samples, loss + said.total_loss, correct + said.correct
         if not samples:
             return None
@@ -197,6 +217,8 @@ class FedkeepStrategy(Strategy):
             if online >= least:
                 return
             log.info("waiting for devices: %d of %d are online", online, least)
+            if self.recorder is not None:
+                self.recorder.note_members(self.server.round, self._roster)
             self._greet(exchange.collect(_PAUSE_SECONDS, lambda: False))
 
     def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
@@ -288,6 +310,13 @@ class FedkeepStrategy(Strategy):
             return
         log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
         self._refusals.append(refusal)
+
+    def _record(self, outcome: RoundOutcome) -> None:
+        if self.recorder is not None:
+            self.recorder.note(outcome, self.server, self._roster, self._tally, self._evaluated)
+        if self.metrics is not None:
+            self.metrics.see(outcome, len(self._roster.online()), self._tally.down, self._tally.up)
+        self._evaluated = {}
 
     def _commit(self) -> None:
         if self.store is not None:

@@ -92,6 +92,22 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
     answer: bytes
 
 
+class Vitals(msgspec.Struct, frozen=True):
+    """A device's store in a few numbers, for whoever watches the fleet."""
+
+    stored: int
+    filled: tuple[int, ...]
+    """Samples of each label."""
+    arrivals: int = 0
+    """Since the store was made, as are the next."""
+    kept: int = 0
+    replaced: int = 0
+    refused: int = 0
+    epsilon_spent: float | None = None
+    epsilon_left: float | None = None
+    delta: float | None = None
+
+
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
     """A model on a device's own samples: how many, their losses summed, how many labels were right."""
 
@@ -100,6 +116,8 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     correct: int
     data: str = "stored"
     """What it was measured on: "held-out" or "stored"."""
+    vitals: Vitals | None = None
+    """None where the device's privacy leaves them to itself."""
 
     @property
     def loss(self) -> float:
@@ -115,11 +133,14 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     profile: Profile
     device: int | None = None
     """The number that the node says it has; an agent does not know it."""
+    name: str = ""
+    """What people call it."""
 
 
 class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
     profile: EncryptedProfile
     device: int | None = None
+    name: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

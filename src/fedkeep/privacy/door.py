@@ -10,10 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.types import Profile, Report, TrainOrder
-from fedkeep.link.messages import EncryptedProfile, ProfileRequest
+from fedkeep.link.messages import EncryptedProfile, ProfileRequest, Vitals
 
 if TYPE_CHECKING:
     from fedkeep.privacy.gaussian import NormalSource
@@ -81,6 +83,15 @@ class Door:
         if self._sealer is None:
             raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
         return self._sealer.seal(request, self._told(declared))
+
+    def vitals(self, vitals: Vitals) -> Vitals | None:
+        """The store in numbers; nothing of it where reports are masked, or profiles encrypted or noised."""
+        if self._member is not None or self._sealer is not None or (self._guard and self._guard.hides_profiles):
+            return None
+        spent = self.spending()
+        if spent is None or spent.budget is None:
+            return vitals
+        return structs.replace(vitals, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
 
     def spending(self) -> Spending | None:
         """What the privacy ledger says; None where nothing is accounted for."""

@@ -16,7 +16,7 @@ from fedkeep.config import Table, build, merged, put
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean, find
 from fedkeep.data import TASKS, StreamOptions, Task
-from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, rest, table_of, with_preset
+from fedkeep.fleet.method import METHOD_KEYS, Method, method_parts, named, rest, table_of, with_preset
 from fedkeep.fleet.options import ProfileOptions, RecordOptions, RegionOptions
 
 _DATA_TABLES: dict[str, type[Any]] = {
@@ -42,12 +42,9 @@ class Experiment(Method):
 
     def resolved(self) -> Table:
         """Every option with its value, as plain data."""
-        table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model)}
-        for key in ("task", "policy", "coordinator"):
-            table[key] = {"name": self.names[key], **dataclasses.asdict(getattr(self, key))}
-        for key in (*METHOD_TABLES, *_DATA_TABLES):
-            table[key] = dataclasses.asdict(getattr(self, key))
-        return table
+        data = {key: dataclasses.asdict(getattr(self, key)) for key in ("task", *_DATA_TABLES)}
+        data["task"] = {"name": self.names["task"], **data["task"]}
+        return {"label": self.label, **self.described(), **data}
 
     def digest(self) -> str:
         """A short hash of every option; two runs with the same hash give the same bytes."""
