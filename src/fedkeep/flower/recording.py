@@ -31,6 +31,7 @@ from fedkeep.records.versions import versions
 
 _LISTED = 50
 """Devices that lines list: the first ones, the same in all lines."""
+_SIGN_OF_LIFE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class FleetRecorder:
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._before = Vitals(0, ())
         self._refused: dict[DeviceId, str] = {}
-        self._began = time.monotonic()
+        self._began = self._told_at = time.monotonic()
 
     def begin(self, round_: int) -> None:
         """Opens the record; of a run that was resumed at `round_` all that came after it is cut off."""
@@ -107,10 +108,11 @@ class FleetRecorder:
         self._recorder.sync()
 
     def note_members(self, round_: int, roster: Roster) -> None:
-        """Writes who is in the fleet, if that has changed."""
+        """Writes who is in the fleet, if that has changed or was not said for a while."""
         members = tuple(self._members(roster))
-        if [_without_clock(m) for m in members] != [_without_clock(m) for m in self._told]:
-            self._told = members
+        changed = [_without_clock(m) for m in members] != [_without_clock(m) for m in self._told]
+        if changed or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
+            self._told, self._told_at = members, time.monotonic()
             self._write(Members(round=round_, members=members))
 
     def finish(self, round_: int, model: Vector) -> None:
