@@ -114,7 +114,7 @@ def compare_stores(nodes: int, rounds: int) -> dict[str, float]:
             rest = {"policy.name": policy, "rounds.min-devices": nodes, "rounds.deadline": 600.0}
             rest |= {"rounds.evaluate-every": rounds}
             said = fleet.run(APP, {**settings, **rest}, timeout=1800)
-        figures[f"accuracy_{policy}"] = float(re.findall(r"accuracy ([0-9.]+)", said)[-1])
+        figures[f"accuracy_{policy}"] = float(re.findall(r"'accuracy': ([0-9.]+)", said)[-1])
     return figures
 
 

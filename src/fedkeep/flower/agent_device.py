@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from flwr.app import Context
 from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
+from fedkeep.flower.client_app import make_client_app
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import EncryptedProfile, Evaluated, ProfileRequest
 from fedkeep.presets import DEFAULT
+
+
+def make_agent_app() -> ClientApp:
+    """A ClientApp whose devices are agents, each at the `agent-socket` of its node's settings."""
+    return make_client_app(_open_agent)
+
+
+def _open_agent(context: Context) -> AgentDevice:
+    socket = context.node_config.get("agent-socket")
+    if not socket:
+        raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
+    return AgentDevice(str(socket), context.run_config)
 
 
 class AgentDevice:

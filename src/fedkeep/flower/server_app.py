@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from flwr.app import Context
 from flwr.app.user_config import UserConfig
+from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.config import Table, build, put
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
+from fedkeep.core.types import Vector
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.metrics import MetricsOptions, ServerMetrics
@@ -22,6 +26,8 @@ from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
+
+log = logging.getLogger("fedkeep.flower")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,28 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
         strategy.metrics = ServerMetrics()
         strategy.metrics.serve(metrics)
     return strategy
+
+
+def play(grid: Grid, run_config: UserConfig) -> Vector:
+    """Plays the fleet's rounds, says how each went, and returns the model."""
+    logging.basicConfig(format="fedkeep: %(message)s")
+    logging.getLogger("fedkeep").setLevel(logging.INFO)
+    strategy = open_fleet(run_config)
+    for _ in strategy.rounds(grid, fleet_of(run_config).train.rounds):
+        pass
+    log.info("done: %d rounds", strategy.server.round)
+    return strategy.server.model
+
+
+def make_server_app() -> ServerApp:
+    """A ServerApp for the fleet that its run config specifies."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        play(grid, context.run_config)
+
+    return app
 
 
 def open_strategy(

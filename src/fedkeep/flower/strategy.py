@@ -112,7 +112,8 @@ class FedkeepStrategy(Strategy):
         outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
         self._record(outcome)
         self._commit()
-        _log(outcome)
+        named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
+        log.info("round %d: %s %s", summary.round, outcome.metrics() | dict(evaluation), named or "")
         return outcome
 
     def start(
@@ -327,17 +328,3 @@ class FedkeepStrategy(Strategy):
 
 
 _UNUSED = (ArrayRecord(), ConfigRecord())
-
-
-def _log(outcome: RoundOutcome) -> None:
-    summary = outcome.summary
-    log.info(
-        "round %d: %d accepted, %d empty, %d missing, %d refused, %s%.2f s",
-        summary.round,
-        len(summary.accepted),
-        len(summary.empty),
-        len(summary.missing),
-        len(outcome.refusals),
-        "" if outcome.quorate else "no quorum, ",
-        outcome.seconds,
-    )
