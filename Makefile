@@ -40,9 +40,9 @@ check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/lint-imports
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, the README's results), and build the site into site/
+docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, RESULTS, the README's table), and build the site into site/
 	@$(BIN)/python docs/generate_cli.py
-	@$(BIN)/python docs/generate_results.py
+	@$(BIN)/python experiments/reproduce.py report
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/.dev  ## format the code

@@ -4,6 +4,7 @@
     python experiments/reproduce.py robustness      tier B
     python experiments/reproduce.py choice          how the default was chosen
     python experiments/reproduce.py rest            tier C: motivation, the authors' settings
+    python experiments/reproduce.py report          runs nothing: writes RESULTS and the README's table anew
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
 What has been run before is run again at the scale of the committed results; `--full` takes the files as they are, which
@@ -24,13 +25,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from lab.document import write_results
+from lab.readme import write_table
+from lab.summaries import Curve, read_summary, summarise, write_summary
 
 from fedkeep.cli.run import play_all
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.evidence.document import write_results
 from fedkeep.records import read_run
-from fedkeep.records.summaries import Curve, read_summary, summarise, write_summary
 from fedkeep.sim.experiment import expand
 from fedkeep.sim.runner import play, record_path, versions
 
@@ -53,7 +55,7 @@ TINY: dict[str, Table] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tier", nargs="?", choices=[*TIERS], help="which experiments")
+    parser.add_argument("tier", nargs="?", choices=[*TIERS, "report"], help="which experiments")
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument("--full", action="store_true", help="as the files say, not at the committed results' scale")
     parser.add_argument("--only", default="", help="experiments whose name has this in it")
@@ -67,11 +69,13 @@ def main() -> None:
     if options.quick:
         run_quickly(options.out / "quick", options.only)
         return
-    for path in files([options.tier] if options.tier else [*TIERS], options.only):
+    chosen = [options.tier] if options.tier else [*TIERS]
+    for path in files([tier for tier in chosen if tier in TIERS], options.only):
         run_one(path, options)
     if options.tier == "a" and not options.only:
         run_scripts(HERE / "results", quick=False)
     write_results(HERE, HERE / "results", HERE)
+    write_table(HERE.parent / "README.md", HERE / "results")
 
 
 def files(tiers: Sequence[str], only: str) -> list[Path]:

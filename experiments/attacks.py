@@ -1,6 +1,6 @@
 """Attacks on the last-layer g_hat_c of n Fashion-MNIST samples, and the figure of docs/privacy.md.
 
-    FEDKEEP_DATA=... python experiments/privacy/attacks.py [--json FILE] [--figure FILE] [--trials 20]
+    FEDKEEP_DATA=... python experiments/attacks.py [--json FILE] [--figure FILE] [--trials 20]
 
 The model is softmax regression on the pixels: the input of its last layer is the image itself, which is the worst case.
 It was trained for a while on other images, and the attacker knows the labels of the samples.
@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from fedkeep.core.ports import Learner
-from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder, Vector
-from fedkeep.data.fashion_mnist import FashionMnist
-from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.privacy.attacks import (
+from lab.attacks import (
     LastLayer,
     Membership,
     advantage,
@@ -28,6 +23,11 @@ from fedkeep.privacy.attacks import (
     invert_by_matching,
     similarity,
 )
+
+from fedkeep.core.ports import Learner
+from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder, Vector
+from fedkeep.data.fashion_mnist import FashionMnist
+from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.privacy.clipping import ClippedLearner
 from fedkeep.privacy.guard import Guard
 from fedkeep.privacy.ledger import Ledger
@@ -189,7 +189,7 @@ def draw(runs: list[dict[str, Any]], pictures: dict[str, list[np.ndarray]], path
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("attacks.json"))
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "privacy" / "attacks.json")
     parser.add_argument("--figure", type=Path, default=Path("docs/figures/privacy-attacks.png"))
     parser.add_argument("--trials", type=int, default=40)
     options = parser.parse_args()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from fedkeep.core.types import Batch, LocalTraining, Report, TrainOrder, Vector
-from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.privacy.attacks import (
+from lab.attacks import (
     LastLayer,
     Membership,
     advantage,
@@ -16,6 +13,9 @@ from fedkeep.privacy.attacks import (
     invert_by_matching,
     similarity,
 )
+
+from fedkeep.core.types import Batch, LocalTraining, Report, TrainOrder, Vector
+from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.privacy.clipping import ClippedLearner
 from fedkeep.privacy.guard import Guard
 from fedkeep.privacy.ledger import Ledger

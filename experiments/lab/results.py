@@ -12,7 +12,7 @@ from typing import Any
 from fedkeep.records import compare
 from fedkeep.records.metrics import Row, final_accuracy
 from fedkeep.records.student import interval
-from fedkeep.records.summaries import Summary, as_runs, read_summary
+from lab.summaries import Summary, as_runs, read_summary
 
 LEVEL = 1.0
 """Points of accuracy within which two methods count as level."""

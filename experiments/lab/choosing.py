@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedkeep.evidence.blocks import Block, Grid, Text
-from fedkeep.evidence.results import Results
+from lab.blocks import Block, Grid, Text
+from lab.results import Results
 
 RIVALS = ("fifo", "reservoir", "class-balanced-fifo", "incremental-0.0-keep")
 """What a default must not lose to; the last one is the paper's setting."""

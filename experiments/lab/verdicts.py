@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedkeep.evidence.paper import Paper
-from fedkeep.evidence.results import LEVEL, Margin, Results, Shown
+from lab.paper import Paper
+from lab.results import LEVEL, Margin, Results, Shown
 
 Word = Literal["reproduced", "partly", "not reproduced", "undecided", "not run yet"]
 _TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedkeep.evidence.blocks import Block, Grid, Heading, Picture, Text
-from fedkeep.evidence.charts import line_chart
-from fedkeep.evidence.paper import Paper
-from fedkeep.evidence.results import Results
+from lab.blocks import Block, Grid, Heading, Picture, Text
+from lab.charts import line_chart
+from lab.paper import Paper
+from lab.results import Results
 
 _LINES = {
     "one_ms": "ms a sample, one by one",

@@ -1,14 +1,12 @@
-"""Writes the README's table of results from the summaries in experiments/results; a test fails when it is stale."""
+"""The README's table of results, from the summaries in experiments/results; a test fails when it is stale."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from fedkeep.evidence.results import Results
+from lab.results import Results
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
 BLOCK = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
 COLUMNS = {
     "FIFO": ("fifo",),
@@ -33,9 +31,9 @@ is decided.
 """
 
 
-def table() -> str:
+def table(directory: Path) -> str:
     """One row a task, from the experiment that compares most; empty where nothing has run."""
-    results = Results(ROOT / "experiments" / "results")
+    results = Results(directory)
     rows = [_row(title, name, results) for task, title in TASKS.items() if (name := _experiment(task, results))]
     if not rows:
         return "\nNo full run is committed yet: `make reproduce` makes them.\n\n"
@@ -62,5 +60,8 @@ def _cell(name: str, methods: tuple[str, ...], results: Results) -> str:
     return f"{shown.mean:.1f}" + ("" if shown.half_width is None else f" ± {shown.half_width:.1f}")
 
 
-if __name__ == "__main__":
-    README.write_text(BLOCK.sub(lambda _: table(), README.read_text(encoding="utf-8")), encoding="utf-8")
+def write_table(readme: Path, results: Path) -> None:
+    """Puts the table into its place in the README, where there is one."""
+    if readme.exists():
+        text = readme.read_text(encoding="utf-8")
+        readme.write_text(BLOCK.sub(lambda _: table(results), text), encoding="utf-8")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.evidence.blocks import Block, Grid, Heading, Picture, Text, html, markdown
-from fedkeep.evidence.charts import line_chart
-from fedkeep.evidence.choosing import choosing
-from fedkeep.evidence.paper import Paper, read_paper
-from fedkeep.evidence.programs import programs
-from fedkeep.evidence.results import Results, Shown
-from fedkeep.evidence.verdicts import Verdict, verdicts
+from lab.blocks import Block, Grid, Heading, Picture, Text, html, markdown
+from lab.charts import line_chart
+from lab.choosing import choosing
+from lab.paper import Paper, read_paper
+from lab.programs import programs
+from lab.results import Results, Shown
+from lab.verdicts import Verdict, verdicts
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -27,7 +27,7 @@ _FOLDERS = {
     "motivation": "Motivation",
 }
 _INTRODUCTION = (
-    "Written by `fedkeep report experiments --evidence` from `experiments/results/` and `experiments/paper.toml`; "
+    "Written by `python experiments/reproduce.py report` from `experiments/results/` and `experiments/paper.toml`; "
     "nothing here is typed by hand. Accuracy is the mean over seeds of the mean of the last five evaluations, in "
     "percent, ± half of its 95 % interval (Student's t). 'Over FIFO' is the mean difference seed by seed with its "
     "interval: both methods saw the same data in the same order, so it tells more than the two intervals apart. "
