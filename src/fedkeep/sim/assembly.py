@@ -10,13 +10,14 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
+from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.regions import Regions
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
-from fedkeep.core.velocity import KnownVelocity
+from fedkeep.core.velocity import KnownVelocity, Meter, VelocityMeter, Window
 from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.learn.models import learner_for
 from fedkeep.privacy.clipping import ClippedFleetLearner
@@ -38,7 +39,7 @@ class Assembly:
     server: Server
     regions: Regions
     velocities: FloatArray
-    """V as declared, (C, Y)."""
+    """V as declared, (C, Y); as it truly is where devices measure it."""
     fleet: Fleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
@@ -59,9 +60,10 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     regions = divide(experiment, data, probe)
     velocities = declared_velocities(experiment, region_counts(data, regions, probe), stream)
     server = _server(experiment, learner, model, regions.count)
-    profiles = {d: Profile(experiment.storage.capacity, velocities[d]) for d in range(data.devices)}
     guards = guards_for(experiment)
-    server.coordinate(guards.release_profiles(profiles))
+    if not experiment.profile.measured:
+        profiles = {d: Profile(experiment.storage.capacity, velocities[d]) for d in range(data.devices)}
+        server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     exact = experiment.policy.uses_direction and experiment.estimator.name == "exact"
     if experiment.policy.uses_direction and experiment.estimator.cold_start == "exact":
@@ -69,7 +71,8 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         server.estimator.update(oracle.device_gradients(model, rates))
     start = (model, server.estimator.direction())
     if experiment.policy.unbounded:
-        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed)
+        so_far = isinstance(experiment.policy, FullData) and experiment.policy.so_far
+        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed, so_far=so_far)
     else:
         own = _device_learner(experiment, learner)
         make = partial(_device, experiment, data, own, server, regions, velocities, start)
@@ -143,6 +146,11 @@ def _server(experiment: Experiment, learner: FleetLearner, model: Vector, region
     )
 
 
+def _meter(experiment: Experiment, known: FloatArray) -> Meter:
+    options = experiment.profile
+    return VelocityMeter(len(known), Window(options.window)) if options.measured else KnownVelocity(known)
+
+
 def _device(
     experiment: Experiment,
     data: Federation,
@@ -159,7 +167,7 @@ def _device(
         policy=experiment.policy,
         store=MemoryStore(np.zeros(regions.count, dtype=np.int64), experiment.storage.rule()),
         regions=regions,
-        meter=KnownVelocity(velocities[device]),
+        meter=_meter(experiment, velocities[device]),
         capacity=experiment.storage.capacity,
         sample_shape=data.sample_shape,
         labels=data.labels,

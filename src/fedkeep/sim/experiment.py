@@ -85,8 +85,24 @@ class Experiment:
         return table
 
     def digest(self) -> str:
-        """A short hash of every option; two runs with the same hash give the same bytes."""
-        return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()[:16]
+        """A short hash of all that is not at its default; two runs with the same hash give the same bytes.
+
+        An option that is added later, at its default, leaves the hashes of finished runs as they are.
+        """
+        table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
+        for key in ("task", "policy", "coordinator", *_PLAIN):
+            table[key] = _changed(getattr(self, key))
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _changed(options: Any) -> Table:
+    """The fields that are not at their defaults."""
+    stated = {}
+    for field in dataclasses.fields(options):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if (value := getattr(options, field.name)) != default:
+            stated[field.name] = value
+    return stated
 
 
 def resolve(table: Table) -> Experiment:

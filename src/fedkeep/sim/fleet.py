@@ -9,9 +9,10 @@ from functools import cache, partial
 import numpy as np
 
 from fedkeep.core.device import Device, TrainJob
+from fedkeep.core.plan import Plan
 from fedkeep.core.ports import Fate, FleetLearner, Measurements, Outcome
 from fedkeep.core.slices import Deferred, SliceOf
-from fedkeep.core.types import Batch, DeviceId, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, DeviceId, FloatArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.data import Stream
 
 _FATES = [fate.name for fate in Fate]
@@ -48,12 +49,21 @@ class Fleet:
         batches = [self.stream.arrivals(d, self._seen[d], until) for d in devices]
         measured = self._measure(woken, batches)
         for d, device, batch, measurements in zip(devices, woken, batches, measured, strict=True):
-            outcome = device.take_in(batch, until, measurements)
+            outcome = device.take_in(batch, self._rounds(d, len(batch), until), measurements)
             self._seen[d] = until
             self._count(outcome)
             for watch in self.watchers:
                 watch(d, batch, outcome)
         return sum(map(len, batches))
+
+    def declare(self) -> dict[DeviceId, Profile]:
+        """What the devices have counted on their streams so far."""
+        return {d: device.profile() for d, device in sorted(self.devices.items())}
+
+    def assign(self, plan: Plan) -> None:
+        """Tells every device of a new plan."""
+        for d, device in self.devices.items():
+            device.assign(plan.assignment(d))
 
     def take_part(self, orders: Mapping[DeviceId, TrainOrder]) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
@@ -91,6 +101,11 @@ class Fleet:
             self.device(d).restore(parts[str(d)])
             self._seen[d] = seen
         self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
+
+    def _rounds(self, device: DeviceId, arrivals: int, until: int) -> FloatArray:
+        """When the latest arrivals of a device came."""
+        position = self.stream.position(device, until)
+        return self.stream.rounds(device, position - arrivals, position).astype(np.float64)
 
     def _measure(self, devices: Sequence[Device], batches: Sequence[Batch]) -> list[Measurements | None]:
         """Each batch under its device's own model, all in one call if any is asked for; None for an empty batch."""
