@@ -25,8 +25,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from lab.arena import write_tables
+from lab.curves import Curves
 from lab.document import write_results
+from lab.programme import read_programme
 from lab.readme import write_table
+from lab.running import estimated, run_programme
 from lab.summaries import Curve, read_summary, summarise, write_summary
 
 from fedkeep.cli.run import play_all
@@ -43,6 +47,8 @@ TIERS: dict[str, tuple[str, ...]] = {
     "robustness": ("robustness",),
     "rest": ("motivation", "authors"),
 }
+PROGRAMMES = ("arena",)
+"""Products of tasks and methods in one file each, `programmes/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a program of its own, in tier A."""
 SHORTENED = ("robustness/", "motivation/", "authors/", "choice/")
@@ -55,7 +61,7 @@ TINY: dict[str, Table] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tier", nargs="?", choices=[*TIERS, "report"], help="which experiments")
+    parser.add_argument("tier", nargs="?", choices=[*TIERS, *PROGRAMMES, "report"], help="which experiments")
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument("--full", action="store_true", help="as the files say, not at the committed results' scale")
     parser.add_argument("--only", default="", help="experiments whose name has this in it")
@@ -63,6 +69,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="these seeds alone")
     parser.add_argument("--add", action="store_true", help="let stand what results/ has with the same settings")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--minutes", type=float, help="stop a programme after so long; the same command goes on")
+    parser.add_argument("--estimate", action="store_true", help="only say what a programme lacks and what it takes")
+    parser.add_argument("--again", nargs="*", default=[], help="forget a programme's runs of these methods first")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
     options = parser.parse_args()
@@ -72,6 +81,10 @@ def main() -> None:
     chosen = [options.tier] if options.tier else [*TIERS]
     for path in files([tier for tier in chosen if tier in TIERS], options.only):
         run_one(path, options)
+    for name in [name for name in chosen if name in PROGRAMMES]:
+        run_one_programme(name, options)
+    if options.estimate:
+        return
     if options.tier == "a" and not options.only:
         run_scripts(HERE / "results", quick=False)
     write_results(HERE, HERE / "results", HERE)
@@ -116,6 +129,20 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     write_summary(
         summary_path, msgspec.structs.replace(summary, curves=tuple(curves[d] for d in digests if d in curves))
     )
+
+
+def run_one_programme(name: str, options: argparse.Namespace) -> None:
+    """A programme, as far as the time goes, and its tables."""
+    programme = read_programme(HERE / "programmes" / f"{name}.toml").only(options.only, options.methods)
+    curves = Curves(HERE / "results" / "curves")
+    if options.again:
+        curves.keep(lambda curve: curve.method not in options.again)
+    if options.estimate:
+        for line in estimated(programme, curves):
+            print(line, flush=True)
+        return
+    run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
+    write_tables(HERE, curves)
 
 
 def committed_settings(path: Path) -> list[str]:

@@ -17,6 +17,9 @@ from lab.summaries import Summary, as_runs, read_summary
 LEVEL = 1.0
 """Points of accuracy within which two methods count as level."""
 
+_TABLES = {"curves", "gist"}
+"""Folders of the programmes, which have tables of their own."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -61,7 +64,7 @@ class Results:
     """What has been run so far."""
 
     def __init__(self, directory: Path) -> None:
-        paths = sorted(p for p in directory.rglob("*.json") if p.parent != directory)
+        paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in _TABLES)
         self.summaries: dict[str, Summary] = {(s := read_summary(path)).experiment: s for path in paths}
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
         self._rows = {name: _rows(summary) for name, summary in self.summaries.items()}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from fedkeep.core.errors import DataError
 from fedkeep.records.lines import End, Evaluation, Header
+from fedkeep.records.metrics import LAST
 from fedkeep.records.reader import Run
 
 _DIGITS = 5
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run: its accuracy at every evaluation."""
 
     method: str
@@ -27,6 +29,19 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: tuple[float | None, ...]
     seconds: float | None
     finished: bool
+    worst_tenth: float | None = None
+    """Over the last five evaluations, as are those that follow."""
+    rare_recall: float | None = None
+    prequential: float | None = None
+    """Over the whole run."""
+    samples_valued: int = 0
+    samples_trained: int = 0
+
+    @property
+    def final(self) -> float:
+        """The mean accuracy of the last five evaluations after the start, in percent; 0 where it diverged."""
+        trained = [a or 0.0 for r, a in zip(self.rounds, self.accuracy, strict=True) if r > 0][-LAST:]
+        return 100 * math.fsum(trained) / max(1, len(trained))
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +68,7 @@ def summarise(runs: Sequence[Run], *, experiment: str, about: str, command: str,
         command=command,
         versions=header.versions,
         changed=tuple(changed),
-        curves=tuple(map(_curve, runs)),
+        curves=tuple(map(curve_of, runs)),
     )
 
 
@@ -80,7 +95,8 @@ def read_summary(path: Path) -> Summary:
         raise DataError(f"cannot read the summary {path}: {error}") from error
 
 
-def _curve(run: Run) -> Curve:
+def curve_of(run: Run) -> Curve:
+    """A run as one line of a summary."""
     header, evaluations = run.header, run.evaluations
     return Curve(
         method=header.method,
@@ -92,7 +108,17 @@ def _curve(run: Run) -> Curve:
         accuracy=tuple(None if e.accuracy is None else round(e.accuracy, _DIGITS) for e in evaluations),
         seconds=round(run.timings[-1].seconds, 1) if run.timings else None,
         finished=run.end is not None,
+        worst_tenth=_mean(e.worst_tenth for e in evaluations[-LAST:]),
+        rare_recall=_mean(e.rare_recall for e in evaluations[-LAST:]),
+        prequential=_mean(e.prequential for e in evaluations),
+        samples_valued=evaluations[-1].samples_valued if evaluations else 0,
+        samples_trained=evaluations[-1].samples_trained if evaluations else 0,
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(math.fsum(known) / len(known), _DIGITS) if known else None
 
 
 def _run(summary: Summary, curve: Curve) -> Run:
