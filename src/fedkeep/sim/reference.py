@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.types import Batch, DeviceId, FloatArray, Report, TrainOrder
+from fedkeep.core.types import Batch, DeviceId, Report, TrainOrder
 from fedkeep.data import Federation, Membership, Stream
 
 
@@ -26,9 +26,8 @@ class FullFleet:
         batch = self._batch(device, order.round)
         if not len(batch):
             return Report(order.round, order.model, 0.0, 0, 0, None)
-        weights: FloatArray = np.ones(len(batch))
         seed = child_seed(self._seed, "device", device, "train", order.round)
-        model = self._learner.train(order.model, batch, weights, order.local, seed)
+        model = self._learner.train(order.model, Job(batch, np.ones(len(batch)), seed), order.local)
         per_epoch = -(-len(batch) // order.local.batch_size) if order.local.batch_size else 1
         weight = self._stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(len(batch))
         return Report(order.round, model, weight, order.local.epochs * per_epoch, len(batch), None)
