@@ -27,6 +27,7 @@ from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.guards import Guards, guards_for
 from fedkeep.sim.oracle import Oracle
 from fedkeep.sim.reference import FullFleet, pooled
+from fedkeep.sim.rivals import Rival, rival_for
 
 
 @dataclass(eq=False)
@@ -45,6 +46,8 @@ class Assembly:
     """Present if every device is to have the exact gradient in every round."""
     guards: Guards
     """What the devices' reports pass on their way out."""
+    rival: Rival
+    """What else is done about small and unlike stores; nothing, unless `correction` says so."""
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
@@ -69,6 +72,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     if experiment.policy.uses_direction and experiment.estimator.cold_start == "exact":
         rates = {d: stream.rate(d) for d in range(data.devices)}
         server.estimator.update(oracle.device_gradients(model, rates))
+    rival = rival_for(experiment.correction, learner, stream.rates)
     start = (model, server.estimator.direction())
     if experiment.policy.unbounded:
         so_far = isinstance(experiment.policy, FullData) and experiment.policy.so_far
@@ -77,7 +81,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         own = _device_learner(experiment, learner)
         make = partial(_device, experiment, data, own, server, regions, velocities, start)
         fleet = Fleet(own, stream, make)
-    return Assembly(data, stream, learner, server, regions, velocities, fleet, oracle if exact else None, guards)
+    return Assembly(data, stream, learner, server, regions, velocities, fleet, oracle if exact else None, guards, rival)
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:

@@ -88,10 +88,18 @@ class Simulator:
         arrivals = self._bring_up_to_date(participants, round_ + 1)
         self._declare(round_)
         orders = self.server.open_round(participants)
-        reports = self.parts.guards.release(orders, self.parts.fleet.take_part(orders))
+        reports = self.parts.fleet.take_part(orders, self.parts.rival.corrections(participants))
+        reports = self.parts.guards.release(orders, reports)
         self._deliver(reports, round_)
-        summary = self.server.close_round()
+        summary = self._merge(reports)
         return RoundRecord(self.server.round, summary, arrivals, self.evaluate() if evaluated else None)
+
+    def _merge(self, reports: dict[DeviceId, Report]) -> RoundSummary:
+        before, local = self.server.model, self.server.schedule.local(self.server.round)
+        summary = self.server.close_round()
+        counted = {device: reports[device] for device in summary.accepted}
+        self.server.model = self.parts.rival.step(before, self.server.model, counted, local.learning_rate)
+        return summary
 
     def first_participants(self) -> tuple[DeviceId, ...]:
         """The devices of the first round, the same for every method under one seed."""
@@ -106,6 +114,7 @@ class Simulator:
         state = {f"server.{name}": array for name, array in self.server.snapshot().items()}
         if isinstance(self.parts.fleet, Fleet):
             state |= {f"fleet.{name}": array for name, array in self.parts.fleet.snapshot().items()}
+        state |= {f"rival.{name}": array for name, array in self.parts.rival.snapshot().items()}
         state |= {f"guards.{name}": array for name, array in self.parts.guards.snapshot().items()}
         return state | self.tally.snapshot()
 
@@ -114,6 +123,7 @@ class Simulator:
         self.server.restore({n.removeprefix("server."): a for n, a in state.items() if n.startswith("server.")})
         if isinstance(self.parts.fleet, Fleet):
             self.parts.fleet.restore({n.removeprefix("fleet."): a for n, a in state.items() if n.startswith("fleet.")})
+        self.parts.rival.restore({n.removeprefix("rival."): a for n, a in state.items() if n.startswith("rival.")})
         self.parts.guards.restore({n.removeprefix("guards."): a for n, a in state.items() if n.startswith("guards.")})
         self.tally.restore(state)
 

@@ -25,6 +25,7 @@ from fedkeep.presets import DEFAULT, experiment_tables
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.registry import find_policy
 from fedkeep.sim.options import (
+    CorrectionOptions,
     EstimatorOptions,
     ProfileOptions,
     RecordOptions,
@@ -40,6 +41,7 @@ _PLAIN: dict[str, type[Any]] = {
     "train": TrainOptions,
     "stream": StreamOptions,
     "aggregation": Aggregation,
+    "correction": CorrectionOptions,
     "profile": ProfileOptions,
     "regions": RegionOptions,
     "limits": Limits,
@@ -64,6 +66,7 @@ class Experiment:
     train: TrainOptions
     stream: StreamOptions
     aggregation: Aggregation
+    correction: CorrectionOptions
     profile: ProfileOptions
     regions: RegionOptions
     limits: Limits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -65,9 +66,11 @@ class Fleet:
         for d, device in self.devices.items():
             device.assign(plan.assignment(d))
 
-    def take_part(self, orders: Mapping[DeviceId, TrainOrder]) -> dict[DeviceId, Report]:
+    def take_part(
+        self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
-        prepared = {d: self.device(d).prepare(order) for d, order in orders.items()}
+        prepared = {d: _corrected(self.device(d).prepare(order), corrections.get(d)) for d, order in orders.items()}
         trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)})
         stored = self._measure_stored(prepared)
         return {
@@ -143,6 +146,15 @@ class Fleet:
     def _count(self, outcome: Outcome) -> None:
         for name, n in zip(_FATES, np.bincount(outcome.fates, minlength=len(_FATES)).tolist(), strict=True):
             self.fates[name] += n
+
+
+def _corrected(prepared: Prepared, correction: Vector | None) -> Prepared:
+    """With one more correction of the local steps."""
+    if correction is None:
+        return prepared
+    own = prepared.job.correction
+    total = correction if own is None else own + correction
+    return replace(prepared, job=replace(prepared.job, correction=total))
 
 
 def _pick(together: Callable[[], dict[int, Measurements]], index: int) -> Measurements:

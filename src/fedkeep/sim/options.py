@@ -104,6 +104,18 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
+class CorrectionOptions:
+    """`correction`: what others would do about small and unlike stores, to be compared with; simulated only."""
+
+    name: Literal["none", "momentum", "fedvarp", "scaffold"] = "none"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+
+
+@dataclass(frozen=True)
 class RegionOptions:
     """`regions`: how the distribution is divided among the devices of a coordinated fleet.
 
