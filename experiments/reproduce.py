@@ -1,17 +1,22 @@
-"""Runs a tier of the experiments, sums each up in experiments/results/, and writes RESULTS.md and RESULTS.html.
+"""Runs experiments, sums each up in experiments/results/, and writes RESULTS.md, RESULTS.html and the README's table.
 
-    python experiments/reproduce.py a               Table 2, ablations, claims, theory, Table 3: a night on two cores
-    python experiments/reproduce.py robustness      tier B
-    python experiments/reproduce.py choice          how the default was chosen
-    python experiments/reproduce.py rest            tier C: motivation, the authors' settings
+    python experiments/reproduce.py gist            the gist against FIFO and unlimited storage: results/gist/
+    python experiments/reproduce.py arena           all methods on all tasks, each at its own rate: results/arena.json
+    python experiments/reproduce.py choice          the stores that the default was chosen from
+    python experiments/reproduce.py helps           wrong labels, drift, dropouts and the like, one at a time
+    python experiments/reproduce.py bytes           accuracy against bytes at rest
+    python experiments/reproduce.py a               the paper: Table 2, ablations, claims, theory, Table 3
+    python experiments/reproduce.py rest            the paper: motivation, the authors' settings
     python experiments/reproduce.py report          runs nothing: writes RESULTS and the README's table anew
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
-What has been run before is run again at the scale of the committed results; `--full` takes the files as they are, which
-is days of work, and `--set` changes them otherwise.
+The first five are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
+so that none is made twice, whichever programme asks, and a call goes on where an earlier one stopped. `--minutes` bounds
+a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets the runs of a method.
 
-What is finished is left alone, so a stopped tier goes on where it was. `--add` goes on from the committed results too:
-of what they hold, only runs whose settings have changed since are made again.
+The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
+they are, which is days of work, and `--set` changes them otherwise. With `--add`, of what the results hold only runs
+whose settings have changed since are made again.
 """
 
 from __future__ import annotations
@@ -25,13 +30,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from lab.arena import write_tables
 from lab.curves import Curves
 from lab.document import write_results
 from lab.programme import read_programme
 from lab.readme import write_table
 from lab.running import estimated, run_programme
 from lab.summaries import Curve, read_summary, summarise, write_summary
+from lab.tables import write_tables
 
 from fedkeep.cli.run import play_all
 from fedkeep.config import Table, override, read_experiment
@@ -42,16 +47,14 @@ from fedkeep.sim.runner import play, record_path, versions
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
-    "a": ("table2", "ablation", "default", "simplified"),
-    "choice": ("choice",),
-    "robustness": ("robustness",),
+    "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
-PROGRAMMES = ("arena",)
+PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes")
 """Products of tasks and methods in one file each, `programmes/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a program of its own, in tier A."""
-SHORTENED = ("robustness/", "motivation/", "authors/", "choice/")
+SHORTENED = ("motivation/", "authors/")
 """Folders of which a quick run plays one method a file: their methods run elsewhere too."""
 TINY: dict[str, Table] = {
     "synthetic": {"devices": 10, "smallest": 60, "largest": 80},
@@ -142,7 +145,7 @@ def run_one_programme(name: str, options: argparse.Namespace) -> None:
             print(line, flush=True)
         return
     run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
-    write_tables(HERE, curves)
+    write_tables(HERE, curves, HERE / "results")
 
 
 def committed_settings(path: Path) -> list[str]:
@@ -177,6 +180,10 @@ def run_quickly(out: Path, only: str) -> None:
             print(f"without {table['task']['name']}: {error}", flush=True)
     if not only:
         run_scripts(results, quick=True)
+    curves = Curves(results / "curves")
+    for name in [name for name in PROGRAMMES if only in name]:
+        programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY)
+        run_programme(programme, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
 
 

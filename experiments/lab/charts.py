@@ -82,3 +82,27 @@ def _ticks(low: float, high: float) -> list[float]:
     step = next(s for s in (power * f for f in (1, 2, 5, 10, 20, 50, 100)) if (high - low) / s <= 6)
     first = -(-low // step)
     return [round((first + k) * step, 12) for k in range(int((high - first * step) / step + 1e-9) + 1)]
+
+
+def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
+    """One horizontal bar per name, with its number beside it; zero is marked, and bars below it go to the left."""
+    high, row = _TOP + 22 * len(bars) + 14, 22
+    low, top = min(0.0, *bars.values()), max(1e-9, *bars.values())
+    left, right = 190, _WIDTH - 70
+
+    def across(value: float) -> float:
+        return left + (value - low) / (top - low) * (right - left)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" role="img"',
+        f' font-family="system-ui, sans-serif" font-size="11" fill="currentColor"><title>{escape(title)}</title>',
+        f'<text x="{10}" y="18" font-size="13" font-weight="600">{escape(title)}</text>',
+    ]
+    for number, (name, value) in enumerate(bars.items()):
+        y, start, end = _TOP + row * number, across(min(0.0, value)), across(max(0.0, value))
+        colour = _COLOURS[2] if value > 0 else _COLOURS[1]
+        parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<rect x="{start:.1f}" y="{y + 2}" width="{end - start:.1f}" height="15" fill="{colour}"/>')
+        parts.append(f'<text x="{end + 5:.1f}" y="{y + 13}">{value:.0f}{escape(unit)}</text>')
+    parts.append(f'<path d="M{across(0):.1f} {_TOP}V{high - 12}" stroke="currentColor" opacity="0.4"/></svg>\n')
+    return "".join(parts)

@@ -1,15 +1,20 @@
-"""How the default is chosen: of the candidates that keep up with everybody, the one with the greatest mean lead."""
+"""How the default is chosen, by the rule of experiments/README.md: first who may be it at all, then who leads most."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lab.blocks import Block, Grid, Text
-from lab.results import Results
+from lab.findings import BALANCED, FIFO, GISTS
 
-RIVALS = ("fifo", "reservoir", "class-balanced-fifo", "incremental-0.0-keep")
-"""What a default must not lose to; the last one is the paper's setting."""
+LEVEL = 0.5
+"""Points of accuracy within which a candidate counts as level with a rival."""
+RIVALS = (FIFO, BALANCED)
+
+Means = Mapping[str, Mapping[str, float]]
+"""Final accuracies in percent, by task and method."""
 
 
 @dataclass(frozen=True)
@@ -18,49 +23,52 @@ class Candidate:
 
     method: str
     leads: dict[str, float]
-    """Points ahead of the best rival, by task."""
-    falls_behind: tuple[str, ...]
-    """Tasks on which a rival may be more than a point ahead, by the interval of their difference."""
+    """Points ahead of the better of FIFO and class-balanced FIFO, by task."""
 
     @property
     def lead(self) -> float:
         """The mean over tasks."""
         return sum(self.leads.values()) / len(self.leads)
 
-
-def candidates(results: Results) -> list[Candidate]:
-    """All that ran on every task of the choice: first those that keep up everywhere, each group by its mean lead."""
-    tasks = [name for name in results.summaries if name.startswith("choice/")]
-    methods = [m for task in tasks[:1] for m in results.methods(task) if m not in RIVALS]
-    everywhere = [m for m in methods if all(results.shown(task, m) is not None for task in tasks)]
-    found = [_candidate(results, tasks, method) for method in everywhere]
-    return sorted(found, key=lambda candidate: (bool(candidate.falls_behind), -candidate.lead))
+    @property
+    def falls_behind(self) -> tuple[str, ...]:
+        """Tasks on which it is more than half a point behind."""
+        return tuple(task for task, lead in self.leads.items() if lead < -LEVEL)
 
 
-def _candidate(results: Results, tasks: list[str], method: str) -> Candidate:
-    leads, behind = {}, []
-    for task in tasks:
-        margins = [m for rival in RIVALS if (m := results.margin(task, method, rival)) is not None]
-        name = task.removeprefix("choice/")
-        leads[name] = min(margin.mean for margin in margins)
-        if not all(margin.keeps_up for margin in margins):
-            behind.append(name)
-    return Candidate(method, leads, tuple(behind))
+def candidates(means: Means, form: str) -> list[Candidate]:
+    """Those of a form ("gist-local", "gist-shared") that ran on every task, the first of them to be chosen.
+
+    Who falls behind on fewer tasks goes first, among those the greatest mean lead.
+    """
+    methods = dict.fromkeys(m for row in means.values() for m in row if m.startswith(form))
+    everywhere = [m for m in methods if all(m in row for row in means.values())]
+    found = [Candidate(m, {task: row[m] - _best_rival(row) for task, row in means.items()}) for m in everywhere]
+    return sorted(found, key=lambda candidate: (len(candidate.falls_behind), -candidate.lead))
 
 
-def choosing(results: Results) -> Iterator[Block]:
-    """The candidates as a table, and the first of them in words."""
-    ranked = candidates(results)
-    if not ranked:
-        return
-    yield Text(
-        "Points ahead of the best of FIFO, reservoir, class-balanced FIFO and the paper's setting on each task of the "
-        "choice. The rule: of the candidates that are sure (95 %) to be less than a point behind any of the four "
-        f"everywhere, the one with the greatest mean lead. By it the choice falls on `{ranked[0].method}`."
-    )
-    tasks = list(ranked[0].leads)
-    rows = tuple(
-        (c.method, *(f"{c.leads[t]:+.2f}" for t in tasks), f"{c.lead:+.2f}", ", ".join(c.falls_behind) or "nowhere")
-        for c in ranked
-    )
-    yield Grid(("candidate", *tasks, "mean", "may be a point behind on"), rows)
+def _best_rival(row: Mapping[str, float]) -> float:
+    return max(row[rival] for rival in RIVALS)
+
+
+def choosing(table: Mapping[str, Any]) -> Iterator[Block]:
+    """The candidates as tables, and the first of each form in words; `table` is results/choice.json."""
+    means = {t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()}
+    complete = {task: row for task, row in means.items() if all(rival in row for rival in RIVALS)}
+    for form in GISTS:
+        if not (ranked := candidates(complete, form)):
+            continue
+        yield Text(
+            "Points ahead of the better of FIFO and class-balanced FIFO, on seeds of the choice's own. By the rule the "
+            f"choice among the stores under a {form.removeprefix('gist-')} gist falls on `{ranked[0].method}`."
+        )
+        rows = tuple(
+            (
+                c.method,
+                *(f"{lead:+.2f}" for lead in c.leads.values()),
+                f"{c.lead:+.2f}",
+                ", ".join(c.falls_behind) or "nowhere",
+            )
+            for c in ranked
+        )
+        yield Grid(("candidate", *complete, "mean", "half a point behind on"), rows)

@@ -10,7 +10,11 @@ from fedkeep.core.errors import DataError
 from lab.blocks import Block, Grid, Heading, Picture, Text, html, markdown
 from lab.charts import line_chart
 from lab.choosing import choosing
+from lab.curves import Curves
+from lab.findings import Findings
+from lab.opening import opening, sweeps
 from lab.paper import Paper, read_paper
+from lab.programme import read_programme
 from lab.programs import programs
 from lab.results import Results, Shown
 from lab.verdicts import Verdict, verdicts
@@ -19,11 +23,8 @@ TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
     "table2": "Table 2: training speedup and final accuracy",
     "authors": "Table 2 as the authors' code runs it",
-    "default": "The default against what it must not lose to",
-    "choice": "How the default was chosen",
     "ablation": "Ablations",
     "simplified": "Simplified ODE",
-    "robustness": "Robustness",
     "motivation": "Motivation",
 }
 _INTRODUCTION = (
@@ -59,8 +60,15 @@ def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Pa
 
 def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Block]:
     yield Heading(TITLE, 1)
+    arena = Findings(read_programme(experiments / "programmes" / "arena.toml"), Curves(results.directory / "curves"))
+    yield from opening(results.figures, arena)
+    yield Heading("When it helps")
+    yield Text("Accuracy and, in brackets, the lead over FIFO; one condition at a time.")
+    yield from sweeps(results.figures.get("helps", {}))
+    yield Heading("How the default was chosen")
+    yield from choosing(results.figures.get("choice", {}))
+    yield Heading("The paper's claims")
     yield Text(_INTRODUCTION)
-    yield Heading("Verdicts")
     rows = tuple((v.claim, v.word, v.because, _cause(v, paper)) for v in verdicts(results, paper))
     yield Grid(("claim", "verdict", "numbers", "cause, where found"), rows, numbers=False)
     for folder, title in _FOLDERS.items():
@@ -83,8 +91,6 @@ def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> I
     for name in names:
         if results.has(name):
             yield from _experiment(name, results, paper, _left_out(experiments, name, results))
-    if folder == "choice":
-        yield from choosing(results)
     missing = [name for name in names if not results.has(name)]
     if missing:
         listed = ", ".join(f"`experiments/{name}.toml`" for name in missing)
@@ -141,21 +147,14 @@ def _rows(name: str, results: Results, paper: Paper) -> tuple[tuple[str, ...], .
     rows = []
     for method in results.methods(name):
         cells = [method]
-        for place, setting in enumerate(settings):
-            printed = _printed(paper, folder, task, method, place)
-            cells.append(_accuracy(results.shown(name, method, setting), printed))
+        printed = _of(paper, folder, "accuracy", task, method)
+        cells += [_accuracy(results.shown(name, method, setting), printed) for setting in settings]
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
             cells.append("" if margin is None else str(margin))
             cells.append(_speedup(results.shown(name, method), _of(paper, folder, "speedup", task, method)))
         rows.append(tuple(cells))
     return tuple(rows)
-
-
-def _printed(paper: Paper, folder: str, task: str, method: str, place: int) -> float | None:
-    if folder == "robustness":
-        return paper.swept(method, task, place)
-    return _of(paper, folder, "accuracy", task, method)
 
 
 def _of(paper: Paper, folder: str, quantity: str, task: str, method: str) -> float | None:

@@ -33,11 +33,6 @@ class Paper:
     def claim(self, name: str) -> Any:
         return self.tables["claims"][name]
 
-    def swept(self, method: str, experiment: str, place: int) -> float | None:
-        """The paper's accuracy of a method at the `place`-th value of a robustness sweep."""
-        values = self.tables["robustness"].get(method, {}).get(experiment)
-        return None if values is None or place >= len(values) else float(values[place])
-
 
 def read_paper(path: Path) -> Paper:
     """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""

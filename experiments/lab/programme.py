@@ -94,6 +94,20 @@ class Programme:
         )
         return replace(self, stages=tuple(stages))
 
+    def tiny(self, smaller: Mapping[str, Table]) -> Programme:
+        """Two rounds of one seed: all methods of a stage on its first task, the first of them on the others."""
+        tasks = {}
+        for name, table in self.tasks.items():
+            small = {"task": smaller.get(str(table["task"]["name"]), {}), "train": {"rounds": 2}}
+            tasks[name] = merged(table, small)
+        once = Choice(self.choice.rates[:1], self.choice.farther, self.choice.seeds[:1], rounds=2)
+        stages: list[Stage] = []
+        for stage in self.stages:
+            settings = {key: values[:1] for key, values in stage.settings.items()}
+            first = replace(stage, seeds=stage.seeds[:1], settings=settings, tasks=stage.tasks[:1])
+            stages += [first, replace(first, tasks=stage.tasks[1:], methods=stage.methods[:1])]
+        return replace(self, tasks=tasks, stages=tuple(stages), choice=once, made={})
+
     def rows(self, stage: Stage) -> Iterator[Row]:
         for task in stage.tasks:
             for values in itertools.product(*stage.settings.values()):
@@ -169,13 +183,16 @@ def area(curve: Curve) -> float:
 
 
 def read_programme(path: Path) -> Programme:
-    """The programme in a file; `methods` names another file, and a task's `base` the file it changes."""
+    """The programme in a file; `methods` names another file, `tasks` may, and a task's `base` is what it changes."""
     table = read_toml(path)
     unknown = table.keys() - {"about", "methods", "tasks", "stages", "choice"}
     if unknown:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
     methods = read_experiment(path.parent / str(table["methods"]))["methods"]
-    tasks = {name: _task(path.parent, task) for name, task in table["tasks"].items()}
+    listed = table["tasks"]
+    if isinstance(listed, str):
+        listed = read_toml(path.parent / listed)["tasks"]
+    tasks = {name: _task(path.parent, task) for name, task in listed.items()}
     stages = tuple(build(Stage, stage, f"{path.name}: stages") for stage in table["stages"])
     for stage in stages:
         _refuse_unknown(path, "task", stage.tasks, tasks)

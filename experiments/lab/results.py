@@ -66,6 +66,7 @@ class Results:
     def __init__(self, directory: Path) -> None:
         paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in _TABLES)
         self.summaries: dict[str, Summary] = {(s := read_summary(path)).experiment: s for path in paths}
+        self.directory = directory
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
         self._rows = {name: _rows(summary) for name, summary in self.summaries.items()}
         self._finals = {name: _finals(summary) for name, summary in self.summaries.items()}
