@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkeep.core.device import Device, Prepared
 from fedkeep.core.plan import Plan
-from fedkeep.core.ports import Fate, FleetLearner, Measurements, Outcome
+from fedkeep.core.ports import Fate, FleetLearner, Job, Measurements, Outcome
 from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.core.types import Batch, DeviceId, FloatArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.data import Stream
@@ -70,8 +70,8 @@ class Fleet:
         self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
     ) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
-        prepared = {d: _corrected(self.device(d).prepare(order), corrections.get(d)) for d, order in orders.items()}
-        trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)})
+        prepared = {d: self.device(d).prepare(order) for d, order in orders.items()}
+        trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)}, corrections)
         stored = self._measure_stored(prepared)
         return {
             d: self.device(d).complete(each, trained.get(d, each.order.model), stored.get(d))
@@ -105,11 +105,6 @@ class Fleet:
             self._seen[d] = seen
         self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
 
-    def _rounds(self, device: DeviceId, arrivals: int, until: int) -> FloatArray:
-        """When the latest arrivals of a device came."""
-        position = self.stream.position(device, until)
-        return self.stream.rounds(device, position - arrivals, position).astype(np.float64)
-
     def _measure(self, devices: Sequence[Device], batches: Sequence[Batch]) -> list[Measurements | None]:
         """Each batch under its device's own model, all in one call if any is asked for; None for an empty batch."""
         busy = [i for i, batch in enumerate(batches) if len(batch)]
@@ -121,11 +116,14 @@ class Fleet:
 
         return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
 
-    def _train(self, prepared: dict[DeviceId, Prepared]) -> dict[DeviceId, Vector]:
+    def _train(
+        self, prepared: dict[DeviceId, Prepared], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Vector]:
         if not prepared:
             return {}
         order = next(iter(prepared.values())).order
-        models = self.learner.train_many(order.model, [each.job for each in prepared.values()], order.local)
+        jobs = [_corrected(each.job, corrections.get(d)) for d, each in prepared.items()]
+        models = self.learner.train_many(order.model, jobs, order.local)
         return dict(zip(prepared, models, strict=True))
 
     def _measure_stored(self, prepared: dict[DeviceId, Prepared]) -> dict[DeviceId, SliceOf]:
@@ -143,18 +141,21 @@ class Fleet:
         stops = np.cumsum([0, *(len(batch) for batch in filled.values())]).tolist()
         return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
 
+    def _rounds(self, device: DeviceId, arrivals: int, until: int) -> FloatArray:
+        """When the latest arrivals of a device came."""
+        position = self.stream.position(device, until)
+        return self.stream.rounds(device, position - arrivals, position).astype(np.float64)
+
     def _count(self, outcome: Outcome) -> None:
         for name, n in zip(_FATES, np.bincount(outcome.fates, minlength=len(_FATES)).tolist(), strict=True):
             self.fates[name] += n
 
 
-def _corrected(prepared: Prepared, correction: Vector | None) -> Prepared:
+def _corrected(job: Job, correction: Vector | None) -> Job:
     """With one more correction of the local steps."""
     if correction is None:
-        return prepared
-    own = prepared.job.correction
-    total = correction if own is None else own + correction
-    return replace(prepared, job=replace(prepared.job, correction=total))
+        return job
+    return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
 def _pick(together: Callable[[], dict[int, Measurements]], index: int) -> Measurements:
