@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
@@ -18,7 +19,7 @@ from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe,
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed, uniform_keys
-from fedkeep.core.shares import Division, Shares
+from fedkeep.core.shares import Shares, Targets
 from fedkeep.core.slices import SliceOf
 from fedkeep.core.types import (
     Assignment,
@@ -33,7 +34,7 @@ from fedkeep.core.types import (
     Vector,
 )
 from fedkeep.core.velocity import Meter
-from fedkeep.core.weighting import Weighting
+from fedkeep.core.weighting import Weighting, own_mass
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,18 @@ class DeviceOptions:
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
     gradient_from: Literal["arrivals", "stored"] = "arrivals"
     """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
-    clip: float | None = None
-    """The length to which each sample's gradient is shortened before it counts in g_hat_c; None: as it is."""
-    division: Division = Division()
-    """How the device divides its slots where no plan does."""
+    quotas: Literal["targets", "fixed"] = "targets"
+    """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
+    targets: Targets = "root"
+    """How slots are divided where no plan does it: `even`, by the `root` of each region's share, or by `share`."""
+    share_forgetting: float = 0.99
+    """What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
     def __post_init__(self) -> None:
         if self.max_age is not None and self.max_age < 1:
             raise ValueError(f"max_age must be 1 or more arrivals, got {self.max_age}")
+        if not 0 < self.share_forgetting <= 1:
+            raise ValueError(f"share_forgetting must be above 0 and at most 1, got {self.share_forgetting}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,31 +90,36 @@ class Device:
         weighting: Weighting = Weighting(),  # noqa: B008 - frozen
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
         gist: GistOptions = GistOptions(),  # noqa: B008 - frozen
+        clip: float | None = None,
         seed: int = 0,
     ) -> None:
+        if gist.kept and gist.matched and regions.count > 1 and weighting.client_label != 1:
+            raise ConfigError(
+                "gist.matched needs weights by client and label: set weights.client_label = 1, or matched = false"
+            )
         self.learner, self.policy, self.store = learner, policy, store
         self.regions, self.meter, self.weighting = regions, meter, weighting
         self.capacity, self.options, self.seed = capacity, options, seed
         self._shape, self._labels = sample_shape, labels
         self._memory = Memory()
+        self.gist = Gist(gist, learner.tail(gist.last_layers), seed) if gist.kept else None
+        self._estimator = LocalGradientEstimator()
         self._tells = policy.uses_direction and not gist.shared
         """Whether g_hat_c is reported."""
-        self._estimator = LocalGradientEstimator()
-        self.gist = None if gist.name == "none" else Gist(gist, learner.tail(gist.last_layers), seed)
-        size, count = learner.gradient_size, regions.count
-        told = size if self._tells and options.gradient_from == "arrivals" else 0
-        exact = size if self.gist is not None or (told and options.clip is None) else 0
-        self._window = Window(exact, count)
+        told = learner.gradient_size if self._tells and options.gradient_from == "arrivals" else 0
+        seen = learner.gradient_size if gist.kept else told if clip is None else 0
+        self._window = Window(seen, regions.count)
         """All arrivals since the model last changed."""
-        self._told = self._window if options.clip is None else Window(told, count, options.clip)
-        """The same, as far as it may be told."""
+        self._told = self._window if clip is None else Window(told, regions.count, clip)
+        """The same as far as it is told: with each sample's gradient shortened to `clip`, if there is one."""
         self._windows = [w for w in dict.fromkeys((self._window, self._told)) if w.size]
+        self._clip = clip
         self._probe: Probe | None = None
         self._model: Vector | None = None
         self._direction: Vector | None = None
         self._assignment: Assignment | None = None
         self._declared: FloatArray | None = None
-        self._shares = Shares(regions.count, options.division, child_seed(seed, "turns"))
+        self._shares = Shares(regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
         self._arrivals = 0
         self._round = -1
 
@@ -213,7 +223,7 @@ class Device:
         if self.gist is not None:
             self.gist.keep(prepared.mending)
             if self.gist.options.shared:
-                gradient, count = self.gist.vector(), max(1, round(self.gist.worth))
+                gradient, count = self._shared(self.gist), 1
         self.adopt(order.model, order.direction, stored)
         if self._divides:
             self.store.configure(self._shares.targets(self.capacity))
@@ -268,13 +278,16 @@ class Device:
             self.install(state["model"], state.get("direction"))
 
     def _weights(self, regions: IntArray) -> FloatArray:
-        """What each stored sample counts; all alike before there is a plan."""
-        if self._assignment is None:
-            return np.ones(len(regions))
+        """What each stored sample counts; before there is a plan they count 1 each on average."""
+        if self._assignment is not None:
+            return self.weighting.weigh(regions, self._assignment, self._stream())
+        own = self.weighting.client_label == 1 and len(regions) > 0
+        return len(regions) * own_mass(regions, self._shares.values())[regions] if own else np.ones(len(regions))
+
+    def _stream(self) -> FloatArray:
+        """How much of each region the device takes to come: what weights and gist are made for."""
         velocity = self.meter.velocity() if self._declared is None else self._declared
-        if self._divides:
-            velocity = velocity.sum() * self._shares.values()
-        return self.weighting.weigh(regions, self._assignment, velocity).values
+        return velocity.sum() * self._shares.values() if self._divides else velocity
 
     def _parts(self) -> tuple[tuple[str, Kept], ...]:
         return (
@@ -293,10 +306,19 @@ class Device:
         """Whether the device divides its slots by itself: by policy, and before there is a plan."""
         return self.policy.balanced or self._assignment is None
 
+    def _shared(self, gist: Gist) -> Vector | None:
+        """The gist as it is told: where each sample is to be hidden, no longer than `clip` as a whole."""
+        vector = gist.vector()
+        if vector is None or self._clip is None:
+            return vector
+        return (vector * min(1.0, self._clip / max(float(np.linalg.norm(vector)), 1e-30))).astype(np.float32)
+
     def _mend(self, gist: Gist, stored: StoredGradients, order: TrainOrder) -> Mending:
-        moved = not np.array_equal(self._model, order.model)
+        moved = self._model is None or not np.array_equal(self._model, order.model)
         fleet = order.direction if gist.options.shared else None
-        return gist.mend(stored, self._window, self._shares.values(), fleet, moved=moved)
+        stream = self._shares.values() if self._assignment is None else self._stream()
+        shares = stream / max(stream.sum(), 1e-30)
+        return gist.mend(stored, self._window, shares, fleet, moved=moved)
 
     def _padded(self, correction: Vector | None) -> Vector | None:
         """A correction of the last layers as one of all that is valued."""

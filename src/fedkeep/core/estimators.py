@@ -17,11 +17,17 @@ def clip_weights(norms: Scores, clip: float) -> Scores:
     return clip / np.maximum(norms, clip)
 
 
+def mean_gradient(measurements: Measurements, clip: float | None) -> Vector:
+    """The mean of the samples' gradients, each first shortened to `clip`, so that their mean is never longer."""
+    if clip is None:
+        return measurements.mean_gradient()
+    return measurements.weighted_gradient(clip_weights(measurements.norms(), clip))
+
+
 class Window:
     """The gradients of all arrivals since the model last changed, summed in float64, and their counts by region.
 
-    With `clip` each sample's gradient is first shortened to that length, so that their mean is never longer: the bound
-    that privacy's noise is made for.
+    With `clip` each sample's gradient is first shortened to that length: the bound that privacy's noise is made for.
     """
 
     def __init__(self, size: int, regions: int, clip: float | None = None) -> None:
@@ -41,7 +47,7 @@ class Window:
     def add(self, measurements: Measurements, regions: IntArray) -> None:
         """Counts arrivals, measured under the present model."""
         if len(regions):
-            self._sum += self._mean_of(measurements).astype(np.float64) * len(regions)
+            self._sum += mean_gradient(measurements, self._clip).astype(np.float64) * len(regions)
             self.counts += np.bincount(regions, minlength=len(self.counts))
 
     def mean(self) -> FloatArray:
@@ -58,11 +64,6 @@ class Window:
 
     def restore(self, state: State) -> None:
         self._sum, self.counts = (np.array(state[name], dtype=np.float64) for name in ("sum", "counts"))
-
-    def _mean_of(self, measurements: Measurements) -> Vector:
-        if self._clip is None:
-            return measurements.mean_gradient()
-        return measurements.weighted_gradient(clip_weights(measurements.norms(), self._clip))
 
 
 class LocalGradientEstimator:

@@ -37,10 +37,8 @@ class GistOptions:
     """How far steps turn from the device's gist to the fleet's (`shared`), times the fourth power of the likeness."""
     matched: bool = True
     """Compare stream and store label by label: without it, a window of one label is taken for the whole world."""
-    memory: float = 1000.0
+    memory: float = 100.0
     """The most samples a gist counts for: the more, the steadier, and the slower to follow a drift."""
-    forgetting: float = 0.9
-    """What earlier participations count after one more, in the device's measure of likeness."""
     encoding: Encoding = "float32"
     """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
     last_layers: int | None = None
@@ -51,10 +49,13 @@ class GistOptions:
             raise ValueError(f"kappa must be between 0 and 1, got {self.kappa}")
         if not self.memory >= 1:
             raise ValueError(f"memory must be 1 or more samples, got {self.memory}")
-        if not 0 <= self.forgetting < 1:
-            raise ValueError(f"forgetting must be at least 0 and below 1, got {self.forgetting}")
         if self.last_layers is not None and self.last_layers < 1:
             raise ValueError(f"last_layers must be 1 or more, got {self.last_layers}")
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a gist at all."""
+        return self.name != "none"
 
     @property
     def shared(self) -> bool:
@@ -96,8 +97,7 @@ class Mending:
     reach: float
     """The correction's length over that of the stored samples' gradient."""
     gist: FloatArray | None
-    sums: FloatArray
-    """Numerator and denominator of the likeness, over this and earlier participations."""
+    """m, carried over to the new model."""
 
 
 class Gist:
@@ -106,7 +106,6 @@ class Gist:
     def __init__(self, options: GistOptions, size: int, seed: int = 0) -> None:
         self.options, self.size, self._seed = options, size, seed
         self._kept: Packed | None = None
-        self._sums = np.zeros(2)
         self._changes = 0
         self.worth = 0.0
         """n, in samples."""
@@ -126,62 +125,49 @@ class Gist:
         """
         before = stored.under(stored.before, stored.weights)
         after = stored.under(stored.after, stored.weights)
-        sums = self._sums + 0.0
-        if moved and len(stored.weights) > 1:
-            sums = self.options.forgetting * sums + _likeness_sums(stored, before, after)
-        rho = float(np.clip(sums[0] / sums[1], 0.0, 1.0)) if sums[1] > 0 else 0.0
-        if not moved:
-            rho = 1.0 
-        gist, worth = self._taken_in(stored, before, window, shares)
+        gist, worth = self._taken_in(stored, window, shares)
+        rho = _likeness(stored, before, after) if moved else 1.0
         if gist is None:
-            return Mending(None, 0.0, rho, 0.0, 0.0, None, sums)
+            return Mending(None, 0.0, rho, 0.0, 0.0, None)
         k = stored.effective_size
         beta = rho * worth / (worth + k)
         mended = beta * (gist - self._own(before))
         correction = mended if fleet is None else mended + self.options.kappa * rho**4 * (fleet - gist)
-        reach = float(np.linalg.norm(correction) / max(np.linalg.norm(after), 1e-30))
-        carried = self._own(after) + mended
         left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
-        return Mending(correction.astype(np.float32), beta, rho, left, reach, carried, sums)
+        reach = _length(correction) / max(_length(after), 1e-30)
+        return Mending(correction.astype(np.float32), beta, rho, left, reach, self._own(after) + mended)
 
     def keep(self, mending: Mending | None) -> None:
-        """Lets a participation count; None: nothing was stored, and nothing is known any more."""
+        """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
         self.latest = mending
         self._changes += 1
-        if mending is None or mending.gist is None:
+        if mending is None or mending.gist is None or not np.isfinite(mending.gist).all():
             self._kept, self.worth = None, 0.0
         else:
             seed = child_seed(self._seed, "gist", self._changes)
             self._kept, self.worth = pack(mending.gist, self.options.encoding, seed), mending.worth
-        if mending is not None:
-            self._sums = mending.sums
 
     def snapshot(self) -> State:
-        state: State = {"state": np.array([self.worth, self._changes, *self._sums])}
+        state: State = {"state": np.array([self.worth, self._changes])}
         return state if self._kept is None else state | self._kept.snapshot()
 
     def restore(self, state: State) -> None:
-        worth, changes, *sums = state["state"].tolist()
-        self.worth, self._changes, self._sums = worth, int(changes), np.array(sums)
+        worth, changes = state["state"].tolist()
+        self.worth, self._changes, self.latest = worth, int(changes), None
         self._kept = Packed.from_snapshot(state, self.options.encoding) if "packed" in state else None
-        self.latest = None
 
-    def _taken_in(
-        self, stored: StoredGradients, before: FloatArray, window: Window, shares: FloatArray
-    ) -> tuple[FloatArray | None, float]:
+    def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[FloatArray | None, float]:
         """m and n with the window's arrivals counted in."""
         known = None if self._kept is None else self._kept.unpack().astype(np.float64)
         if not window.count:
             return known, self.worth
-        news, worth = self._news(stored, before, window, shares)
-        if known is None or not np.isfinite(worth):
+        news, worth = self._news(stored, window, shares)
+        if known is None:
             return news, min(worth, self.options.memory)
         total = self.worth + worth
         return (self.worth * known + worth * news) / total, min(total, self.options.memory)
 
-    def _news(
-        self, stored: StoredGradients, before: FloatArray, window: Window, shares: FloatArray
-    ) -> tuple[FloatArray, float]:
+    def _news(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[FloatArray, float]:
         """z, the window's word on the whole stream's gradient under the old model, and how many samples it is worth."""
         mean = self._own(window.mean())
         if not self.options.matched:
@@ -223,8 +209,17 @@ def _match(weights: FloatArray, regions: IntArray, counts: FloatArray, shares: F
     return _Match(seen, weights * change[regions], float(1.0 / max(variance, 1e-30)))
 
 
-def _likeness_sums(stored: StoredGradients, before: FloatArray, after: FloatArray) -> FloatArray:
-    """Covariance and mean variance of the stored samples' gradients under the two models: rho is their ratio."""
-    both = stored.weights @ stored.after.inner(stored.before) - after @ before
-    each = stored.weights @ (stored.after.norms() ** 2 + stored.before.norms() ** 2) - after @ after - before @ before
-    return np.array([both, each / 2])
+def _likeness(stored: StoredGradients, before: FloatArray, after: FloatArray) -> float:
+    """rho: the covariance of the stored samples' gradients under the two models over their mean variance, in [0, 1].
+
+    Of a single sample, which has no variance, the gradients themselves are compared.
+    """
+    both = stored.weights @ stored.after.inner(stored.before)
+    each = stored.weights @ (stored.after.norms() ** 2 + stored.before.norms() ** 2) / 2
+    if len(stored.weights) > 1:
+        both, each = both - after @ before, each - (after @ after + before @ before) / 2
+    return float(np.clip(both / each, 0.0, 1.0)) if each > 0 else 0.0
+
+
+def _length(vector: FloatArray) -> float:
+    return float(np.sqrt(vector @ vector))

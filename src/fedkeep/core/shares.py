@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.types import FloatArray, IntArray, State
 
+Targets: TypeAlias = Literal["even", "root", "share"]
+"""How a device divides its slots where no plan does: alike, by the root of each region's share, or by the share itself.
 
-@dataclass(frozen=True)
-class Division:
-    """How a device divides its slots where no plan does: in proportion to a power of each region's share.
-
-    0 gives all regions alike, 1 each what it has of the stream; the root stands between them: rare regions are there,
-    frequent ones have samples enough.
-    """
-
-    power: float = 0.5
-    forgetting: float = 0.99
-    """What past arrivals count after one more participation, for shares that follow a drift."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.power <= 1:
-            raise ValueError(f"power must be between 0 and 1, got {self.power}")
-        if not 0 < self.forgetting <= 1:
-            raise ValueError(f"forgetting must be above 0 and at most 1, got {self.forgetting}")
+With the root, rare regions are there and frequent ones have samples enough.
+"""
+_POWER = {"even": 0.0, "root": 0.5, "share": 1.0}
 
 
 class Shares:
@@ -40,8 +28,8 @@ class Shares:
     [4, 0, 2]
     """
 
-    def __init__(self, regions: int, division: Division = Division(), seed: int = 0) -> None:  # noqa: B008 - frozen
-        self.division, self._seed = division, seed
+    def __init__(self, regions: int, targets: Targets = "root", forgetting: float = 0.99, seed: int = 0) -> None:
+        self._power, self._forgetting, self._seed = _POWER[targets], forgetting, seed
         self._counts = np.zeros(regions)
         self._arrivals = 0
 
@@ -51,7 +39,7 @@ class Shares:
 
     def age(self) -> None:
         """A participation has passed: what came before counts a little less."""
-        self._counts *= self.division.forgetting
+        self._counts *= self._forgetting
 
     def values(self) -> FloatArray:
         """Each region's share of the stream, (Y,); zeros before anything has come."""
@@ -77,13 +65,14 @@ class Shares:
 
         The turns are a systematic draw by the number of arrivals: over time every region has its due.
         """
-        due = np.where(self._counts > 0, self.values() ** self.division.power, 0.0)
+        due = np.where(self._counts > 0, self.values() ** self._power, 0.0)
         if not due.any():
             return np.zeros(len(due), dtype=np.int64)
         upto = capacity * np.cumsum(due) / due.sum()
         upto[-1] = capacity
         turn = uniform_keys(self._seed, np.array([self._arrivals]))[0]
-        return np.diff(np.floor(upto + turn), prepend=0.0).astype(np.int64)
+        whole: IntArray = np.diff(np.floor(upto + turn), prepend=0.0).astype(np.int64)
+        return whole
 
     def snapshot(self) -> State:
         return {"counts": self._counts.copy(), "arrivals": np.array(self._arrivals)}

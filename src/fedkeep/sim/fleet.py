@@ -48,9 +48,11 @@ class Fleet:
         """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
         woken = [self.device(d) for d in devices]
         batches = [self.stream.arrivals(d, self._seen[d], until) for d in devices]
-        measured = self._measure([_model(device) for device in woken], batches)
-        for d, device, batch, measurements in zip(devices, woken, batches, measured, strict=True):
-            outcome = device.take_in(batch, self._rounds(d, len(batch), until), measurements)
+        busy = [i for i, batch in enumerate(batches) if len(batch)]
+        measured = self._measure([_model(woken[i]) for i in busy], [batches[i] for i in busy])
+        known = dict(zip(busy, measured, strict=True))
+        for i, (d, device, batch) in enumerate(zip(devices, woken, batches, strict=True)):
+            outcome = device.take_in(batch, self._rounds(d, len(batch), until), known.get(i))
             self._seen[d] = until
             self._count(outcome)
             for watch in self.watchers:
@@ -106,16 +108,14 @@ class Fleet:
             self._seen[d] = seen
         self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
 
-    def _measure(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements | None]:
-        """Each batch under its own model, all in one call if any is asked for; None for an empty batch."""
-        busy = [i for i, batch in enumerate(batches) if len(batch)]
+    def _measure(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
+        """Each batch under its own model, all in one call if any is asked for."""
 
         @cache
-        def together() -> dict[int, Measurements]:
-            measured = self.learner.measure_many([models[i] for i in busy], [batches[i] for i in busy])
-            return dict(zip(busy, measured, strict=True))
+        def together() -> Sequence[Measurements]:
+            return self.learner.measure_many(models, batches)
 
-        return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
+        return [Deferred(partial(_pick, together, i)) for i in range(len(batches))]
 
     def _train(
         self, prepared: dict[DeviceId, Prepared], corrections: Mapping[DeviceId, Vector]
@@ -167,7 +167,7 @@ def _corrected(job: Job, correction: Vector | None) -> Job:
     return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
-def _pick(together: Callable[[], dict[int, Measurements]], index: int) -> Measurements:
+def _pick(together: Callable[[], Sequence[Measurements]], index: int) -> Measurements:
     return together()[index]
 
 

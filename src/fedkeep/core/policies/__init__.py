@@ -13,4 +13,15 @@ from fedkeep.core.policies import (
     sld,
 )
 
-__all__ = ["central", "draw", "fedbalancer", "fifo", "full_data", "gradient_norm", "high_loss", "ode", "reservoir", "sld"]
+__all__ = [
+    "central",
+    "draw",
+    "fedbalancer",
+    "fifo",
+    "full_data",
+    "gradient_norm",
+    "high_loss",
+    "ode",
+    "reservoir",
+    "sld",
+]
