@@ -12,7 +12,7 @@
 
 The first five are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
 so that none is made twice, whichever programme asks, and a call goes on where an earlier one stopped. `--minutes`
-bounds a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets the runs of a method.
+bounds a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets a method's runs.
 
 The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
 they are, which is days of work, and `--set` changes them otherwise. With `--add`, of what the results hold only runs

@@ -37,7 +37,9 @@ class Findings:
         return list(dict.fromkeys(named))
 
     def runs(self, row: Row, rate: float = 1.0) -> dict[int, Curve]:
-        """By seed, at this many times the task's learning rate."""
+        """By seed, at this many times the task's learning rate; none of what the programme does not have."""
+        if row.task not in self.programme.tasks or row.method not in self.programme.methods:
+            return {}
         seeds = sorted({seed for stage in self.programme.stages for seed in stage.seeds})
         found = [self.curves.find(run.digest) for run in self.programme.reported(row, rate, seeds)]
         return {curve.seed: curve for curve in found if curve is not None}
