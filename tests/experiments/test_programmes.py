@@ -40,7 +40,7 @@ about = "A small one."
 methods = "methods.toml"
 [tasks]
 small = { base = "task.toml" }
-absent = { base = "task.toml", task = { name = "westermo" } }
+absent = { base = "absent.toml" }
 [choice]
 seeds = [100, 101]
 [[stages]]
@@ -56,7 +56,8 @@ seeds = [0, 1]
 
 
 def programme(folder: Path, text: str = PROGRAMME) -> Programme:
-    for name, content in (("task", TASK), ("methods", METHODS), ("small", text)):
+    absent = TASK.replace('"embedded", devices = 4', '"westermo"')
+    for name, content in (("task", TASK), ("absent", absent), ("methods", METHODS), ("small", text)):
         (folder / f"{name}.toml").write_text(content)
     return read_programme(folder / "small.toml")
 
