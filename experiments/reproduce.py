@@ -42,8 +42,9 @@ from fedkeep.cli.run import play_all
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.records import read_run
+from fedkeep.records.versions import versions
 from fedkeep.sim.experiment import expand
-from fedkeep.sim.runner import play, record_path, versions
+from fedkeep.sim.runner import play, record_path
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
