@@ -183,7 +183,7 @@ def run_quickly(out: Path, only: str) -> None:
         run_scripts(results, quick=True)
     curves = Curves(results / "curves")
     for name in [name for name in PROGRAMMES if only in name]:
-        programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY)
+        programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY, everywhere=name == "arena")
         run_programme(programme, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
 
