@@ -5,12 +5,13 @@
     python experiments/reproduce.py choice          the stores that the default was chosen from
     python experiments/reproduce.py helps           wrong labels, drift, dropouts and the like, one at a time
     python experiments/reproduce.py bytes           accuracy against bytes at rest
+    python experiments/reproduce.py paper           the paper's tasks at their full scale
     python experiments/reproduce.py a               the paper: Table 2, ablations, claims, theory, Table 3
     python experiments/reproduce.py rest            the paper: motivation, the authors' settings
     python experiments/reproduce.py report          runs nothing: writes RESULTS and the README's table anew
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
-The first five are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
+The first six are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
 so that none is made twice, whichever programme asks, and a call goes on where an earlier one stopped. `--minutes`
 bounds a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets a method's runs.
 
@@ -51,7 +52,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
-PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes")
+PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes", "paper")
 """Products of tasks and methods in one file each, `programmes/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a program of its own, in tier A."""
