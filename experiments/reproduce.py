@@ -92,6 +92,7 @@ def main() -> None:
         return
     if options.tier == "a" and not options.only:
         run_scripts(HERE / "results", quick=False)
+    write_tables(HERE, Curves(HERE / "results" / "curves"), HERE / "results")
     write_results(HERE, HERE / "results", HERE)
     write_table(HERE.parent / "README.md", HERE / "results")
 
@@ -137,7 +138,7 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
 
 
 def run_one_programme(name: str, options: argparse.Namespace) -> None:
-    """A programme, as far as the time goes, and its tables."""
+    """A programme, as far as the time goes."""
     programme = read_programme(HERE / "programmes" / f"{name}.toml").only(options.only, options.methods)
     curves = Curves(HERE / "results" / "curves")
     if options.again:
@@ -147,7 +148,6 @@ def run_one_programme(name: str, options: argparse.Namespace) -> None:
             print(line, flush=True)
         return
     run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
-    write_tables(HERE, curves, HERE / "results")
 
 
 def committed_settings(path: Path) -> list[str]:

@@ -77,6 +77,7 @@ def made_up(run: Planned, *accuracy: float) -> Curve:
         finished=True,
         samples_trained=50,
         samples_valued=20,
+        bytes_at_rest=bytes_at_rest(experiment),
     )
 
 
