@@ -29,8 +29,9 @@ class Findings:
     curves: Curves
 
     def tasks(self) -> list[str]:
-        """Those that a stage names, in that order."""
-        return list(dict.fromkeys(task for stage in self.programme.stages for task in stage.tasks))
+        """Those that a stage names, in the order of the file: those in the order of time come first there."""
+        named = {task for stage in self.programme.stages for task in stage.tasks}
+        return [task for task in self.programme.tasks if task in named]
 
     def methods(self, task: str) -> list[str]:
         named = [m for stage in self.programme.stages if task in stage.tasks for m in stage.methods]

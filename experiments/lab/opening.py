@@ -32,6 +32,7 @@ def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
         chart = bar_chart("How much of the way from FIFO to unlimited storage the better gist goes", percents, " %")
         yield Picture("gap-closed", chart, "share of the gap closed, per task")
     yield from _by_bytes(figures.get("bytes", {}))
+    yield from _by_compute(arena)
     yield Heading("The arena")
     yield from arena_tables(arena)
 
@@ -124,6 +125,20 @@ def _by_bytes(table: Table) -> Iterator[Block]:
     series = {m: [(p[0] / 1024, p[2]) for p in points] for m, points in table[task].items() if m != "worth"}
     title = f"{task}: accuracy by kilobytes at rest"
     yield Picture("by-bytes", line_chart(title, series, "kB at rest", "accuracy, %"), title)
+
+
+def _by_compute(arena: Table) -> Iterator[Block]:
+    """One cross a method: what it reaches, and what it asks of the devices."""
+    methods = arena.get(SHOWN, {})
+    fifo = methods.get(FIFO, {}).get("forward_passes")
+    crosses = {
+        method: [(row["forward_passes"] / fifo, (row["own_rate"] or row["shared_rate"])[0])]
+        for method, row in methods.items()
+        if fifo and method != UNLIMITED and (row["own_rate"] or row["shared_rate"])
+    }
+    if crosses:
+        title = f"{SHOWN}: accuracy by device compute, FIFO's forward passes being 1"
+        yield Picture("by-compute", line_chart(title, crosses, "times FIFO's forward passes", "accuracy, %"), title)
 
 
 def arena_tables(arena: Table) -> Iterator[Block]:
