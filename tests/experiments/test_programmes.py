@@ -199,9 +199,10 @@ def test_a_table_has_a_line_a_row_and_reads_back(tmp_path: Path) -> None:
 def test_the_opening_speaks_by_intervals(tmp_path: Path) -> None:
     found = with_finals(tmp_path)
     words = "\n".join(str(block) for block in opening({"arena": arena(found)}, found))
-    assert "`gist-local` against FIFO at the task's rate: undecided on small +7.0" in words, "the interval holds 0"
+    said = "`gist-local` against FIFO, at the task's rate: undecided on small +7.0; each at its own: not run yet"
+    assert said in words, "the interval holds 0"
     assert "small 70 %" in words
-    assert "each at its own rate: not run yet" in words
+    assert "10. Where a larger FIFO" in words
 
 
 def test_a_larger_fifo_that_is_the_better_buy_is_named(tmp_path: Path) -> None:
