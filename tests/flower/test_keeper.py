@@ -13,10 +13,10 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import Keeper, Keeping
-from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
 from fedkeep.learn.correcting import add_to_gradients
 from fedkeep.records import read_run
+from tests.flower.in_process import InProcessGrid, make_node
 
 CENTRES = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32) * 2
 
@@ -193,8 +193,8 @@ def test_a_capacity_that_is_none_is_refused(capacity: int) -> None:
 def test_batch_norm_is_valued_as_in_evaluation_by_the_statistics_that_came(last_layers: int | None) -> None:
     trained = norm_net()
     with torch.no_grad():
-        trained[1].running_mean += 0.7  # type: ignore[operator,union-attr]
-        trained[1].running_var *= 3.0  # type: ignore[operator,union-attr]
+        trained[1].running_mean += 0.7  # type: ignore[operator,union-attr,assignment]
+        trained[1].running_var *= 3.0  # type: ignore[operator,union-attr,assignment]
     x, y = arrivals(0, 0, 30)
     direction = np.ones(27 if last_layers else 27 + 16 + 48, dtype=np.float32)
     with opened(last_layers=last_layers, policy="high-loss") as keeper:
@@ -212,7 +212,7 @@ def test_batch_norm_is_valued_as_in_evaluation_by_the_statistics_that_came(last_
 def test_statistics_are_remembered_between_two_messages(tmp_path: Path) -> None:
     context, trained = make_node(0, make_app(), {}).context, norm_net()
     with torch.no_grad():
-        trained[1].running_mean += 0.7  # type: ignore[operator,union-attr]
+        trained[1].running_mean += 0.7  # type: ignore[operator,union-attr,assignment]
     with Keeper.open(context, norm_net, 9, directory=str(tmp_path)) as keeper:
         keeper.offer(*arrivals(0, 0, 30))
         keeper.sync(ArrayRecord(trained.state_dict()))

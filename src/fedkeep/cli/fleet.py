@@ -20,7 +20,7 @@ def init(
     folder: Folder, devices: Annotated[int, typer.Option(min=2, max=50, help="How many devices it has.")] = 3
 ) -> None:
     """Write a fleet into a folder: its specification, keys, and a configuration for each device."""
-    from fedkeep.flower.first_fleet import FirstFleet
+    from fedkeep.deploy.first_fleet import FirstFleet
 
     FirstFleet(folder.resolve()).create(devices)
     typer.echo(
@@ -36,7 +36,7 @@ def start(
     page: Annotated[int, typer.Option(min=1, max=65535, help="The page's port.")] = 8377,
 ) -> None:
     """Start server, devices and page; they run until `fedkeep fleet stop`, and go on where they were."""
-    from fedkeep.flower.first_fleet import FirstFleet
+    from fedkeep.deploy.first_fleet import FirstFleet
 
     pid = FirstFleet(folder.resolve()).start(port, page)
     typer.echo(f"The fleet runs as process {pid}. Watch it at http://127.0.0.1:{page}")
@@ -46,7 +46,7 @@ def start(
 def status(folder: Folder) -> None:
     """Say which processes run, and how far the fleet is."""
     from fedkeep.core.errors import DataError
-    from fedkeep.flower.first_fleet import FirstFleet
+    from fedkeep.deploy.first_fleet import FirstFleet
     from fedkeep.records import Members, read_run
 
     known = FirstFleet(folder.resolve())
@@ -69,7 +69,7 @@ def status(folder: Folder) -> None:
 @fleet.command()
 def stop(folder: Folder) -> None:
     """Stop what `start` started, by its process number; stores, keys and the run's state stay."""
-    from fedkeep.flower.first_fleet import FirstFleet
+    from fedkeep.deploy.first_fleet import FirstFleet
 
     stopped = FirstFleet(folder.resolve()).stop()
     typer.echo("Stopped." if stopped else "It was not running.")

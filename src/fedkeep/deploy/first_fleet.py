@@ -1,6 +1,6 @@
 """A whole fleet in one folder on one machine: server, agents, their SuperNodes and the page, looked after and stopped.
 
-`python -m fedkeep.flower.first_fleet FOLDER PORT PAGE` is the process that looks after the others; what dies is started
+`python -m fedkeep.deploy.first_fleet FOLDER PORT PAGE` is the process that looks after the others; what dies is started
 again, as systemd would, and all of them end with it.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.flower.credentials import provision
-from fedkeep.flower.deployment import Deployment
-from fedkeep.flower.local_fleet import LocalFleet, free_port, program_environment
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment
 
 _RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
 _SOCKET_LENGTH = 100
@@ -103,7 +103,7 @@ class FirstFleet:
         self.devices()
         if "keeper" in self.running():
             raise FedkeepError(f"the fleet in {self.root} is running: stop it by `fedkeep fleet stop {self.root}`")
-        command = [sys.executable, "-m", "fedkeep.flower.first_fleet", str(self.root), str(port), str(page)]
+        command = [sys.executable, "-m", "fedkeep.deploy.first_fleet", str(self.root), str(port), str(page)]
         with (self.root / "fleet.log").open("ab") as log:
             environment = os.environ | program_environment()
             started = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from fedkeep.core.errors import FedkeepError, MissingExtraError
-from fedkeep.flower.credentials import provision
-from fedkeep.flower.deployment import Deployment
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.deployment import Deployment
 
 _START_SECONDS = 60.0
 _REVIVE_SECONDS = 5.0
