@@ -13,6 +13,7 @@ from fedkeep.cli.agent import agent
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
 from fedkeep.cli.export import export
+from fedkeep.cli.fleet import fleet
 from fedkeep.cli.keyholder import keyholder
 from fedkeep.cli.list_ import list_
 from fedkeep.cli.plan import plan
@@ -53,6 +54,7 @@ for verb in (demo, run, report, watch, plan, check, export, provision, serve):
     app.command()(verb)
 app.command("list")(list_)
 app.add_typer(agent, name="agent")
+app.add_typer(fleet, name="fleet")
 app.add_typer(keyholder, name="keyholder")
 
 
