@@ -121,7 +121,7 @@ class Overview {
   row(method, row, bases, views, styles) {
     const own = views.filter((view) => view.method === method);
     const accuracy = row
-      ? formatPercent(row.accuracy, 2) + (row.half_width == null ? "" : ` ± ${(100 * row.half_width).toFixed(2)}`)
+      ? formatPercent(row.measures.final.mean, 2) + plusMinus(row.measures.final.half_width)
       : NONE;
     const ratios = bases.map(([, place]) => make("td", { class: "number" }, row ? speedup(row.ratios[place]) : NONE));
     return make(
@@ -179,4 +179,9 @@ function swatchLine({ colour, dash }) {
     { class: "swatch-line", width: 22, height: 10, "aria-hidden": "true" },
     draw("path", { class: `line c${colour}`, d: "M1,5H21", "stroke-dasharray": dash }),
   );
+}
+
+/** Half an interval's width in points, where there is one. */
+function plusMinus(half) {
+  return half == null ? "" : ` ± ${(100 * half).toFixed(2)}`;
 }
