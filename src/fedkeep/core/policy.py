@@ -11,6 +11,7 @@ from typing import ClassVar, TypeVar, dataclass_transform
 import numpy as np
 
 from fedkeep.core.memory import Memory
+from fedkeep.core.names import Registry
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, Vector
 
@@ -84,18 +85,13 @@ class SelectionPolicy(ABC):
 
 Policy = TypeVar("Policy", bound=type[SelectionPolicy])
 
-POLICIES: dict[str, type[SelectionPolicy]] = {}
+POLICIES: Registry[type[SelectionPolicy]] = Registry("policy", base=SelectionPolicy)
 
 
 @dataclass_transform(frozen_default=True)
 def policy(name: str) -> Callable[[Policy], Policy]:
     """Registers a policy under its name in TOML files and tables, and makes it a frozen dataclass."""
-
-    def register(cls: Policy) -> Policy:
-        POLICIES[name] = dataclass(frozen=True)(cls)
-        return cls
-
-    return register
+    return POLICIES.register(name)
 
 
 def refuse_where(refused: BoolArray, scores: Scores) -> Scores:

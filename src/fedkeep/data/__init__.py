@@ -7,6 +7,7 @@
 True
 """
 
+from fedkeep.core.names import Registry
 from fedkeep.data.cache import Progress
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.data.federation import Federation, Membership, ModelSpec, Task
@@ -17,14 +18,18 @@ from fedkeep.data.streams import Stream, StreamOptions
 from fedkeep.data.synthetic import Embedded, Synthetic
 from fedkeep.data.traffic import Traffic
 
-TASKS: dict[str, type[Task]] = {
-    "embedded": Embedded,
-    "fashion-mnist": FashionMnist,
-    "har": Har,
-    "own": Own,
-    "synthetic": Synthetic,
-    "traffic": Traffic,
-}
+TASKS: Registry[type[Task]] = Registry(
+    "task",
+    {
+        "embedded": Embedded,
+        "fashion-mnist": FashionMnist,
+        "har": Har,
+        "own": Own,
+        "synthetic": Synthetic,
+        "traffic": Traffic,
+    },
+    methods=("load",),
+)
 """Tasks by their names in TOML files."""
 
 __all__ = [

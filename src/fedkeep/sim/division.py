@@ -11,6 +11,7 @@ from fedkeep.core.types import IntArray
 from fedkeep.data import Federation
 from fedkeep.planning.clusters import Clusters
 from fedkeep.sim.experiment import Experiment
+from fedkeep.sim.options import RegionOptions
 
 _SUMMARISED = 200
 """Samples of a device, and devices of a fleet, that agreeing on clusters takes into account."""
@@ -21,6 +22,8 @@ def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
     if experiment.names["coordinator"] == "none":
         return SingleRegion()
     options = experiment.regions
+    if not isinstance(options, RegionOptions):
+        return options
     if options.name == "label":
         return LabelRegions(data.labels)
     clusters = Clusters(options.count, options.name, options.space, options.local, experiment.seed)

@@ -16,14 +16,15 @@ from fedkeep.config import Table, build, merged, put
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import did_you_mean, find
+from fedkeep.core.names import did_you_mean
 from fedkeep.core.policy import SelectionPolicy
+from fedkeep.core.regions import Regions
 from fedkeep.core.screening import Limits
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.data import TASKS, StreamOptions, Task
 from fedkeep.presets import DEFAULT, experiment_tables
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.registry import find_policy
+from fedkeep.registry import AGGREGATIONS, REGIONS, find_policy
 from fedkeep.sim.options import (
     EstimatorOptions,
     ProfileOptions,
@@ -33,7 +34,7 @@ from fedkeep.sim.options import (
     TrainOptions,
 )
 
-_PLAIN: dict[str, type[Any]] = {
+TABLES: dict[str, type[Any]] = {
     "storage": StorageOptions,
     "weights": Weighting,
     "estimator": EstimatorOptions,
@@ -46,7 +47,10 @@ _PLAIN: dict[str, type[Any]] = {
     "privacy": PrivacyOptions,
     "record": RecordOptions,
 }
-_KEYS = {"task", "model", "policy", "coordinator", "seed", "label", "preset", *_PLAIN}
+"""The tables of an experiment whose keys are always the same."""
+_OWN = {"aggregation": AGGREGATIONS, "regions": REGIONS}
+"""Tables whose `name` may be a class of one's own."""
+_KEYS = {"task", "model", "policy", "coordinator", "seed", "label", "preset", *TABLES}
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Experiment:
     stream: StreamOptions
     aggregation: Aggregation
     profile: ProfileOptions
-    regions: RegionOptions
+    regions: RegionOptions | Regions
     limits: Limits
     privacy: PrivacyOptions
     record: RecordOptions
@@ -73,15 +77,17 @@ class Experiment:
     label: str
     """What tables and legends call the method."""
     names: dict[str, str]
-    """The registered names of task, policy and coordinator."""
+    """The names of task, policy and coordinator, and of an aggregation or regions of one's own."""
 
     def resolved(self) -> Table:
         """Every option with its value, as plain data."""
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model)}
         for key in ("task", "policy", "coordinator"):
             table[key] = {"name": self.names[key], **dataclasses.asdict(getattr(self, key))}
-        for key in _PLAIN:
+        for key in TABLES:
             table[key] = dataclasses.asdict(getattr(self, key))
+        for key in self.names.keys() & _OWN.keys():
+            table[key]["name"] = self.names[key]
         return table
 
     def digest(self) -> str:
@@ -99,20 +105,21 @@ def resolve(table: Table) -> Experiment:
     policy = build(find_policy(policy_table["name"]), _rest(policy_table), "policy")
     task_table = _named(table, "task")
     coordinator_name, coordinator = _coordinator(table, policy)
-    plain = {key: build(cls, _table(table, key), key) for key, cls in _PLAIN.items()}
+    own = {key: name for key in _OWN if ":" in (name := str(_table(table, key).get("name", "")))}
+    plain = {key: _plain(key, cls, _table(table, key), own.get(key)) for key, cls in TABLES.items()}
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
     return Experiment(
-        task=build(find(task_table["name"], TASKS, "task"), _rest(task_table), "task"),
+        task=build(TASKS.find(task_table["name"]), _rest(task_table), "task"),
         model=_table(table, "model"),
         policy=policy,
         coordinator=coordinator,
         seed=seed,
         label=str(table.get("label", policy_table["name"])),
-        names={"task": task_table["name"], "policy": policy_table["name"], "coordinator": coordinator_name},
+        names={"task": task_table["name"], "policy": policy_table["name"], "coordinator": coordinator_name, **own},
         **plain,
     )
 
@@ -184,6 +191,12 @@ def _product(table: Table, sweep: Table) -> Iterator[Cell]:
         yield Cell(cell, " ".join(varied))
 
 
+def _plain(key: str, cls: type[Any], table: Table, own: str | None) -> Any:
+    if own is None:
+        return build(cls, table, key)
+    return build(_OWN[key].find(own), _rest(table), key)  # type: ignore[attr-defined]
+
+
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
     """The coordinator for this policy; a table speaks of coordinated policies, unless it says `applies_to = "all"`."""
     given = _named(table, "coordinator", default="greedy")
@@ -192,8 +205,7 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
         raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
     if given["name"] == "none":
         return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
-    cls = find(given["name"], COORDINATORS, "coordinator")
-    coordinator = build(cls, _rest(given), "coordinator")
+    coordinator = build(COORDINATORS.find(given["name"]), _rest(given), "coordinator")
     if policy.coordinated or applies_to == "all":
         return given["name"], coordinator
     return "none", Uncoordinated()

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.ports import Fate, Outcome, Stored
-from fedkeep.core.regions import CentroidRegions
+from fedkeep.core.regions import LabelRegions, SingleRegion
 from fedkeep.core.types import AnyArray, Batch, DeviceId
 from fedkeep.records import Change, Device, Evaluation, Holdings, Line, Plan, Privacy, Round, Slot
 from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
@@ -32,7 +32,7 @@ class Observer:
         self._data = simulator.parts.data
         self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, Fleet) else None
         regions = simulator.parts.regions
-        self._clusters = regions.count if isinstance(regions, CentroidRegions) else 0
+        self._clusters = 0 if isinstance(regions, LabelRegions | SingleRegion) else regions.count
         """How many clusters the plan divides; 0 where it divides labels, or nothing."""
         self._watched = simulator.first_participants()[: simulator.experiment.record.devices]
         self._changes: dict[DeviceId, deque[Change]] = {d: deque(maxlen=_CHANGES) for d in self._watched}

@@ -15,11 +15,16 @@ class StorageOptions:
     """`storage`: how much a device can keep, and what becomes of it."""
 
     capacity: int = 10
-    """|B_c|, in samples."""
+    """|B_c| of the paper: how many samples a device can keep."""
     after_use: Literal["keep", "discount", "renew"] = "keep"
+    """What becomes of samples that were trained on: `keep` is the paper, their score is all that counts; `discount`
+    lowers their rank with each use; `renew` lets any later arrival of the region displace them."""
     discount: int = 1
+    """Places within its region that a sample loses with each use, where `after_use` is "discount"."""
     revalue: bool = True
+    """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
     max_age: int | None = None
+    """Arrivals after which a stored sample makes way for any newcomer; left out: never."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -64,15 +69,23 @@ class TrainOptions:
     """`train`: rounds, participation and local training."""
 
     rounds: int = 100
+    """Rounds of training, T of the paper."""
     participation: float = 0.1
     """|C_t| / |C|: the share of devices that takes part in a round, at least one."""
     learning_rate: float = 1e-3
+    """eta of Eq. 1 and 12: the step of local training in the first rounds."""
     epochs: int = 5
+    """m of Eq. 1: passes over what is stored when a device takes part."""
     batch_size: int | None = None
+    """Samples a step; left out: all that is stored at once, as in Eq. 12."""
     proximal: float = 0.0
+    """mu of FedProx: how hard a device is pulled back to the model it began with; 0 is FedAvg."""
     decay: float = 0.95
+    """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
     decay_every: int = 100
+    """Rounds between two such steps."""
     floor: float = 0.0
+    """The least that the learning rate falls to."""
     dropout: float = 0.0
     """The share of reports that never arrive."""
 
@@ -111,8 +124,11 @@ class RegionOptions:
     """
 
     name: Literal["label", "k-means", "hierarchical"] = "label"
+    """How samples are told apart; or `module:Class` with a `count` and an `assign` of your own."""
     count: int = 10
+    """How many regions to make, of clusters."""
     space: Literal["features", "activations"] = "features"
+    """Where clusters lie: in the inputs, or in the inputs of the model's last layer."""
     local: int = 10
     """The centroids that a device sends."""
 
@@ -130,6 +146,7 @@ class RecordOptions:
     devices: int = 1
     """How many devices' stores are recorded at each evaluation, to be looked at."""
     checkpoint_every: int = 100
+    """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from there."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.checkpoint_every < 1 or self.devices < 0:
