@@ -55,6 +55,7 @@ PUBLIC = {
         "Slot",
         "Timing",
         "compare",
+        "frame",
         "read_run",
         "read_runs",
     ],

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeep.core.estimators import LocalGradientEstimator
 from fedkeep.core.memory import Memory
-from fedkeep.core.policy import SelectionPolicy, View
+from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
@@ -272,7 +272,7 @@ class Device:
             return keys()
         stored_ids = self.store.stored().batch.ids if self.policy.sequential else np.empty(0, dtype=np.int64)
         view = View(measurements, self._direction, arrivals, keys, stored_ids, self.capacity, self._memory, previous)
-        return self.policy.score(batch, view)
+        return sound_scores(self.policy, batch, view)
 
     def _revalue(self, measurements: Measurements | None) -> None:
         stored = self.store.stored()

@@ -67,6 +67,8 @@ class Own:
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
                 raise DataError(f"{table.origin} leaves no sample for {purpose}: the model needs some for either")
+        if len(label_names) < 2:
+            raise DataError(f"{table.origin} has a single label, '{label_names[0]}': there is nothing to tell apart")
         if self.standardise:
             x = _standardised(x, train.indices)
         spec = ModelSpec(self.model, dict(self.model_options))

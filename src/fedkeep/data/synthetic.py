@@ -104,14 +104,11 @@ class Embedded(Synthetic):
     """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters."""
 
     devices: int = 40
-    """How many devices the fleet has."""
     smallest: int = 400
     largest: int = 800
     features: int = 30
-    """How many numbers a sample has."""
     spread: float = 8.0
     test_fraction: float = 0.2
-    """Held out in each device for testing."""
 
     task_name: ClassVar[str] = "embedded"
     usual_rounds_per_pass: ClassVar[int] = 50
