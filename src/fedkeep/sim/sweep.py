@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -107,10 +108,19 @@ _steps: SimpleQueue[Step] | None = None
 
 
 def _become_worker(steps: SimpleQueue[Step]) -> None:
-    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints."""
+    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints; ends when the parent does."""
     global _steps  # noqa: PLW0603 - a pool's initializer has no other way to hand something to its tasks
     _steps = steps
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot stop its workers, and would leave them on the processors for hours."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
