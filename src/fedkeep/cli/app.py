@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 import fedkeep
+from fedkeep.cli.advise import advise
 from fedkeep.cli.agent import agent
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
@@ -49,7 +50,7 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (demo, run, report, watch, plan, check, export, provision, serve):
+for verb in (demo, advise, run, report, watch, plan, check, export, provision, serve):
     app.command()(verb)
 app.command("list")(list_)
 app.command()(explain)
