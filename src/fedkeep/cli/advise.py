@@ -103,7 +103,7 @@ def _samples(size: str, sample_bytes: int) -> int:
 
 def _write_report(folder: Path, trial: Trial, advice: Advice, title: str) -> None:
     runs = [run for run in trial.runs() if run.end is not None]
-    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {title}")
+    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {title}", str(advice).splitlines())
     (folder / "advice.txt").write_text(f"{advice}\n", encoding="utf-8")
 
 

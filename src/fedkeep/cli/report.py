@@ -66,9 +66,9 @@ def _refuse_unknown(bases: Sequence[str], methods: Collection[str]) -> None:
             raise DataError(f"no run of a method '{base}' to compare with: {did_you_mean(base, methods)}")
 
 
-def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str) -> None:
+def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> None:
     """The charts as one self-contained page."""
-    _write(path, page(runs, comparison, title))
+    _write(path, page(runs, comparison, title, words))
 
 
 def print_tables(comparison: Comparison) -> None:
