@@ -45,7 +45,7 @@ def test_files_are_written_where_asked(directory: Path, tmp_path: Path) -> None:
 def test_another_base_may_be_asked_for(directory: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     result = CliRunner().invoke(app, ["report", str(directory), "--against", "high-loss", "--html", str(page)])
-    assert '"bases":["high-loss"]' in page.read_text()
+    assert '"bases":["high-loss",' in page.read_text()
     assert "against high-loss" in result.output
     assert "against fifo" not in result.output
 
