@@ -14,7 +14,7 @@ from fedkeep.records import Run, read_run
 from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, record_path
-from fedkeep.sim.sweep import Step, estimate_seconds, run_sweep
+from fedkeep.sim.sweep import Place, Step, estimate_seconds, run_sweep
 
 FIRST_SEEDS, MOST_SEEDS = 3, 8
 LARGER = 4
@@ -45,6 +45,7 @@ class Trial:
     """All that may pass."""
     jobs: int
     tell: Callable[[Told], None]
+    on: Place = "here"
     finals: dict[str, dict[int, float]] = field(default_factory=dict)
     """The final accuracy of every finished run, by method, then by seed."""
 
@@ -161,7 +162,7 @@ class Trial:
 
         self._tell(stage, 0)
         folder.mkdir(parents=True, exist_ok=True)
-        run_sweep(cells, folder, jobs=self.jobs, resume=True, listen=listen)
+        run_sweep(cells, folder, jobs=self.jobs, resume=True, listen=listen, on=self.on)
         self._done += sum(cell.experiment.train.rounds for cell in cells)
 
     def _tell(self, stage: str, rounds: int) -> None:

@@ -21,10 +21,11 @@ from fedkeep.advice.verdict import Advice
 from fedkeep.advice.verdict import advise as judge
 from fedkeep.cli.progress import plainly
 from fedkeep.cli.report import write_page
-from fedkeep.cli.run import make_folder
+from fedkeep.cli.run import make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare
 from fedkeep.sim.assembly import load_data
+from fedkeep.sim.cluster import processors
 from fedkeep.sim.experiment import resolve
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
@@ -51,6 +52,9 @@ def advise(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")] = (
         os.cpu_count() or 1
     ),
+    on: Annotated[
+        str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
+    ] = "here",
     out: Annotated[Path | None, typer.Option(help="Where everything goes. [default: advice/NAME]")] = None,
 ) -> None:
     """Say what devices should keep of data like yours.
@@ -69,8 +73,9 @@ def advise(
         capacity = _samples(bytes_, seen.sample_bytes)
     typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
     panel = Panel(task, capacity, participation, 100, {"shuffle": shuffled, "drift": drift})
+    jobs = processors() if on == "ray" else jobs
     with _progress() as tell:
-        trial = Trial(panel, folder, 60 * minutes, jobs, tell)
+        trial = Trial(panel, folder, 60 * minutes, jobs, tell, place(on))
         complete = _run(trial)
     if not trial.finals:
         raise FedkeepError(f"stopped before any run had ended; the same call goes on from there ({folder})")

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from typing import Literal
 
+from fedkeep.sim.cluster import play_on_ray
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, play
@@ -34,9 +36,19 @@ class Step:
 Listener = Callable[[Step], None]
 
 
-def run_sweep(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, listen: Listener) -> None:
+Place = Literal["here", "ray"]
+"""Where runs are played: in processes of this machine, or on a Ray cluster."""
+
+
+def run_sweep(
+    cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, listen: Listener, on: Place = "here"
+) -> None:
     """Plays every cell into the directory; what is finished already is left alone when resuming."""
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
+    if on == "ray":
+        directory.mkdir(parents=True, exist_ok=True)
+        play_on_ray(cells, waiting, directory, lambda i, round_, accuracy: listen(Step(i, round_, accuracy)))
+        return
     if jobs == 1 or len(waiting) <= 1:
         for i in waiting:
             play(cells[i], directory, resume=resume, progress=lambda r, a, i=i: listen(Step(i, r, a)))  # type: ignore[misc]
