@@ -65,43 +65,26 @@ class EstimatorOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """`train`: rounds, participation and local training."""
+class TrainOptions(Schedule):
+    """`train`: rounds, participation and the schedule of local training."""
 
+    learning_rate: float = 1e-3
+    epochs: int = 5
     rounds: int = 100
     """Rounds of training, T of the paper."""
     participation: float = 0.1
     """|C_t| / |C|: the share of devices that takes part in a round, at least one."""
-    learning_rate: float = 1e-3
-    """eta of Eq. 1 and 12: the step of local training in the first rounds."""
-    epochs: int = 5
-    """m of Eq. 1: passes over what is stored when a device takes part."""
-    batch_size: int | None = None
-    """Samples a step; left out: all that is stored at once, as in Eq. 12."""
-    proximal: float = 0.0
-    """mu of FedProx: how hard a device is pulled back to the model it began with; 0 is FedAvg."""
-    decay: float = 0.95
-    """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
-    decay_every: int = 100
-    """Rounds between two such steps."""
-    floor: float = 0.0
-    """The least that the learning rate falls to."""
     dropout: float = 0.0
     """The share of reports that never arrive."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds must be 1 or more, got {self.rounds}")
         if not 0 < self.participation <= 1:
             raise ValueError(f"participation must be above 0 and at most 1, got {self.participation}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        self.schedule()
-
-    def schedule(self) -> Schedule:
-        return Schedule(
-            self.learning_rate, self.epochs, self.batch_size, self.proximal, self.decay, self.decay_every, self.floor
-        )
 
 
 @dataclass(frozen=True)
