@@ -21,11 +21,11 @@ from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.ports import Job, Learner
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
 from fedkeep.sim.oracle import Oracle
-from fedkeep.sim.runner import versions
 
 HERE = Path(__file__).parent
 TASKS = ("st", "st-all-labels", "har", "ic")

@@ -31,8 +31,9 @@ from fedkeep.core.errors import DataError
 from fedkeep.evidence.document import write_results
 from fedkeep.records import read_run
 from fedkeep.records.summaries import Curve, read_summary, summarise, write_summary
+from fedkeep.records.versions import versions
 from fedkeep.sim.experiment import expand
-from fedkeep.sim.runner import play, record_path, versions
+from fedkeep.sim.runner import play, record_path
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {

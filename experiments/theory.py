@@ -20,11 +20,11 @@ from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.data import Federation
+from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.evaluation import evaluate
 from fedkeep.sim.experiment import resolve
-from fedkeep.sim.runner import versions
 
 HERE = Path(__file__).parent
 CAPACITY = 10

@@ -13,12 +13,12 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import FedkeepError
+from fedkeep.core.factory import make_device
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Learner
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, Scores, TrainOrder
-from fedkeep.core.velocity import VelocityMeter
+from fedkeep.core.weighting import Weighting
 from fedkeep.learn.dense_learner import DenseLearner
 
 _FEATURES, _LABELS, _SLOTS = 6, 3, 4
@@ -134,15 +134,14 @@ def _learner() -> DenseLearner:
 
 def _device(policy: SelectionPolicy) -> Device:
     learner = _learner()
-    device = Device(
-        learner=learner,
-        policy=policy,
-        store=MemoryStore(np.zeros(_LABELS, dtype=np.int64)),
-        regions=LabelRegions(_LABELS),
-        meter=VelocityMeter(_LABELS),
+    device = make_device(
+        learner,
+        policy,
         capacity=_SLOTS * _LABELS,
         sample_shape=(_FEATURES,),
         labels=_LABELS,
+        regions=LabelRegions(_LABELS),
+        weighting=Weighting(),
         seed=3,
     )
     device.install(learner.initial(1))

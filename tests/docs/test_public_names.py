@@ -47,6 +47,8 @@ PUBLIC = {
         "Header",
         "Holdings",
         "Line",
+        "Member",
+        "Members",
         "Plan",
         "Privacy",
         "Recorder",

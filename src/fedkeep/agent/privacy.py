@@ -39,22 +39,15 @@ class Privacy:
         return ClippedLearner(learner, self.options.clip) if self.options.protects("estimator") else learner
 
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
-        """Puts the guard before the agent; a ledger that damage took is not an empty one: then nothing starts."""
-        from fedkeep.privacy.guard import Guard
-        from fedkeep.privacy.ledger import Ledger
+        """Puts the door before the agent; a ledger that damage took is not an empty one: then nothing starts."""
+        from fedkeep.privacy.door import make_door
+        from fedkeep.privacy.sealing import ProfileSealer
 
         if damaged and not any(name.startswith("gate.") for name in state):
             raise StoreError(
                 "the privacy ledger was lost with a damaged store: give this device a new budget and store"
             )
-        agent.guard(Guard(self.options, Ledger(), lambda _: agent.require_commit()))
-        if self.options.secure_sum:
-            from fedkeep.privacy.sum_member import SumMember
-
-            agent.hide(SumMember(self.options, agent.device.learner.gradient_size))
+        size = agent.device.learner.gradient_size
+        agent.close_door(make_door(self.options, size, agent.require_commit, lock=agent.lock))
         if self.options.encrypted_profiles:
-            from fedkeep.privacy.sealing import ProfileSealer
-
-            sealer = ProfileSealer(self.options)
-            sealer.public()  # a file that is not there, or not the one pinned, is said at the start
-            agent.seal_profiles(sealer)
+            ProfileSealer(self.options).public()  # a file that is not there, or not the one pinned, is said now

@@ -24,7 +24,7 @@ class SliceOf:
         return self._whole.projections(direction)[self._part]
 
     def inner(self, other: Measurements) -> Scores:
-        same = of_same_kind(self, other)
+        same = of_kind(SliceOf, other)
         if same._part != self._part:
             raise TypeError("two parts of measured batches have inner products only if they are the same part")
         return self._whole.inner(same._whole)[self._part]
@@ -87,9 +87,9 @@ class Deferred:
         return self._known
 
 
-def of_same_kind(mine: Kind, other: object) -> Kind:
-    """`other`, or what it defers to, as the kind of measurements that `mine` is."""
+def of_kind(kind: type[Kind], other: Measurements) -> Kind:
+    """`other`, or what it defers to, as measurements of this kind."""
     plain = other.measured() if isinstance(other, Deferred) else other
-    if not isinstance(plain, type(mine)):
-        raise TypeError(f"{type(mine).__name__} and {type(plain).__name__} come from different learners")
+    if not isinstance(plain, kind):
+        raise TypeError(f"{kind.__name__} and {type(plain).__name__} have no inner product: measure both in one way")
     return plain

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedkeep.core.ports import Measurements
-from fedkeep.core.slices import of_same_kind
+from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.network import Network, as_tensor
 from fedkeep.learn.torch_loss import losses
@@ -39,7 +39,7 @@ class AutogradMeasurements:
             return per_sample([self._project(x, y, tangents) for x, y in self._pieces(self._chunk)])
 
     def inner(self, other: Measurements) -> Scores:
-        return self._inner(of_same_kind(self, other), self._network.valued.names)
+        return self._inner(of_kind(AutogradMeasurements, other), self._network.valued.names)
 
     def norms(self) -> Scores:
         return np.sqrt(self.inner(self))

@@ -14,12 +14,15 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
-from fedkeep.learn.dense import DenseMeasurements, Layers, Trace, forward
+from fedkeep.learn.dense import DenseTrace, Layers, forward
 from fedkeep.learn.dense_training import Descent
 from fedkeep.learn.flat import Layout, flatten, require_layers
 from fedkeep.learn.jobs import corrections, minibatches
+from fedkeep.learn.traced import TracedMeasurements
 
 STACKED_NUMBERS = 1_000_000
+CACHED_NUMBERS = 1 << 18
+"""Parameters of models trained side by side: more do not stay in the cache from step to step."""
 
 
 class DenseProbe:
@@ -29,7 +32,7 @@ class DenseProbe:
         self._learner = learner
         self._model = np.array(model, dtype=np.float32)
 
-    def measure(self, batch: Batch) -> DenseMeasurements:
+    def measure(self, batch: Batch) -> TracedMeasurements:
         return self._learner.measure_many([self._model], [batch])[0]
 
 
@@ -70,14 +73,14 @@ class DenseLearner:
     def probe(self, model: Vector) -> DenseProbe:
         return DenseProbe(self, model)
 
-    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[DenseMeasurements]:
+    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[TracedMeasurements]:
         """What each batch's own model sees in it."""
         if not self._stackable(batches):
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
         shared = all(model is models[0] for model in models)
         layers = self._layers(models[0][None] if shared else np.stack(models))
-        trace = Trace(lambda: forward(layers, self._stack(batches)), _labels(batches), layers, self._first)
-        return [DenseMeasurements(trace, self._valued, len(batch), c) for c, batch in enumerate(batches)]
+        trace = DenseTrace(lambda: forward(layers, self._stack(batches)), _labels(batches), layers, self._first)
+        return [TracedMeasurements(trace, self._valued, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         return self._train_stacked(model, [job], local)[0]
@@ -86,7 +89,9 @@ class DenseLearner:
         """Where each job leads from the same model; mini-batches are not aligned, so they go one by one."""
         if local.batch_size is not None or not self._stackable([job.batch for job in jobs]):
             return [self.train(model, job, local) for job in jobs]
-        return self._train_stacked(model, jobs, local)
+        together = max(1, CACHED_NUMBERS // self.size)
+        groups = [jobs[start : start + together] for start in range(0, len(jobs), together)]
+        return [trained for group in groups for trained in self._train_stacked(model, group, local)]
 
     def _train_stacked(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         batches = [job.batch for job in jobs]

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import FedkeepError
+from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.autograd_measurements import AutogradMeasurements
+from fedkeep.learn.chain_trace import ChainTrace
 from fedkeep.learn.head_measurements import HeadMeasurements
 from fedkeep.learn.layers import is_bilinear
 from fedkeep.learn.network import Network, as_tensor
 from fedkeep.learn.torch_loss import losses
 from fedkeep.learn.torch_measurements import TorchMeasurements
+from fedkeep.learn.traced import TracedMeasurements
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[HeadMeasurements] | type[AutogradMeasurements]
 
@@ -42,12 +45,31 @@ def choose_measurements(network: Network, model: Vector, batch: Batch) -> Measur
         try:
             candidate = _candidate(network, as_tensor(trial.x))
             seen = candidate(network, model, trial, len(trial))
-            scale = float(np.linalg.norm(direction) * norms.max()) + 1e-12
-            right = np.allclose(seen.projections(direction), projections, rtol=0.0, atol=_TOLERANCE * scale)
-            right = right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
+            right = _agree(seen, direction, projections, norms)
         except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
             right = False
     return candidate if right else AutogradMeasurements
+
+
+def is_traceable(network: Network, model: Vector, batch: Batch) -> bool:
+    """Whether the module is a chain of layers whose one pass over many models sees what each alone would see."""
+    if network.chain is None or not network.chain.ends_linear:
+        return False
+    trial = _trial(batch)
+    direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
+    with network.lock:
+        _, projections, norms = _one_by_one(network, model, trial, direction)
+    try:
+        seen = TracedMeasurements(ChainTrace(network, [model], [trial]), network.valued, len(trial))
+        return _agree(seen, direction, projections, norms)
+    except RuntimeError:  # a linear layer that is used at several places, for instance
+        return False
+
+
+def _agree(seen: Measurements, direction: Vector, projections: Scores, norms: Scores) -> bool:
+    scale = float(np.linalg.norm(direction) * norms.max()) + 1e-12
+    right = np.allclose(seen.projections(direction), projections, rtol=0.0, atol=_TOLERANCE * scale)
+    return right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
 
 
 def _candidate(network: Network, x: Tensor) -> MeasurementsClass:

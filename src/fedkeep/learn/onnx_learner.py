@@ -16,10 +16,11 @@ import numpy as np
 from fedkeep.core.errors import DataError, MissingExtraError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
-from fedkeep.learn.dense import DenseMeasurements, Trace
+from fedkeep.learn.dense import DenseTrace
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.flat import Layout
 from fedkeep.learn.onnx_weights import OnnxWeights, read_metadata
+from fedkeep.learn.traced import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")
@@ -51,7 +52,7 @@ class OnnxPass:
         return values.ravel().astype(np.float64)
 
 
-class OnnxMeasurements(DenseMeasurements):
+class OnnxMeasurements(TracedMeasurements):
     """What a last linear layer sees in a batch, by its closed form; nothing runs before something is asked for.
 
     Asked for projections first, the session gives them: for a single sample a few calls into numpy would cost more
@@ -60,7 +61,7 @@ class OnnxMeasurements(DenseMeasurements):
 
     def __init__(self, probe: OnnxProbe, batch: Batch) -> None:
         self._pass = OnnxPass(probe, batch)
-        super().__init__(Trace(self._pass, batch.y[None]), probe.head, len(batch))
+        super().__init__(DenseTrace(self._pass, batch.y[None]), probe.head, len(batch))
 
     def projections(self, direction: Vector) -> Scores:
         given = self._pass.projections(direction)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.ports import Measurements
-from fedkeep.core.slices import of_same_kind
+from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.layers import BilinearLayer, inner_products, project, summed_gradient
 from fedkeep.learn.network import Network, Record, as_tensor
@@ -67,7 +67,7 @@ class TorchMeasurements:
         return per_sample(_projections(record, views) for record in self._recorded())
 
     def inner(self, other: Measurements) -> Scores:
-        theirs = of_same_kind(self, other)
+        theirs = of_kind(TorchMeasurements, other)
         if theirs is self:
             return per_sample(_inner_products(record, record) for record in self._recorded())
         pairs = zip(self._recorded(), theirs._recorded(), strict=True)

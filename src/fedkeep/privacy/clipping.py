@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeep.core.ports import FleetLearner, Job, Learner, Measurements, Probe
-from fedkeep.core.slices import of_same_kind
+from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.privacy.gaussian import clip_weights
 
@@ -25,7 +25,7 @@ class ClippedMeasurements:
         return self.exact.projections(direction)
 
     def inner(self, other: Measurements) -> Scores:
-        return self.exact.inner(of_same_kind(self, other).exact)
+        return self.exact.inner(of_kind(ClippedMeasurements, other).exact)
 
     def norms(self) -> Scores:
         return self.exact.norms()

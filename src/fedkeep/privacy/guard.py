@@ -101,6 +101,10 @@ class Guard:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
         return replace(profile, velocity=self._told)
 
+    @property
+    def hides_profiles(self) -> bool:
+        return self._options.protects("profile")
+
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
         delta, ledger = self._options.delta, self._ledger

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.device import Device
+from fedkeep.core.factory import make_device
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
-from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import Assignment, Batch
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation
@@ -58,15 +58,14 @@ def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> 
     regions: Regions = LabelRegions(data.labels) if coordinated else SingleRegion()
     capacity = experiment.storage.capacity
     quotas = np.full(regions.count, max(1, capacity // regions.count), dtype=np.int64)
-    device = Device(
-        learner=learner,
-        policy=experiment.policy,
-        store=MemoryStore(quotas),
-        regions=regions,
-        meter=KnownVelocity(np.ones(regions.count)),
+    device = make_device(
+        learner,
+        experiment.policy,
         capacity=capacity,
         sample_shape=data.sample_shape,
         labels=data.labels,
+        regions=regions,
+        meter=KnownVelocity(np.ones(regions.count)),
     )
     direction = np.random.default_rng(0).normal(size=learner.gradient_size).astype(np.float32)
     if experiment.names["policy"] not in {"fifo", "reservoir"}:

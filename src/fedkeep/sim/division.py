@@ -9,9 +9,9 @@ from fedkeep.core.regions import LabelRegions, Regions, SingleRegion, positions
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data import Federation
+from fedkeep.fleet.options import RegionOptions
 from fedkeep.planning.clusters import Clusters
 from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.options import RegionOptions
 
 _SUMMARISED = 200
 """Samples of a device, and devices of a fleet, that agreeing on clusters takes into account."""

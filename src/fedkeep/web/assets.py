@@ -17,6 +17,7 @@ SCRIPTS = (
     "overview.js",
     "settings.js",
     "panels.js",
+    "members.js",
     "source.js",
     "main.js",
 )

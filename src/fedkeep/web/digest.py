@@ -16,6 +16,8 @@ from fedkeep.records import (
     Header,
     Holdings,
     Line,
+    Member,
+    Members,
     Plan,
     Privacy,
     Round,
@@ -78,6 +80,7 @@ class Digest:
     plan: Plan | None = None
     holdings: Holdings | None = None
     devices: dict[int, Device] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
     end: End | None = None
     seconds: float | None = None
     round: int = 0
@@ -98,6 +101,8 @@ class Digest:
                 self.holdings = Holdings(round=line.round, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
             case Device():
                 self.devices[line.device] = line
+            case Members():
+                self.members = line.members
             case Privacy():
                 self.privacy.add(line)
             case End():
@@ -130,7 +135,7 @@ class Digest:
             setting=header.setting,
             seed=header.seed,
             labels=header.labels,
-            devices=header.devices,
+            devices=header.devices or len(self.members),
             rounds=header.rounds,
             round=self.round,
             finished=self.end is not None,
@@ -151,6 +156,7 @@ class Digest:
             delta=spent[-1].delta if spent else None,
             plan=self.plan,
             holdings=self.holdings,
+            members=self.members,
             snapshots=tuple(sorted((device, line.round) for device, line in self.devices.items())),
         )
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from fedkeep.records import Comparison, Device, Holdings, Plan, Run, compare
+from fedkeep.records import Comparison, Device, Holdings, Member, Plan, Run, compare
 from fedkeep.records.metrics import BASES
 
 MOST_BASES = 12
@@ -54,6 +54,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     delta: float | None
     plan: Plan | None
     holdings: Holdings | None
+    members: tuple[Member, ...]
+    """The devices of a real fleet; empty of a simulated one."""
     snapshots: tuple[tuple[int, int], ...]
     """Devices whose store can be looked at, each with the round of its snapshot."""
 

@@ -1,4 +1,4 @@
-"""The tables of an experiment that belong to the simulator itself."""
+"""The tables that experiments and fleets share, and those of an experiment alone."""
 
 from __future__ import annotations
 
