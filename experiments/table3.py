@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from lab.cost import measure_cost
 
 from fedkeep.config import Table, read_experiment
 from fedkeep.core.types import Batch
 from fedkeep.data import Federation, Membership, ModelSpec
 from fedkeep.records.versions import versions
-from fedkeep.sim.cost import measure_cost
 from fedkeep.sim.experiment import resolve
 
 HERE = Path(__file__).parent

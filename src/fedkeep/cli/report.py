@@ -14,7 +14,6 @@ from rich.text import Text
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.names import did_you_mean
-from fedkeep.evidence.document import write_results
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
 from fedkeep.records.frame import as_csv
@@ -29,9 +28,6 @@ def report(
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every evaluation as a row of CSV.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the comparison as JSON.")] = None,
-    evidence: Annotated[
-        bool, typer.Option("--evidence", help="DIR is `experiments/`: write its RESULTS.md and RESULTS.html.")
-    ] = False,
     against: Annotated[
         list[str] | None,
         typer.Option(metavar="METHOD", help="Compare with this method; may be repeated. [default: fifo or reservoir]"),
@@ -42,10 +38,6 @@ def report(
     Compares all runs in a directory, seed by seed: final and best accuracy, the area under the curve, and how much
     sooner each method gets to where another ends.
     """
-    if evidence:
-        for path in write_results(directory, directory / "results", directory):
-            typer.echo(f"wrote {path}", err=True)
-        return
     runs = read_runs(directory)
     _refuse_unknown(against or [], {run.header.method for run in runs})
     comparison = compare(runs, against or ())

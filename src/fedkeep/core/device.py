@@ -135,8 +135,8 @@ class Device:
         """The batch under the model last received; None before there is one."""
         return None if self._probe is None or not len(batch) else self._probe.measure(batch)
 
-    def take_in(self, batch: Batch, time: float, measurements: Measurements | None) -> Outcome:
-        """Takes in sound samples that have been measured: all count for g_hat_c, the best are stored."""
+    def take_in(self, batch: Batch, time: float | FloatArray, measurements: Measurements | None) -> Outcome:
+        """Takes in sound samples that came at `time`, measured: all count for g_hat_c, the best are stored."""
         if not len(batch):
             return Outcome.of_none()
         regions = self.regions.assign(batch, measurements)

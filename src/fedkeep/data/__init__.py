@@ -14,6 +14,7 @@ from fedkeep.data.federation import Federation, Membership, ModelSpec, Task
 from fedkeep.data.har import Har
 from fedkeep.data.own import Own
 from fedkeep.data.partition import PARTITIONS, Partition, partition, partition_from
+from fedkeep.data.prepared import AudioMnist, UjiIndoor, Westermo
 from fedkeep.data.streams import Stream, StreamOptions
 from fedkeep.data.synthetic import Embedded, Synthetic
 from fedkeep.data.traffic import Traffic
@@ -21,12 +22,15 @@ from fedkeep.data.traffic import Traffic
 TASKS: Registry[type[Task]] = Registry(
     "task",
     {
+        "audio-mnist": AudioMnist,
         "embedded": Embedded,
         "fashion-mnist": FashionMnist,
         "har": Har,
         "own": Own,
         "synthetic": Synthetic,
         "traffic": Traffic,
+        "uji-indoor": UjiIndoor,
+        "westermo": Westermo,
     },
     methods=("load",),
 )

@@ -89,14 +89,38 @@ class TrainOptions(Schedule):
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """`profile`: what devices declare before training."""
+    """`profile`: what devices declare of their streams, and from what they know it."""
 
     velocity_error: float = 0.0
     """Standard deviation of the error in each declared velocity, as a share of it."""
+    measured: bool = False
+    """Devices declare what they have counted so far, not what the data set will bring; unlimited storage excepted."""
+    every: int = 20
+    """Rounds between two declarations of what was measured; the first is in the first round."""
+    window: float = 1000.0
+    """Rounds over which a device counts; what came before is forgotten."""
 
     def __post_init__(self) -> None:
         if self.velocity_error < 0:
             raise ValueError(f"velocity_error must be 0 or more, got {self.velocity_error}")
+        if self.measured and self.velocity_error:
+            raise ValueError("velocity_error is an error of known velocities: leave it out with measured = true")
+        if self.every < 1 or not self.window > 0:
+            raise ValueError(f"every must be 1 or more, window above 0, got {self.every} and {self.window}")
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """`correction`: what others would do about small and unlike stores, to be compared with; simulated only."""
+
+    name: Literal["none", "momentum", "fedvarp", "scaffold"] = "none"
+    """Whose way: momentum on the server, FedVARP's memory of updates, SCAFFOLD's control variates; or none."""
+    momentum: float = 0.9
+    """What of the last step the server keeps, under "momentum"."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
 
 
 @dataclass(frozen=True)
@@ -130,6 +154,8 @@ class RecordOptions:
     """How many devices' stores are recorded at each evaluation, to be looked at."""
     checkpoint_every: int = 100
     """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from there."""
+    prequential: bool = False
+    """Also test, then train: the global model of each round on all that arrives in it, before anybody trains on it."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.checkpoint_every < 1 or self.devices < 0:

@@ -14,6 +14,7 @@ class Descent:
     def __init__(self, models: AnyArray, layers: Layers, correction: AnyArray | None, local: LocalTraining) -> None:
         self._models, self._layers = models, layers
         self._rate, self._pull = local.learning_rate, local.learning_rate * local.proximal
+        self._products = [np.empty_like(weight) for weight, _ in layers]
         self._anchor = models.copy() if local.proximal else None
         self._constant = None if correction is None else local.learning_rate * correction
 
@@ -26,8 +27,8 @@ class Descent:
         share = np.divide(gamma, total, out=np.zeros_like(gamma), where=total > 0) * np.float32(self._rate)
         inputs, logits = forward(self._layers, x)
         errors = backward(self._layers, inputs, output_error(logits, y) * share[..., None])
-        for (weight, bias), a, e in zip(self._layers, inputs, errors, strict=True):
-            np.subtract(weight, e.swapaxes(-1, -2) @ a, out=weight)
+        for (weight, bias), a, e, product in zip(self._layers, inputs, errors, self._products, strict=True):
+            np.subtract(weight, np.matmul(e.swapaxes(-1, -2), a, out=product), out=weight)
             np.subtract(bias, e.sum(axis=1), out=bias)
         if away is not None:
             self._models -= self._pull * away

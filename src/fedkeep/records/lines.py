@@ -50,7 +50,17 @@ class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
     """One per device, where there are few enough to list."""
     device_accuracy_quantiles: tuple[float | None, ...] = ()
     """Minimum, quartiles and maximum over the devices."""
+    worst_tenth: float | None = None
+    """The mean accuracy of the worst tenth of the devices."""
+    label_recall: tuple[float | None, ...] = ()
+    """The share of each label's test samples that are recognised."""
+    rare_recall: float | None = None
+    """The mean recall of the rarest quarter of the labels."""
+    prequential: float | None = None
+    """The accuracy on all that arrived since the evaluation before, each sample tested before it is trained on."""
     samples_valued: int = 0
+    samples_trained: int = 0
+    """Stored samples trained on; one counts once an epoch."""
     bytes_stored: int = 0
     bytes_up: int = 0
     bytes_down: int = 0

@@ -10,12 +10,13 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.factory import make_device
+from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.regions import Regions
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
-from fedkeep.core.velocity import KnownVelocity
+from fedkeep.core.velocity import KnownVelocity, Meter, VelocityMeter, Window
 from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.learn.models import learner_for
 from fedkeep.privacy.clipping import ClippedFleetLearner
@@ -25,6 +26,7 @@ from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.guards import Guards, guards_for
 from fedkeep.sim.oracle import Oracle
 from fedkeep.sim.reference import FullFleet, pooled
+from fedkeep.sim.rivals import Rival, rival_for
 
 
 @dataclass(eq=False)
@@ -57,7 +59,7 @@ class Ground:
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
             regions=self.regions,
-            meter=KnownVelocity(self.velocities[number]),
+            meter=_meter(experiment, self.velocities[number]),
             after_use=experiment.storage.rule(),
             weighting=experiment.weights,
             options=experiment.storage.device(experiment.estimator),
@@ -77,12 +79,14 @@ class Assembly:
     server: Server
     regions: Regions
     velocities: FloatArray
-    """V as declared, (C, Y)."""
+    """V as declared, (C, Y); as it truly is where devices measure it."""
     fleet: Fleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
     guards: Guards
     """What the devices' reports pass on their way out."""
+    rival: Rival
+    """What else is done about small and unlike stores; nothing, unless `correction` says so."""
 
 
 def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground:
@@ -105,20 +109,23 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     ground = lay_ground(experiment, data)
     data, stream, learner = ground.data, ground.stream, ground.learner
     server = experiment.make_server(ground.model, learner.gradient_size, ground.regions.count)
-    profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
     guards = guards_for(experiment)
-    server.coordinate(guards.release_profiles(profiles))
+    if not experiment.profile.measured:
+        profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
+        server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     exact = experiment.policy.uses_direction and experiment.estimator.name == "exact"
     if experiment.policy.uses_direction and experiment.estimator.cold_start == "exact":
         rates = {d: stream.rate(d) for d in range(data.devices)}
         server.estimator.update(oracle.device_gradients(ground.model, rates))
+    rival = rival_for(experiment.correction, learner, stream.rates)
     if experiment.policy.unbounded:
-        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed)
+        so_far = isinstance(experiment.policy, FullData) and experiment.policy.so_far
+        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed, so_far=so_far)
     else:
         fleet = Fleet(ground.on_devices, stream, partial(_planned, ground, server, server.estimator.direction()))
     found = oracle if exact else None
-    return Assembly(data, stream, learner, server, ground.regions, ground.velocities, fleet, found, guards)
+    return Assembly(data, stream, learner, server, ground.regions, ground.velocities, fleet, found, guards, rival)
 
 
 def _planned(ground: Ground, server: Server, direction: Vector | None, device: DeviceId) -> Device:
@@ -166,3 +173,8 @@ def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream
         noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
         velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)
     return velocities
+
+
+def _meter(experiment: Experiment, known: FloatArray) -> Meter:
+    options = experiment.profile
+    return VelocityMeter(len(known), Window(options.window)) if options.measured else KnownVelocity(known)

@@ -18,10 +18,11 @@ from fedkeep.core.names import did_you_mean
 from fedkeep.core.regions import Regions
 from fedkeep.data import TASKS, StreamOptions, Task
 from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, plain_parts, rest, with_preset
-from fedkeep.fleet.options import ProfileOptions, RecordOptions, RegionOptions
+from fedkeep.fleet.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
 
 _DATA_TABLES: dict[str, type[Any]] = {
     "stream": StreamOptions,
+    "correction": CorrectionOptions,
     "profile": ProfileOptions,
     "regions": RegionOptions,
     "record": RecordOptions,
@@ -37,6 +38,7 @@ class Experiment(Method):
 
     task: Task
     stream: StreamOptions
+    correction: CorrectionOptions
     profile: ProfileOptions
     regions: RegionOptions | Regions
     record: RecordOptions
@@ -52,8 +54,24 @@ class Experiment(Method):
         return {"label": self.label, **self.described(), **data}
 
     def digest(self) -> str:
-        """A short hash of every option; two runs with the same hash give the same bytes."""
-        return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()[:16]
+        """A short hash of all that is not at its default; two runs with the same hash give the same bytes.
+
+        An option that is added later, at its default, leaves the hashes of finished runs as they are.
+        """
+        table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
+        for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
+            table[key] = _changed(getattr(self, key))
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _changed(options: Any) -> Table:
+    """The fields that are not at their defaults."""
+    stated = {}
+    for field in dataclasses.fields(options):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if (value := getattr(options, field.name)) != default:
+            stated[field.name] = value
+    return stated
 
 
 def resolve(table: Table) -> Experiment:
