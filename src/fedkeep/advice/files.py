@@ -13,41 +13,50 @@ _CONFIRMING = 5
 """Seeds of the experiment that should confirm an advice."""
 
 
-def write_files(
-    folder: Path, panel: Panel, method: str, data: Federation, sample_bytes: int, seen_seeds: int
-) -> list[Path]:
-    """Writes `experiment.toml` and `agent.toml`; returns where they are."""
-    experiment = folder / "experiment.toml"
-    experiment.write_text(
-        "# Confirms the advice on seeds that it has not seen: fedkeep run experiment.toml\n"
-        + as_toml(panel.experiment(_CONFIRMING, seen_seeds)),
-        encoding="utf-8",
-    )
-    agent = folder / "agent.toml"
-    agent.write_text(
-        "# What a device runs: fedkeep agent run agent.toml\n"
-        + as_toml(agent_table(panel, method, data, sample_bytes))
-        + '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n',
-        encoding="utf-8",
-    )
-    return [experiment, agent]
+def write_files(folder: Path, panel: Panel, method: str, data: Federation, first_seed: int) -> list[Path]:
+    """Writes `experiment.toml`, `agent.toml` and `fleet.toml`; returns where they are."""
+    source = '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n'
+    texts = {
+        "experiment.toml": "# Confirms the advice on seeds that it has not seen: fedkeep run experiment.toml\n"
+        + as_toml(panel.experiment(_CONFIRMING, first_seed)),
+        "agent.toml": "# What a device runs: fedkeep agent run agent.toml\n"
+        + as_toml(agent_table(panel, method, data))
+        + source,
+        "fleet.toml": "# What the server runs: fedkeep serve fleet.toml\n" + as_toml(fleet_table(panel, method, data)),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
 
 
-def agent_table(panel: Panel, method: str, data: Federation, sample_bytes: int) -> Table:
+def agent_table(panel: Panel, method: str, data: Federation) -> Table:
     """The device's configuration for a method."""
-    said = panel.methods[method]
-    policy = said["policy"]
+    said = {key: table for key, table in panel.methods[method].items() if key in ("policy", "weights")}
+    return {
+        **_form(data),
+        **said,
+        "store": {"path": "samples.store", "budget": _budget(panel.capacity, int(data.x[:1].nbytes))},
+        "agent": {"socket": "agent.sock"},
+    }
+
+
+def fleet_table(panel: Panel, method: str, data: Federation) -> Table:
+    """The server's configuration for a method."""
+    train = {**panel.shared()["train"], "learning_rate": panel.rates[method]}
+    fleet = {**_form(data), **panel.methods[method], "storage": {"capacity": panel.capacity}, "train": train}
+    fleet["samples"]["names"] = list(data.label_names)
+    return fleet
+
+
+def _form(data: Federation) -> Table:
     return {
         "samples": {"shape": list(data.sample_shape), "labels": data.labels},
         "model": {"name": data.model.name, **data.model.options},
-        "policy": policy,
-        "store": {"path": "samples.store", "budget": _budget(panel.capacity, sample_bytes)},
-        "agent": {"socket": "agent.sock", "capacity": panel.capacity},
     }
 
 
 def _budget(capacity: int, sample_bytes: int) -> int:
-    """Room for the samples, the model and the store's own order, rounded up."""
+    """Room for the samples, the model and the store's own order, with some to spare."""
     return max(1_000_000, 4 * capacity * (sample_bytes + 512))
 
 

@@ -18,7 +18,7 @@ CANDIDATES: dict[str, Table] = {
 }
 """From the simplest to the most elaborate: among equals the first is advised."""
 REFERENCE: Table = {"policy": {"name": "full-data"}}
-RATES = (0.01, 0.05, 0.2)
+RATES = (0.01, 0.03, 0.1, 0.3)
 """Learning rates that every method may choose from: none is judged at another's best."""
 _EVALUATIONS = 15
 _TUNING_SEED = 1000

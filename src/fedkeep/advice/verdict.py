@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedkeep.advice.look import Look, describe, worries
 from fedkeep.advice.panel import CANDIDATES, FIFO, RATES, UNLIMITED
 from fedkeep.advice.trial import LARGER, Trial
-from fedkeep.records.measures import Difference
+from fedkeep.records.measures import LEVEL, Difference
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,14 @@ class Advice:
 
 
 def recommended(trial: Trial) -> str:
-    """The simplest candidate that the leader is not shown to be ahead of."""
+    """The simplest candidate that the leader is not shown to be ahead of by what matters."""
     leader = trial.leader()
-    for method in CANDIDATES:
-        lead = trial.against(leader, method)
-        if method == leader or (lead is not None and lead.verdict != "ahead"):
-            return method
-    return leader
+    return next((method for method in CANDIDATES if not _beaten(trial.against(leader, method))), leader)
+
+
+def _beaten(lead: Difference | None) -> bool:
+    """Whether a lead is sure, and may be more than the point that counts as none."""
+    return lead is not None and lead.verdict == "ahead" and lead.mean + (lead.half_width or 0.0) > LEVEL
 
 
 def advise(trial: Trial, seen: Look, *, shuffled: bool, complete: bool) -> Advice:
@@ -69,7 +70,7 @@ def _others(trial: Trial, method: str) -> Iterator[str]:
     for other in CANDIDATES:
         found = trial.against(other, method) if other != method else None
         if found is not None:
-            yield f"{_name(other)} is {_by(found)} {method}{_to_decide(found)}."
+            yield f"{_name(other)} is {_by(found)} {_name(method)}{_to_decide(found)}."
 
 
 def _larger(trial: Trial, method: str) -> Iterator[str]:
@@ -82,11 +83,9 @@ def _larger(trial: Trial, method: str) -> Iterator[str]:
 
 def _limit(trial: Trial, method: str) -> str:
     found = trial.against(UNLIMITED, method)
-    return (
-        ""
-        if found is None
-        else f"Unlimited storage is {_by(found)} {method}: no choice of samples alone can be expected to win more."
-    )
+    if found is None:
+        return ""
+    return f"Unlimited storage is {_by(found)} {_name(method)}: choosing samples can hardly win more."
 
 
 def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:

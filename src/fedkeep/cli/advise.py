@@ -82,7 +82,7 @@ def advise(
     advice = judge(trial, seen, shuffled=shuffled, complete=complete)
     typer.echo(str(advice))
     seeds = max(max(runs) for runs in trial.finals.values()) + 1
-    for path in write_files(folder, trial.panel, advice.method, federation, seen.sample_bytes, seeds):
+    for path in write_files(folder, trial.panel, advice.method, federation, seeds):
         typer.echo(f"wrote {path}", err=True)
     _write_report(folder, trial, advice, Path(data).name)
 
