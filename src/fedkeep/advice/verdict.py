@@ -85,7 +85,8 @@ def _limit(trial: Trial, method: str) -> str:
     found = trial.against(UNLIMITED, method)
     if found is None:
         return ""
-    return f"Unlimited storage is {_by(found)} {_name(method)}: choosing samples can hardly win more."
+    means = "what is old misleads here" if found.verdict == "behind" else "choosing samples can hardly win more"
+    return f"Unlimited storage is {_by(found)} {_name(method)}: {means}."
 
 
 def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
