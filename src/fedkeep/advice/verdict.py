@@ -63,7 +63,7 @@ def _use(trial: Trial, method: str) -> Iterator[str]:
         yield f"Use FIFO: no other way of choosing did better here.{reached}"
     else:
         lead = trial.against(leader, FIFO)
-        yield f"Use FIFO: nothing is shown to be better. {leader} came nearest, {_by(lead)} it.{reached}"
+        yield f"Use FIFO: nothing is shown to be better by a point. {leader} came nearest, {_by(lead)} it.{reached}"
 
 
 def _others(trial: Trial, method: str) -> Iterator[str]:
