@@ -89,7 +89,9 @@ def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> 
     open_ = trial({FIFO: [0.70, 0.71, 0.72], "ode": [0.78, 0.70, 0.71]}, tmp_path)
     assert recommended(open_) == FIFO
     said = str(advise(open_, seen, shuffled=True, complete=False))
-    assert "nothing is shown to be better by a point. ode came nearest, undecided (+2.0 ± 12.9 points) against it" in said
+    assert (
+        "nothing is shown to be better by a point. ode came nearest, undecided (+2.0 ± 12.9 points) against it" in said
+    )
     assert "about 29 seeds would decide it" in said
     assert "give it more with --minutes" in said
 
