@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fedkeep
 from fedkeep.advice.files import as_toml
 from fedkeep.advice.look import look, worries
-from fedkeep.advice.panel import BALANCED, CANDIDATES, FIFO, UNLIMITED, Panel
+from fedkeep.advice.panel import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel
 from fedkeep.advice.trial import Trial
 from fedkeep.advice.verdict import advise, recommended
 from fedkeep.agent.assembly import read_config
@@ -76,7 +76,7 @@ def test_wrong_labels_are_seen_and_counted() -> None:
 def test_a_better_method_is_advised_with_its_interval(tmp_path: Path) -> None:
     tried = trial({FIFO: [0.70, 0.71, 0.72], "ode": [0.75, 0.77, 0.76], UNLIMITED: [0.8, 0.8, 0.8]}, tmp_path)
     assert recommended(tried) == "ode"
-    said = advise(tried, look(fleet(np.arange(4000) % 4)), shuffled=True, complete=True).sentences
+    said = advise(tried, look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True).sentences
     assert said[1] == "Use ode: 5.0 ± 2.5 points ahead of FIFO. It reached 76.0% with 10 samples a device (3 seeds)."
     assert said[-1].startswith("Unlimited storage is 4.0 ± 2.5 points ahead of ode")
 
@@ -85,10 +85,12 @@ def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> 
     ahead = trial({FIFO: [0.75, 0.77, 0.76], "ode": [0.70, 0.71, 0.72]}, tmp_path)
     assert recommended(ahead) == FIFO
     seen = look(fleet(np.arange(4000) % 4))
-    assert "Use FIFO: no other way of choosing did better" in str(advise(ahead, seen, shuffled=True, complete=True))
+    assert "Use FIFO: no other way of choosing did better" in str(
+        advise(ahead, seen, 800, shuffled=True, complete=True)
+    )
     open_ = trial({FIFO: [0.70, 0.71, 0.72], "ode": [0.78, 0.70, 0.71]}, tmp_path)
     assert recommended(open_) == FIFO
-    said = str(advise(open_, seen, shuffled=True, complete=False))
+    said = str(advise(open_, seen, 800, shuffled=True, complete=False))
     assert (
         "nothing is shown to be better by a point. ode came nearest, undecided (+2.0 ± 12.9 points) against it" in said
     )
@@ -109,6 +111,14 @@ def test_decided_methods_need_no_more_seeds(tmp_path: Path) -> None:
     assert tried.leader() in (BALANCED, "ode")
     assert FIFO not in tried.open()
     assert len(tried.open()) == 1
+
+
+def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
+    panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, gist_samples=10)
+    assert LOCAL not in panel.methods
+    tried = Trial(panel, tmp_path, 60, 1, lambda _: None, finals={m: {0: 0.5} for m in panel.methods})
+    said = advise(tried, look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
+    assert "A gist takes 800 bytes, which leaves no room for samples." in said.sentences
 
 
 def test_a_table_reads_back_from_toml(tmp_path: Path) -> None:
@@ -139,7 +149,8 @@ def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path) -> None:
     assert "Trying the methods with 10 of them a device" in done.stderr
     advice = folder / "advice" / "mine"
     cells = expand(read_experiment(advice / "experiment.toml"))
-    assert {cell.experiment.storage.capacity for cell in cells} == {10}
+    slots = {cell.experiment.label: cell.experiment.storage.capacity for cell in cells}
+    assert (slots[FIFO], slots["ode"], slots[LOCAL]) == (10, 10, 3)  # two vectors of 21 float32 take seven samples
     assert len({cell.experiment.label for cell in cells}) == len(CANDIDATES) + 1
     assert read_config(advice / "agent.toml").samples.labels == 3
     assert read_fleet(advice / "fleet.toml").label_names == ("0", "1", "2")

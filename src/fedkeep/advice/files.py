@@ -31,11 +31,11 @@ def write_files(folder: Path, panel: Panel, method: str, data: Federation, first
 
 def agent_table(panel: Panel, method: str, data: Federation) -> Table:
     """The device's configuration for a method."""
-    said = {key: table for key, table in panel.methods[method].items() if key in ("policy", "weights")}
+    said = {key: table for key, table in panel.methods[method].items() if key in ("policy", "weights", "gist")}
     return {
         **_form(data),
         **said,
-        "store": {"path": "samples.store", "budget": _budget(panel.capacity, int(data.x[:1].nbytes))},
+        "store": {"path": "samples.store", "budget": _budget(panel.slots(method), int(data.x[:1].nbytes))},
         "agent": {"socket": "agent.sock"},
     }
 
@@ -43,7 +43,7 @@ def agent_table(panel: Panel, method: str, data: Federation) -> Table:
 def fleet_table(panel: Panel, method: str, data: Federation) -> Table:
     """The server's configuration for a method."""
     train = {**panel.shared()["train"], "learning_rate": panel.rates[method]}
-    fleet = {**_form(data), **panel.methods[method], "storage": {"capacity": panel.capacity}, "train": train}
+    fleet = {**_form(data), **panel.methods[method], "storage": {"capacity": panel.slots(method)}, "train": train}
     fleet["samples"]["names"] = list(data.label_names)
     return fleet
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fedkeep.config import Table, merged
 
-FIFO, BALANCED, UNLIMITED = "fifo", "balanced fifo", "unlimited"
+FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = "fifo", "balanced fifo", "local gist", "shared gist", "unlimited"
 CANDIDATES: dict[str, Table] = {
     FIFO: {"policy": {"name": "fifo"}},
     BALANCED: {
@@ -14,7 +14,10 @@ CANDIDATES: dict[str, Table] = {
         "coordinator": {"name": "greedy", "applies_to": "all", "clients_per_label": 1_000_000},
         "weights": {"client_label": 1.0},
     },
+    "draw": {"policy": {"name": "draw"}, "gist": {"name": "none"}},
+    LOCAL: {"policy": {"name": "draw"}, "gist": {"name": "local"}},
     "ode": {"policy": {"name": "ode"}},
+    SHARED: {"policy": {"name": "draw"}, "gist": {"name": "shared"}},
 }
 """From the simplest to the most elaborate: among equals the first is advised."""
 REFERENCE: Table = {"policy": {"name": "full-data"}}
@@ -34,15 +37,27 @@ class Panel:
     rounds: int
     stream: Table = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
+    gist_samples: int = 0
+    """How many samples fewer a store holds that shares its bytes with a gist; 0 where samples are counted."""
+
+    @property
+    def candidates(self) -> dict[str, Table]:
+        """The methods to choose from: a gist only where it leaves room for a sample."""
+        room = self.capacity > self.gist_samples
+        return {name: table for name, table in CANDIDATES.items() if room or name not in (LOCAL, SHARED)}
 
     @property
     def methods(self) -> dict[str, Table]:
-        return {**CANDIDATES, UNLIMITED: REFERENCE}
+        return {**self.candidates, UNLIMITED: REFERENCE}
+
+    def slots(self, method: str) -> int:
+        """The samples that a method's store holds."""
+        return self.capacity - (self.gist_samples if method in (LOCAL, SHARED) else 0)
 
     def table(self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None) -> Table:
         """The experiment of one run."""
         own = {"label": method, "seed": seed, "train": {"learning_rate": rate or self.rates.get(method, RATES[1])}}
-        shared = self.shared(capacity)
+        shared = self.shared(capacity or self.slots(method))
         return merged(merged(shared, self.methods[method]), own)
 
     def shared(self, capacity: int | None = None) -> Table:
@@ -67,7 +82,9 @@ class Panel:
 
     def experiment(self, seeds: int, first: int) -> Table:
         """The full run that should confirm an advice: seeds that it has not seen."""
-        methods = {
-            name: merged(table, {"train": {"learning_rate": self.rates[name]}}) for name, table in self.methods.items()
+        own = {
+            name: {"train": {"learning_rate": self.rates[name]}, "storage": {"capacity": self.slots(name)}}
+            for name in self.methods
         }
+        methods = {name: merged(table, own[name]) for name, table in self.methods.items()}
         return {**self.shared(), "methods": methods, "sweep": {"seed": list(range(first, first + seeds))}}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedkeep.advice.panel import CANDIDATES, RATES, UNLIMITED, Panel
+from fedkeep.advice.panel import FIFO, RATES, Panel
 from fedkeep.config import Table
 from fedkeep.records import Run, read_run
 from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
@@ -72,10 +72,12 @@ class Trial:
 
     def leader(self) -> str:
         """The candidate with the best mean over the seeds that all of them ran."""
-        common = set.intersection(*(set(self.finals.get(m, {})) for m in CANDIDATES))
-        if not common:
-            return next(iter(CANDIDATES))
-        return max(CANDIDATES, key=lambda m: sum(self.finals[m][seed] for seed in common))
+        return self.best_of(list(self.panel.candidates))
+
+    def best_of(self, methods: Sequence[str]) -> str:
+        """The one of these with the best mean over the seeds that all of them ran; the first where none did."""
+        common = set.intersection(*(set(self.finals.get(m, {})) for m in methods))
+        return max(methods, key=lambda m: sum(self.finals[m][seed] for seed in common))
 
     def against(self, method: str, other: str) -> Difference | None:
         """By how much a method is ahead of another, over the seeds both finished."""
@@ -86,7 +88,7 @@ class Trial:
     def open(self) -> list[str]:
         """Candidates of which it is not decided how they stand to the leader; the others need no more seeds."""
         leader = self.leader()
-        found = {m: self.against(m, leader) for m in CANDIDATES if m != leader}
+        found = {m: self.against(m, leader) for m in self.panel.candidates if m != leader}
         return [m for m, stands in found.items() if stands is None or stands.verdict == "undecided"]
 
     def runs(self) -> list[Run]:
@@ -96,7 +98,7 @@ class Trial:
     def _choose_rounds(self) -> None:
         """As many rounds as fit the time, or those that an earlier call chose; noted for the next."""
         noted = self.folder / "panel.json"
-        inputs = json.dumps({**self.panel.table(next(iter(CANDIDATES)), 0), "rounds": 0}, sort_keys=True)
+        inputs = json.dumps({**self.panel.table(FIFO, 0), "rounds": 0}, sort_keys=True)
         known = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
         if known.get("inputs") == inputs:
             self.panel = replace(self.panel, rounds=known["rounds"], rates=known["rates"])
@@ -138,7 +140,8 @@ class Trial:
 
     def _play_larger(self) -> None:
         """The leader with a larger store, on the first seeds."""
-        method, capacity = self.leader(), LARGER * self.panel.capacity
+        method = self.leader()
+        capacity = LARGER * self.panel.slots(method)
         name = f"{method}, {capacity} samples"
         tables = [{**self.panel.table(method, s, capacity=capacity), "label": name} for s in range(FIRST_SEEDS)]
         cells = [Cell(table, "") for table in tables]
@@ -172,11 +175,6 @@ class Trial:
         self.tell(Told(stage, share, min(left, max(0.0, self.seconds - passed))))
         if passed > self.seconds:
             raise OutOfTimeError
-
-
-def reference(trial: Trial) -> Difference | None:
-    """How far unlimited storage is ahead of the leader: the most that any store could win."""
-    return trial.against(UNLIMITED, trial.leader())
 
 
 def _is_record(path: Path) -> bool:

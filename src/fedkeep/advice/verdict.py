@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedkeep.advice.look import Look, describe, worries
-from fedkeep.advice.panel import CANDIDATES, FIFO, RATES, UNLIMITED
+from fedkeep.advice.panel import FIFO, LOCAL, RATES, SHARED, UNLIMITED
 from fedkeep.advice.trial import LARGER, Trial
 from fedkeep.records.measures import LEVEL, Difference
 
@@ -27,7 +27,7 @@ class Advice:
 def recommended(trial: Trial) -> str:
     """The simplest candidate that the leader is not shown to be ahead of by what matters."""
     leader = trial.leader()
-    return next((method for method in CANDIDATES if not _beaten(trial.against(leader, method))), leader)
+    return next((method for method in trial.panel.candidates if not _beaten(trial.against(leader, method))), leader)
 
 
 def _beaten(lead: Difference | None) -> bool:
@@ -35,22 +35,17 @@ def _beaten(lead: Difference | None) -> bool:
     return lead is not None and lead.verdict == "ahead" and lead.mean + (lead.half_width or 0.0) > LEVEL
 
 
-def advise(trial: Trial, seen: Look, *, shuffled: bool, complete: bool) -> Advice:
+def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> Advice:
     """The advice that the finished runs bear."""
     method = recommended(trial)
-    said = [
-        describe(seen),
-        *_use(trial, method),
-        *_others(trial, method),
-        *_larger(trial, method),
-        _limit(trial, method),
-    ]
+    said = [describe(seen), *_use(trial, method), *_others(trial, method), *_gist(trial, gist_bytes)]
+    said += [*_larger(trial), _limit(trial, method)]
     doubts = [*worries(seen, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
     return Advice(method, tuple(sentence for sentence in said if sentence), tuple(doubts))
 
 
 def _use(trial: Trial, method: str) -> Iterator[str]:
-    seeds, capacity = len(trial.finals.get(method, {})), trial.panel.capacity
+    seeds, capacity = len(trial.finals.get(method, {})), trial.panel.slots(method)
     mean = _mean(trial, method)
     reached = "" if mean is None else f" It reached {mean:.1%} with {capacity} samples a device ({_seeds(seeds)})."
     if method != FIFO:
@@ -67,18 +62,32 @@ def _use(trial: Trial, method: str) -> Iterator[str]:
 
 
 def _others(trial: Trial, method: str) -> Iterator[str]:
-    for other in CANDIDATES:
+    for other in trial.panel.candidates:
         found = trial.against(other, method) if other != method else None
         if found is not None:
             yield f"{_name(other)} is {_by(found)} {_name(method)}{_to_decide(found)}."
 
 
-def _larger(trial: Trial, method: str) -> Iterator[str]:
-    capacity = LARGER * trial.panel.capacity
-    leader = next((m for m in CANDIDATES if f"{m}, {capacity} samples" in trial.finals), method)
-    found = trial.against(f"{leader}, {capacity} samples", leader)
+def _larger(trial: Trial) -> Iterator[str]:
+    for method in trial.panel.candidates:
+        capacity = LARGER * trial.panel.slots(method)
+        found = trial.against(f"{method}, {capacity} samples", method)
+        if found is not None:
+            yield f"A store {LARGER} times as large ({capacity} samples, {method}) would be {_by(found)} the one tried."
+
+
+def _gist(trial: Trial, gist_bytes: int) -> Iterator[str]:
+    """What a gist would buy, beside the best that does without."""
+    gists = [method for method in trial.panel.candidates if method in (LOCAL, SHARED)]
+    if not gists:
+        yield f"A gist takes {gist_bytes:,} bytes, which leaves no room for samples."
+        return
+    best, plain = trial.best_of(gists), trial.best_of([m for m in trial.panel.candidates if m not in gists])
+    found = trial.against(best, plain)
     if found is not None:
-        yield f"A store {LARGER} times as large ({capacity} samples, {leader}) would be {_by(found)} the one tried."
+        cost = f"It takes {gist_bytes:,} bytes of the device"
+        sent = ", and half as much is sent each way." if best == SHARED else ", and nothing more is sent."
+        yield f"A gist ({best}) is {_by(found)} {_name(plain)}, the best without one. {cost}{sent}"
 
 
 def _limit(trial: Trial, method: str) -> str:

@@ -24,10 +24,12 @@ from fedkeep.cli.report import write_page
 from fedkeep.cli.run import make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare
-from fedkeep.sim.assembly import load_data
+from fedkeep.sim.assembly import build_learner, load_data
 from fedkeep.sim.cluster import processors
 from fedkeep.sim.experiment import resolve
 
+_GIST_VECTORS = 2
+"""Of the model's length: the gist, and the mean of what came since."""
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
 
 
@@ -59,27 +61,30 @@ def advise(
 ) -> None:
     """Say what devices should keep of data like yours.
 
-    Tries FIFO, class-balanced FIFO, ODE and unlimited storage on it, each at its own learning rate, and ends in words:
-    what to use, by how much, how sure that is, what a larger store would buy, and what to worry about. Ctrl-C keeps
-    what is done; the same call goes on from there.
+    Tries FIFO, class-balanced FIFO, a draw with and without a gist, ODE and unlimited storage on it, each at its own
+    learning rate, and ends in words: what to use, by how much, how sure that is, what a larger store or a gist would
+    buy, and what to worry about. Ctrl-C keeps what is done; the same call goes on from there.
     """
     folder = out if out is not None else Path("advice") / Path(data.partition(":")[0]).stem
     make_folder(folder)
     extra = {"partition": {"name": "dirichlet", "devices": devices, "alpha": 0.3}} if devices else {}
     task = as_task(data, {"device": device, "label": label, "model": model, **extra})
-    federation = load_data(resolve({"task": task, "policy": {"name": "fifo"}}).task, 0)
+    experiment = resolve({"task": task, "policy": {"name": "fifo"}})
+    federation = load_data(experiment.task, 0)
     seen = look(federation)
+    gist_bytes = _GIST_VECTORS * 4 * build_learner(experiment, federation).gradient_size
     if bytes_ is not None:
         capacity = _samples(bytes_, seen.sample_bytes)
+    gist_samples = -(-gist_bytes // seen.sample_bytes) if bytes_ is not None else 0
     typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
-    panel = Panel(task, capacity, participation, 100, {"shuffle": shuffled, "drift": drift})
+    panel = Panel(task, capacity, participation, 100, {"shuffle": shuffled, "drift": drift}, gist_samples=gist_samples)
     jobs = processors() if on == "ray" else jobs
     with _progress() as tell:
         trial = Trial(panel, folder, 60 * minutes, jobs, tell, place(on))
         complete = _run(trial)
     if not trial.finals:
         raise FedkeepError(f"stopped before any run had ended; the same call goes on from there ({folder})")
-    advice = judge(trial, seen, shuffled=shuffled, complete=complete)
+    advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
     typer.echo(str(advice))
     seeds = max(max(runs) for runs in trial.finals.values()) + 1
     for path in write_files(folder, trial.panel, advice.method, federation, seeds):
