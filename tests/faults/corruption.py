@@ -12,7 +12,8 @@ from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.cells import decode_cell
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.opening import StoreOptions, open_file, plan
+from fedkeep.agent.layout import StoreOptions, plan
+from fedkeep.agent.opening import Identity, open_file
 from fedkeep.agent.record import SAMPLE
 from fedkeep.core.store import MemoryStore
 from tests.faults.script import FORM, REGIONS, sample, samples
@@ -38,12 +39,12 @@ class Salvage:
 def open_at(path: Path) -> DurableStore:
     """The store at `path` by the same way as the agent opens it."""
     options = StoreOptions(path=str(path), budget=OPTIONS.budget, log_length=64)
-    file, contents, disk = open_file(options, FORM, LAYOUT.geometry)
-    quotas = np.full(REGIONS, -(-LAYOUT.capacity // REGIONS))
-    store = DurableStore(file, MemoryStore(quotas), FORM, DecisionLog(64, "ode"), AgeClock(), LAYOUT.capacity)
-    store.load(contents)
+    opened = open_file(options, FORM, LAYOUT, Identity(REGIONS))
+    quotas = np.full(REGIONS, LAYOUT.capacity // REGIONS)
+    store = DurableStore(opened.file, MemoryStore(quotas), FORM, DecisionLog(64, "ode"), AgeClock(), LAYOUT.capacity)
+    store.load(opened.contents)
     store.restore({"quotas": quotas})
-    store.close = disk.close  # type: ignore[attr-defined]
+    store.close = opened.disk.close  # type: ignore[attr-defined]
     return store
 
 

@@ -11,7 +11,7 @@ from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.disk import Disk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.opening import Layout, StoreOptions, plan
+from fedkeep.agent.layout import Layout, StoreOptions, plan
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State

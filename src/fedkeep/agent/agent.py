@@ -13,10 +13,10 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
+from fedkeep.agent.copies import discard_copies
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
-from fedkeep.agent.opening import discard_set_aside
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.orders import check_order
 from fedkeep.agent.screening import screen
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
+_STATISTICS_SECONDS = 60.0
+"""How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
+_UNANSWERED = 10
+"""Samples whose sender awaits no answer may wait this many times longer for a commit."""
 
 
 class Gate(Kept, Protocol):
@@ -94,7 +98,7 @@ class Agent:
         self._gate: Gate | None = None
         self._member: SumMember | None = None
         self._sealer: Sealer | None = None
-        self._last_commit = self._last_housekeeping = time.monotonic()
+        self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
 
     def guard(self, gate: Gate) -> None:
         """Puts a gate between the device and the server; to be called before `restore`."""
@@ -129,17 +133,26 @@ class Agent:
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._freeze_vectors()
+        arrivals = _part(state, "device").get("counters")
+        if arrivals is not None:
+            caught_up = self.store.write_down_since(int(arrivals[0]))
+            self.counters.add_all(Counter({"seen": caught_up, "kept": caught_up} if caught_up else {}))
 
     def _mended(self, found: State) -> State:
         """The device's state with what is missing as in a new device, or as the stored samples tell it."""
         notes = self.store.notes_loaded()
+        following = max((note.arrival for note in notes), default=-1) + 1
+        held = np.unique([note.region for note in notes]).astype(np.int64)
+        arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
+        seen = found.get("start.seen", np.empty(0, dtype=np.int64))
         told = {
-            "counters": np.array([max((note.arrival for note in notes), default=-1) + 1, -1]),
-            "start.seen": np.unique([note.region for note in notes]).astype(np.int64),
+            "counters": np.array([max(arrivals, following), round_]),
+            "start.seen": np.append(seen, held[~np.isin(held, seen)]),
         }
-        state = {**self._fresh, **told, **found}
+        state = {**self._fresh, **found, **told}
         if not found.keys() >= _ASSIGNMENT:
-            state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
+            # Samples may be newer than the quotas that stand beside them: those follow from what has been seen.
+            state = {name: array for name, array in state.items() if name not in _ASSIGNMENT | {"store.quotas"}}
         if found and not self._fresh.keys() <= found.keys():
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         return state
@@ -162,12 +175,16 @@ class Agent:
             if arrivals:
                 self.judge(arrivals)
             now = time.monotonic()
-            if now - self._last_commit >= self._commit_seconds or self.store.pending > self._reserve - self._batch:
-                self.commit()
+            if now >= self._commit_due() or self.store.pending > self._reserve - self._batch:
+                self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
         return len(arrivals)
+
+    def _commit_due(self) -> float:
+        awaited = any(arrival.acknowledge is not None for arrival, _ in self._judged)
+        return self._last_commit + self._commit_seconds * (1 if awaited else _UNANSWERED)
 
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
@@ -194,17 +211,20 @@ class Agent:
         self.counters.add_all(Counter(names))
         self._judged += zip(sound, names, strict=True)
 
-    def commit(self, *, wipe: bool = False) -> bool:
+    def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
         """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
 
-        Then the samples since the last commit are dropped and counted, and all is as it was after that commit.
+        Then the samples since the last commit are dropped and counted, and all is as it was after that commit. A commit
+        that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
         """
         self._last_commit = time.monotonic()
+        if whole:
+            self._last_whole = self._last_commit
         self.counters.add_all(self.intake.counted())
         judged, self._judged = self._judged, []
         lost: str | None = None
         try:
-            self.store.commit(self._state(), wipe=wipe)
+            self.store.commit(self._state() if whole else None, wipe=wipe)
         except OSError as error:
             log.error("the store could not be written (%s): %d samples dropped", error.strerror, len(judged))
             self._roll_back(len(judged))
@@ -232,7 +252,7 @@ class Agent:
             if expired:
                 self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
                 self.commit(wipe=True)
-                discard_set_aside(self._store_path)
+                discard_copies(self._store_path)
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
@@ -244,7 +264,7 @@ class Agent:
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
-            discard_set_aside(self._store_path)
+            discard_copies(self._store_path)
         return erased
 
     # -- taking part -----------------------------------------------------------------------------------------------
@@ -322,6 +342,7 @@ class Agent:
 
     def _declared(self) -> Profile:
         with self.lock:
+            self.device.meter.advance(self.store.clock.now())
             profile = self.device.profile()
             return profile if self._gate is None else self._gate.release_profile(profile, self.device.meter.span())
 

@@ -15,8 +15,10 @@ from fedkeep.agent.clock import DAY, AgeClock
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.identity import carried_over, check_model, identity_of
+from fedkeep.agent.layout import Layout, StoreOptions, plan
 from fedkeep.agent.ledgers import REMEMBERED
-from fedkeep.agent.opening import Layout, StoreOptions, open_file, plan
+from fedkeep.agent.opening import open_file
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.privacy import Privacy
 from fedkeep.agent.sources import make_source
@@ -131,16 +133,18 @@ class Assembly:
 def assemble(config: AgentConfig) -> Assembly:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     learner = build_learner(config)
+    check_model(learner, config.samples.shape, config.samples.labels)
     privacy = Privacy.configured(config.privacy, config.device) if config.privacy else None
     if privacy is not None:
         learner = privacy.clipping(learner)
     layout = plan(config.store, config.form, _state_bytes(learner, config))
     regions: Regions = LabelRegions(config.samples.labels) if config.policy.coordinated else SingleRegion()
     index = MemoryStore(np.zeros(regions.count, dtype=np.int64), config.after_use)
-    file, contents, disk = open_file(config.store, config.form, layout.geometry)
+    identity = identity_of(config.model, config.samples.labels)
+    opened = open_file(config.store, config.form, layout, identity)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
-    store = DurableStore(file, index, config.form, log, clock, layout.capacity)
+    store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
     device = Device(
         learner=learner,
         policy=config.policy,
@@ -159,13 +163,13 @@ def assemble(config: AgentConfig) -> Assembly:
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
         store_path=Path(config.store.path), preset=config.preset,
     )  # fmt: skip
-    state = store.load(contents)
+    state = carried_over(store.load(opened.contents), opened.before, identity, learner)
     if privacy is not None:
-        privacy.guard(agent, state, damaged=bool(contents.damage))
+        privacy.guard(agent, state, damaged=bool(opened.contents.damage))
     agent.restore(state)
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
-    return Assembly(agent, layout, disk)
+    return Assembly(agent, layout, opened.disk)
 
 
 def _window(seconds: float) -> Window:

@@ -50,8 +50,10 @@ class DurableStore:
         self._reranked: set[int] | None = set()
         """Samples whose rank differs from what is written; None stands for all."""
         self._quotas: IntArray | None = None
+        self._replaced: dict[int, int] = {}
+        """By staged sample, the blob whose place it takes."""
         self._obsolete: list[int] = []
-        """Blobs whose samples have left since the last commit."""
+        """Other blobs whose samples have left since the last commit."""
         self._samples: dict[int, AnyArray] = {}
         self._ranks: State = {}
 
@@ -104,8 +106,8 @@ class DurableStore:
         """Fills the in-memory store from the file that was loaded, under the quotas of `state`."""
         quotas = state.get("quotas")
         self._index.restore(self._indexed(quotas))
+        self._quotas = None
         if quotas is not None:
-            self._quotas = None
             self.configure(quotas)
 
     # -- beyond the port -------------------------------------------------------------------------------------------
@@ -140,6 +142,13 @@ class DurableStore:
         """What is known of each sample in the file, before `restore` has put them to use."""
         return list(self._notes.values())
 
+    def write_down_since(self, arrival: int) -> int:
+        """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
+        notes = sorted((n for n in self._notes.values() if n.arrival >= arrival), key=lambda n: n.arrival)
+        for note in notes:
+            self._write_down(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
+        return len(notes)
+
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
         """Drops samples for good; the commit that follows must wipe. Returns how many there were."""
         gone = np.array([id_ for id_ in ids if id_ in self._notes], dtype=np.int64)
@@ -155,7 +164,7 @@ class DurableStore:
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
         samples: dict[int, tuple[Blob, Note]] = {}
-        self._samples, self._staged, self._obsolete = {}, {}, []
+        self._samples, self._staged, self._replaced, self._obsolete = {}, {}, {}, []
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
             note, x = decode_sample(blob, self._form.dtype, self._form.shape)
             if note.id in samples:
@@ -173,24 +182,32 @@ class DurableStore:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
         return self.load(self._file.reload())
 
-    def commit(self, state: State, *, wipe: bool = False) -> None:
+    def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
 
-        Raises OSError if the disk is full or fails. Then nothing was committed, and `reload` gives back what was.
+        Without a `state` only samples are written, each in the place of the one it replaced: no byte besides. Then a
+        crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
+        nothing was committed, and `reload` gives back what was.
         """
-        self._update_ranks()
-        arrays = {**state, **self._ranks}
-        changed, obsolete = self._shelf.changes(arrays)
-        staged = list(self._staged)
+        arrays: State = {}
+        changed: dict[str, tuple[int, bytes]] = {}
+        obsolete: list[int] = []
+        if state is not None:
+            self._update_ranks()
+            arrays = {**state, **self._ranks}
+            changed, obsolete = self._shelf.changes(arrays)
+        staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
         add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_])) for id_ in staged]
         add += changed.values()
-        remove = [*self._obsolete, *obsolete]
+        remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
-        numbers = self._file.commit(add, remove, wipe=wipe)
-        self._shelf.committed(arrays, changed, numbers[len(staged) :])
+        numbers = self._file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        if state is not None:
+            self._shelf.committed(arrays, changed, numbers[len(staged) :])
         self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
         self._staged.clear()
+        self._replaced.clear()
         self._obsolete.clear()
 
     # -- staging ---------------------------------------------------------------------------------------------------
@@ -201,14 +218,17 @@ class DurableStore:
             self._touch(note.id)
             return
         if fate is Fate.REPLACED:
-            self._discard(note.displaced)
+            self._discard(note.displaced, note.id)
         self._notes[note.id] = note
         self._staged[note.id] = np.array(x, dtype=self._form.dtype)
 
-    def _discard(self, id_: int) -> Note | None:
+    def _discard(self, id_: int, by: int | None = None) -> Note | None:
         self._staged.pop(id_, None)
-        if id_ in self._blobs:
-            self._obsolete.append(self._blobs.pop(id_))
+        blob = self._blobs.pop(id_, self._replaced.pop(id_, None))
+        if blob is not None and by is not None:
+            self._replaced[by] = blob
+        elif blob is not None:
+            self._obsolete.append(blob)
         if self._reranked is not None:
             self._reranked.discard(id_)
         return self._notes.pop(id_, None)

@@ -50,17 +50,19 @@ def encode_sample(note: Note, x: AnyArray) -> bytes:
     return first + _ADDED.pack(note.taken, note.wall, source) + x.tobytes()
 
 
-def decode_sample(blob: Blob, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> tuple[Note, AnyArray]:
-    """The sample of either format."""
+def decode_note(blob: Blob) -> Note:
+    """What is known of the sample of a record of any format."""
     first = _FIRST.unpack_from(blob.data)
-    start = _FIRST.size
     if blob.version == 1:
-        note = Note(*first)
-    else:
-        taken, wall, source = _ADDED.unpack_from(blob.data, start)
-        start += _ADDED.size
-        note = Note._make((*first, taken, wall, source.rstrip(b"\0").decode(errors="replace")))
-    return note, np.frombuffer(blob.data, dtype, offset=start).reshape(shape)
+        return Note(*first)
+    taken, wall, source = _ADDED.unpack_from(blob.data, _FIRST.size)
+    return Note._make((*first, taken, wall, source.rstrip(b"\0").decode(errors="replace")))
+
+
+def decode_sample(blob: Blob, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> tuple[Note, AnyArray]:
+    """The sample of a record of any format."""
+    start = _FIRST.size if blob.version == 1 else META_BYTES
+    return decode_note(blob), np.frombuffer(blob.data, dtype, offset=start).reshape(shape)
 
 
 def encode_array(name: str, array: AnyArray) -> bytes:
