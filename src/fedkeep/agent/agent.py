@@ -23,7 +23,7 @@ from fedkeep.agent.screening import screen
 from fedkeep.core.device import Device, TrainJob
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
-from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 
 if TYPE_CHECKING:
     from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
@@ -70,6 +70,7 @@ class Agent:
         ttl_seconds: float,
         reserve: int,
         store_path: Path,
+        limit: float,
         preset: str = "default",
     ) -> None:
         self.device, self.store, self.options = device, store, options
@@ -80,7 +81,7 @@ class Agent:
         self.labels, self.preset = labels, preset
         self.seconds_per_sample = 0.0
         self.model_date = ModelDate()
-        self._form, self._store_path = form, store_path
+        self._form, self._store_path, self._limit = form, store_path, limit
         self._batch = min(options.batch, max(1, reserve // 2))
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
@@ -199,17 +200,24 @@ class Agent:
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
     def _judge_group(self, arrivals: list[Arrival]) -> None:
-        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids)
+        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids, self._limit)
         self.counters.add("seen", len(arrivals))
         for arrival, reason in refused:
-            self.counters.add(f"refused.{reason}")
-            self._judged.append((arrival, f"refused.{reason}"))
-        if not len(batch):
-            return
+            self._refuse(arrival, reason)
+        if len(batch):
+            self._take_in(batch, sound)
+
+    def _refuse(self, arrival: Arrival, reason: str) -> None:
+        self.counters.add(f"refused.{reason}")
+        if reason not in ("shape", "erased"):
+            self.intake.quarantine.add(arrival.source, reason, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
+        self._judged.append((arrival, f"refused.{reason}"))
+
+    def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
         outcome = self.device.take_in(batch, self.store.clock.now(), self.device.measure(batch))
         names = [_FATES[fate] for fate in outcome.fates.tolist()]
         self.counters.add_all(Counter(names))
-        self._judged += zip(sound, names, strict=True)
+        self._judged += zip(arrivals, names, strict=True)
 
     def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
         """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
@@ -230,8 +238,7 @@ class Agent:
             self._roll_back(len(judged))
             lost = "dropped.disk"
         for arrival, verdict in judged:
-            if arrival.acknowledge is not None:
-                arrival.acknowledge(lost or verdict)
+            arrival.answer(lost or verdict)
         return lost is None
 
     def _roll_back(self, dropped: int) -> None:
@@ -258,6 +265,7 @@ class Agent:
     def erase(self, ids: list[int]) -> int:
         """Removes samples from file, log and free space; models that learned from them stay as they are."""
         with self.lock:
+            self.intake.quarantine.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
             self.tombstones.add(ids)

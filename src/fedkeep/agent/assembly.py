@@ -161,7 +161,7 @@ def assemble(config: AgentConfig) -> Assembly:
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=Path(config.store.path), preset=config.preset,
+        store_path=Path(config.store.path), limit=config.samples.limit, preset=config.preset,
     )  # fmt: skip
     state = carried_over(store.load(opened.contents), opened.before, identity, learner)
     if privacy is not None:

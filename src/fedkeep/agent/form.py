@@ -28,7 +28,7 @@ class SampleForm:
                 return None
             if array.dtype != self.dtype:
                 array = self._converted(array)
-        except (ValueError, TypeError, OverflowError):
+        except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
             return None
         if array.shape == self.shape:
             return array

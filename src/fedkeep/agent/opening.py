@@ -104,10 +104,10 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
     label = decode_label(first) or decode_label(last)
     if label is not None:
         return label, first == last
-    if claims_to_be_a_store(first) and claims_to_be_a_store(last):
-        raise ConfigError(f"{path} was made by a later version of fedkeep, or is damaged at both ends: left untouched")
     if likely is not None and _holds_cells(path, likely):
         return Label(likely, {}), False
+    if claims_to_be_a_store(first):
+        raise ConfigError(f"{path} was made by a later version of fedkeep, or is damaged at both ends: left untouched")
     raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 

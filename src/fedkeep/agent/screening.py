@@ -11,19 +11,22 @@ from fedkeep.core.types import AnyArray, Batch, BoolArray
 
 
 def screen(
-    arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int]
+    arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int], limit: float = np.inf
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """The sound samples as a batch with their arrivals, and the others with the reason of each."""
     rows: list[tuple[Arrival, AnyArray, float]] = []
     refused: list[tuple[Arrival, str]] = []
     for arrival in arrivals:
         x = arrival.x
+        label = _number(arrival.y)
         if x is None:
             refused.append((arrival, "shape"))
-        elif not isinstance(arrival.y, int | float | np.number) or isinstance(arrival.y, bool):
+        elif label is None:
             refused.append((arrival, "label"))
+        elif not isinstance(arrival.id, str | int | float | None):
+            refused.append((arrival, "id"))
         else:
-            rows.append((arrival, x, float(arrival.y)))
+            rows.append((arrival, x, label))
     if not rows:
         return _empty(form), [], refused
     x = np.stack([row[1] for row in rows])
@@ -31,6 +34,9 @@ def screen(
     sound = screen_samples(x, y, form.shape, labels)[0]
     unlabelled = _unlabelled(y, labels)
     refused += [(rows[i][0], "label" if unlabelled[i] else "not-finite") for i in np.flatnonzero(~sound).tolist()]
+    huge = sound & (np.abs(x.reshape(len(x), -1), dtype=np.float64).max(axis=1) > limit)
+    refused += [(rows[i][0], "huge") for i in np.flatnonzero(huge).tolist()]
+    sound &= ~huge
     return _identified(rows, x.astype(form.dtype, copy=False), y, sound, erased, refused)
 
 
@@ -53,6 +59,15 @@ def _identified(
             ids.append(id_)
     batch = Batch(x[kept], y[kept].astype(np.int64), np.array(ids, dtype=np.int64))
     return batch, [rows[i][0] for i in kept], refused
+
+
+def _number(y: object) -> float | None:
+    if not isinstance(y, int | float | np.number) or isinstance(y, bool):
+        return None
+    try:
+        return float(y)
+    except (OverflowError, ValueError, TypeError):
+        return None
 
 
 def _unlabelled(y: AnyArray, labels: int) -> BoolArray:

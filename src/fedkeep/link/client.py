@@ -13,6 +13,7 @@ from fedkeep.link.messages import (
     Answered,
     AskEncryptedProfile,
     AskProfile,
+    AskRefused,
     AskStatus,
     AskStored,
     AskSum,
@@ -25,6 +26,8 @@ from fedkeep.link.messages import (
     Failed,
     Profiled,
     Reasons,
+    RefusedRecord,
+    RefusedRecords,
     Reply,
     Reported,
     Request,
@@ -97,6 +100,10 @@ class AgentClient:
 
     def stored(self) -> StoredSummary:
         return self._ask(AskStored(), StoredSummary)
+
+    def refused(self) -> tuple[RefusedRecord, ...]:
+        """The records that were refused last, oldest first."""
+        return self._ask(AskRefused(), RefusedRecords).records
 
     def why(self, id_: str) -> Reasons:
         return self._ask(AskWhy(id_), Reasons)

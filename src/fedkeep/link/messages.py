@@ -72,6 +72,10 @@ class AskStored(msgspec.Struct, frozen=True, tag=True):
     """What is stored, by label. Answered by `StoredSummary`."""
 
 
+class AskRefused(msgspec.Struct, frozen=True, tag=True):
+    """The records that were refused last. Answered by `RefusedRecords`."""
+
+
 class AskWhy(msgspec.Struct, frozen=True, tag=True):
     """Why a sample is stored or is not. Answered by `Reasons`."""
 
@@ -163,6 +167,18 @@ class StoredSummary(msgspec.Struct, frozen=True, tag=True):
     labels: tuple[LabelSummary, ...]
 
 
+class RefusedRecord(msgspec.Struct, frozen=True):
+    time: float
+    source: str
+    reason: str
+    raw: str
+    """How the record began."""
+
+
+class RefusedRecords(msgspec.Struct, frozen=True, tag=True):
+    records: tuple[RefusedRecord, ...]
+
+
 class Reason(msgspec.Struct, frozen=True):
     """One decision; a score or floor of None is not known or not there."""
 
@@ -194,9 +210,30 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-Request = Participate | AskSum | Evaluate | AskProfile | AskEncryptedProfile | AskStatus | AskStored | AskWhy | Erase
+Request = (
+    Participate
+    | AskSum
+    | Evaluate
+    | AskProfile
+    | AskEncryptedProfile
+    | AskStatus
+    | AskStored
+    | AskRefused
+    | AskWhy
+    | Erase
+)
 Reply = (
-    Reported | Answered | Evaluated | Profiled | EncryptedProfiled | Status | StoredSummary | Reasons | Erased | Failed
+    Reported
+    | Answered
+    | Evaluated
+    | Profiled
+    | EncryptedProfiled
+    | Status
+    | StoredSummary
+    | RefusedRecords
+    | Reasons
+    | Erased
+    | Failed
 )
 
 _requests = msgspec.msgpack.Decoder(Request)

@@ -35,7 +35,11 @@ class IteratorSource:
         for item in self._function():
             if sink.stopped:
                 return
-            x, y, *rest = item
+            try:
+                x, y, *rest = item
+            except (TypeError, ValueError):
+                sink.refuse("malformed", self.name, item)
+                continue
             sink.offer(Arrival(x, y, rest[0] if rest else None, self.name), wait=self._options.overload == "wait")
 
     def close(self) -> None: ...
