@@ -119,6 +119,11 @@ class Agent:
         """From now on no profile leaves the device unencrypted."""
         self._sealer = sealer
 
+    @property
+    def training(self) -> bool:
+        """Whether it is taking part in a round right now."""
+        return self._training.locked()
+
     def spending(self) -> Spending | None:
         """What the device's privacy ledger says; None without a gate."""
         return None if self._gate is None else self._gate.spending()

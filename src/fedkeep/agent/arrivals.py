@@ -148,6 +148,11 @@ class Intake:
             counts, self._counts = self._counts, Counter()
             return counts
 
+    def wait_stopped(self, seconds: float) -> None:
+        """Returns once the agent stops, or after `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped, seconds)
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True

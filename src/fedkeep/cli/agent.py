@@ -71,6 +71,18 @@ def show(socket: Socket = "fedkeep.sock") -> None:
 
 
 @agent.command()
+def refused(socket: Socket = "fedkeep.sock") -> None:
+    """Show the records that were refused last, as they came."""
+    with AgentClient(socket, timeout=30) as client:
+        records = client.refused()
+    console = Console(soft_wrap=True, markup=False)
+    for record in records:
+        console.print(f"{_when(record.time)}  {record.source}  {record.reason}  {record.raw}")
+    if not records:
+        console.print("none was refused since the agent started")
+
+
+@agent.command()
 def why(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The sample's id, as it came.")],
     socket: Socket = "fedkeep.sock",
