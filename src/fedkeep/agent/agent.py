@@ -23,7 +23,7 @@ from fedkeep.agent.screening import screen
 from fedkeep.core.device import Device, TrainJob
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
-from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, IntArray, Profile, Report, State, TrainOrder, Vector
 
 if TYPE_CHECKING:
     from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
@@ -45,6 +45,12 @@ class Gate(Kept, Protocol):
         """What may be sent of a report; raises where nothing may."""
 
     def release_profile(self, profile: Profile, window: float) -> Profile: ...
+
+    def see(self, ids: IntArray) -> None:
+        """These samples have entered the estimate that grows."""
+
+    def close_estimate(self) -> None:
+        """That estimate is finished, and what is released next."""
 
     def spending(self) -> Spending: ...
 
@@ -118,6 +124,11 @@ class Agent:
     def seal_profiles(self, sealer: Sealer) -> None:
         """From now on no profile leaves the device unencrypted."""
         self._sealer = sealer
+
+    @property
+    def ledger_path(self) -> Path:
+        """Where the privacy ledger is kept: beside the store, since neither may take the other with it."""
+        return self._store_path.with_name(self._store_path.name + ".ledger")
 
     @property
     def training(self) -> bool:
@@ -219,7 +230,10 @@ class Agent:
         self._judged.append((arrival, f"refused.{reason}"))
 
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
-        outcome = self.device.take_in(batch, self.store.clock.now(), self.device.measure(batch))
+        measured = self.device.measure(batch)
+        if self._gate is not None and measured is not None:
+            self._gate.see(batch.ids)
+        outcome = self.device.take_in(batch, self.store.clock.now(), measured)
         names = [_FATES[fate] for fate in outcome.fates.tolist()]
         self.counters.add_all(Counter(names))
         self._judged += zip(arrivals, names, strict=True)
@@ -315,6 +329,8 @@ class Agent:
         with self._training:
             with self.lock:
                 job = self.device.prepare(order)
+                if self._gate is not None:
+                    self._gate.close_estimate()
                 if self.options.during_training == "continue":
                     # Arrivals during training must not mix gradients of two models.
                     self.device.install(order.model, order.direction)

@@ -18,7 +18,7 @@ from fedkeep.agent.form import SampleForm
 from fedkeep.agent.identity import carried_over, check_model, identity_of
 from fedkeep.agent.layout import Layout, StoreOptions, plan
 from fedkeep.agent.ledgers import REMEMBERED
-from fedkeep.agent.opening import open_file
+from fedkeep.agent.opening import Opened, open_file
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.privacy import Privacy
 from fedkeep.agent.sources import make_source
@@ -34,6 +34,8 @@ from fedkeep.core.velocity import VelocityMeter, Window
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.learn.models import learner_for
 from fedkeep.presets import DEFAULT, device_tables
+from fedkeep.privacy.sample_costs import REMEMBERED as COSTED
+from fedkeep.privacy.sample_costs import ROW_BYTES as COST_BYTES
 from fedkeep.registry import find_policy
 
 _TABLES = (
@@ -137,11 +139,20 @@ def assemble(config: AgentConfig) -> Assembly:
     privacy = Privacy.configured(config.privacy, config.device) if config.privacy else None
     if privacy is not None:
         learner = privacy.clipping(learner)
-    layout = plan(config.store, config.form, _state_bytes(learner, config))
-    regions: Regions = LabelRegions(config.samples.labels) if config.policy.coordinated else SingleRegion()
-    index = MemoryStore(np.zeros(regions.count, dtype=np.int64), config.after_use)
+    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
     identity = identity_of(config.model, config.samples.labels)
     opened = open_file(config.store, config.form, layout, identity)
+    try:
+        return _around(config, opened, layout, learner, privacy)
+    except BaseException:
+        opened.disk.close()
+        raise
+
+
+def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learner, privacy: Privacy | None) -> Assembly:
+    """The agent around an open store."""
+    regions: Regions = LabelRegions(config.samples.labels) if config.policy.coordinated else SingleRegion()
+    index = MemoryStore(np.zeros(regions.count, dtype=np.int64), config.after_use)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
     store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
@@ -163,6 +174,7 @@ def assemble(config: AgentConfig) -> Assembly:
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
         store_path=Path(config.store.path), limit=config.samples.limit, preset=config.preset,
     )  # fmt: skip
+    identity = identity_of(config.model, config.samples.labels)
     state = carried_over(store.load(opened.contents), opened.before, identity, learner)
     if privacy is not None:
         privacy.guard(agent, state, damaged=bool(opened.contents.damage))
@@ -176,9 +188,11 @@ def _window(seconds: float) -> Window:
     return Window(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
 
 
-def _state_bytes(learner: Learner, config: AgentConfig) -> int:
+def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None) -> int:
     """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
     of a secure sum's."""
     meter = _BUCKETS * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
-    return 4 * learner.size + (4 + 8 + 4 + guarded + summed) * learner.gradient_size + meter + 8 * REMEMBERED + 4096
+    counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
+    vectors = 4 * learner.size + (4 + 8 + 4 + guarded + summed) * learner.gradient_size
+    return vectors + meter + counted + 8 * REMEMBERED + 4096

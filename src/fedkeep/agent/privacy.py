@@ -1,4 +1,4 @@
-"""What protects the device's reports: noise, with a ledger committed with the samples, and masks."""
+"""What protects the device's reports: noise, with a ledger in a file of its own, and masks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.disk import StoreError
 from fedkeep.config import Table, build
 from fedkeep.core.device import DeviceOptions
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.ports import Learner
 from fedkeep.core.types import State
 
 if TYPE_CHECKING:
     from fedkeep.privacy.options import PrivacyOptions
+
+_LEDGER = "gate.ledger."
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Privacy:
             raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
         return cls(options)
 
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the ledger tells samples apart by their ids."""
+        return self.options.counts_samples
+
     def clipping(self, learner: Learner) -> Learner:
         """The learner whose mean gradients are bounded as the noise needs it."""
         from fedkeep.privacy.clipping import ClippedLearner
@@ -39,15 +45,27 @@ class Privacy:
         return ClippedLearner(learner, self.options.clip) if self.options.protects("estimator") else learner
 
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
-        """Puts the guard before the agent; a ledger that damage took is not an empty one: then nothing starts."""
+        """Puts the guard before the agent; a ledger that is lost is not an empty one: then nothing starts."""
         from fedkeep.privacy.guard import Guard
-        from fedkeep.privacy.ledger import Ledger
+        from fedkeep.privacy.ledger_file import LedgerFile
 
-        if damaged and not any(name.startswith("gate.") for name in state):
-            raise StoreError(
-                "the privacy ledger was lost with a damaged store: give this device a new budget and store"
-            )
-        agent.guard(Guard(self.options, Ledger(), lambda _: agent.require_commit()))
+        file = LedgerFile(agent.ledger_path)
+        said = {n.removeprefix(_LEDGER): array for n, array in state.items() if n.startswith(_LEDGER)}
+        try:
+            ledger = file.found(said, damaged=damaged and not said)
+        except RefusedError as refusal:
+            raise ConfigError(str(refusal)) from None
+
+        def commit(spent: State) -> None:
+            try:
+                file.commit(spent)
+            except OSError as error:
+                raise RefusedError(
+                    "disk", f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
+                ) from error
+            agent.require_commit()
+
+        agent.guard(Guard(self.options, ledger, commit))
         if self.options.secure_sum:
             from fedkeep.privacy.sum_member import SumMember
 
