@@ -230,6 +230,7 @@ class Agent:
         self._judged.append((arrival, f"refused.{reason}"))
 
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
+        batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
         measured = self.device.measure(batch)
         if self._gate is not None and measured is not None:
             self._gate.see(batch.ids)
@@ -245,6 +246,7 @@ class Agent:
         that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
         """
         self._last_commit = time.monotonic()
+        whole = whole or self.store.needs_whole
         if whole:
             self._last_whole = self._last_commit
         self.counters.add_all(self.intake.counted())

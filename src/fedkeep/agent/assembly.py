@@ -69,7 +69,7 @@ class AgentConfig:
 
     @property
     def form(self) -> SampleForm:
-        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape)
+        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape, self.store.encoding)
 
 
 def read_config(path: Path) -> AgentConfig:

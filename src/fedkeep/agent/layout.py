@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from fedkeep.agent.audit import CHUNK, ROW_BYTES
 from fedkeep.agent.cells import HEADER, PAGE, Geometry
 from fedkeep.agent.cipher import OVERHEAD, Cipher, read_key
-from fedkeep.agent.durable_store import RANK_BYTES
+from fedkeep.agent.durable_store import RANK_BYTES, SCALE_COPIES
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.record import META_BYTES
+from fedkeep.core.encoding import SCALE_BYTES, EncodingName
 from fedkeep.core.errors import ConfigError
 
-_ALIGNMENT = 64
+_ALIGNMENT = 16
 _SMALL_ARRAYS = 12
 """Cells for the arrays of a device whose size is no multiple of a cell."""
 
@@ -37,6 +40,8 @@ class StoreOptions:
     """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
     key_env: str | None = None
     """An environment variable with that key, instead of a file."""
+    encoding: EncodingName | None = None
+    """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
     damaged_bytes: int = 0
     """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
 
@@ -103,9 +108,10 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
+    scales = SCALE_COPIES * SCALE_BYTES * int(np.prod(form.shape, dtype=np.int64)) if form.codec().quantised else 0
 
     def cells(capacity: int) -> int:
-        state = -(-state_bytes // payload) + _SMALL_ARRAYS
+        state = -(-(state_bytes + scales) // payload) + _SMALL_ARRAYS
         ranks = -(-RANK_BYTES * capacity // payload) + capacity // 64 + 1
         chunks = -(-options.decisions // CHUNK) + _reserve(capacity) // CHUNK + 2
         log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)

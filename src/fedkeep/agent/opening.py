@@ -50,7 +50,7 @@ def open_file(options: StoreOptions, form: SampleForm, layout: Layout, identity:
     budget or an earlier format is moved over whole, or refused with the budget that it needs.
     """
     path, cipher = Path(options.path), options.cipher()
-    wanted = Label(layout.geometry, _form(form, cipher, identity))
+    wanted = Label(layout.geometry, {**_form(form, cipher, identity), "capacity": layout.capacity})
     try:
         if not path.exists() or not path.stat().st_size:
             _make(path, wanted, cipher)
@@ -75,7 +75,7 @@ def _open(
         _check_labels(contents, wanted, path)
         _fit(path, file, contents, options, form, layout)
         if found.geometry != wanted.geometry:
-            moved = _move(path, contents.blobs, wanted, form, cipher)
+            moved = _move(path, contents.blobs, wanted, cipher)
             disk.close()
             disk, file = moved
             contents = Contents(file.load().blobs, contents.damage)
@@ -122,7 +122,7 @@ def _holds_cells(path: Path, geometry: Geometry) -> bool:
 
 def _form(form: SampleForm, cipher: Cipher | None, identity: Identity) -> dict[str, Any]:
     key = cipher.name if cipher else None
-    sample = {"dtype": form.dtype.str, "shape": list(form.shape), "key": key}
+    sample = {"dtype": form.name, "shape": list(form.shape), "key": key}
     return {**sample, "labels": identity.labels, "model": identity.model}
 
 
@@ -133,8 +133,9 @@ def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) 
     for name in ("shape", "dtype"):
         if found.form[name] != wanted.form[name]:
             raise ConfigError(
-                f"{path} holds samples of {name} {found.form[name]}, not {wanted.form[name]}: set [samples] {name} to "
-                "that, or set [store] path to another file (`fedkeep agent store export` takes samples out of this one)"
+                f"{path} holds samples of {name} {found.form[name]}, not {wanted.form[name]}: set [samples] shape and "
+                "dtype and [store] encoding as they were, or [store] path to another file "
+                "(`fedkeep agent store export` takes the samples out of this one)"
             )
 
 
@@ -213,14 +214,12 @@ def _is_left_over(path: Path) -> bool:
     return claims_to_be_a_store(first) or not first.strip(b"\0")
 
 
-def _move(
-    path: Path, blobs: list[Blob], label: Label, form: SampleForm, cipher: Cipher | None
-) -> tuple[FileDisk, CellFile]:
+def _move(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
     """All blobs in a new file, which takes the old one's name once it is whole."""
     disk, file = _make_beside(path, label, cipher)
     try:
         for start in range(0, len(blobs), _AT_ONCE):
-            file.commit([(blob.kind, _upgraded(blob, form)) for blob in blobs[start : start + _AT_ONCE]], [])
+            file.commit([(blob.kind, _upgraded(blob)) for blob in blobs[start : start + _AT_ONCE]], [])
         beside(path).replace(path)
     except BaseException:
         disk.close()
@@ -229,6 +228,6 @@ def _move(
     return disk, file
 
 
-def _upgraded(blob: Blob, form: SampleForm) -> bytes:
+def _upgraded(blob: Blob) -> bytes:
     """Its bytes in the present format."""
-    return blob.data if blob.kind != SAMPLE else encode_sample(*decode_sample(blob, form.dtype, form.shape))
+    return encode_sample(*decode_sample(blob)) if blob.kind == SAMPLE else blob.data

@@ -94,6 +94,7 @@ class Reading:
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     """Runs the agent until a signal asks it to stop, or until all sources have ended."""
+    stop = _stop_on_signals()
     with ExitStack() as stack:
         assembly = assemble(config)
         agent = assembly.agent
@@ -117,7 +118,6 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         memory = IdleMemory()
         memory.give_back()
         introduce(config, assembly)
-        stop = _stop_on_signals()
         _value(agent, readings, config, stop, memory, until_sources_end=until_sources_end)
 
 

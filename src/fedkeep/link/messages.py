@@ -150,6 +150,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     epsilon_spent: float | None = None
     """What was spent of the privacy budget; None where nothing is accounted for."""
     epsilon_budget: float | None = None
+    sample_bytes: int = 0
+    """Of one stored sample, with what is known of it."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
