@@ -96,11 +96,18 @@ def _swap(image: bytearray, rng: np.random.Generator) -> None:
     image[a : a + _SECTOR], image[b : b + _SECTOR] = image[b : b + _SECTOR], image[a : a + _SECTOR]
 
 
+def _root(image: bytearray, rng: np.random.Generator) -> None:
+    """One bit in one to four of the places where roots stand."""
+    places = [LAYOUT.geometry.root(half, copy) for half in (0, 1) for copy in (0, 1)]
+    for place in rng.permutation(places)[: int(rng.integers(1, 5))]:
+        image[int(place) + int(rng.integers(24 + LAYOUT.geometry.cells // 8))] ^= 1 << int(rng.integers(8))
+
+
 def _cut(image: bytearray, rng: np.random.Generator) -> None:
     del image[int(rng.integers(len(image) // 2, len(image))) :]
 
 
-KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (_flip, _zero, _garbage, _swap, _cut)
+KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (_flip, _zero, _garbage, _swap, _cut, _root)
 
 
 def try_corruptions(folder: Path, count: int, seed: int = 0) -> Salvage:

@@ -17,7 +17,7 @@ from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State
 
 FORM = SampleForm(np.dtype("<f4"), (24,))
-OPTIONS = StoreOptions(budget=64_000, log_length=64)
+OPTIONS = StoreOptions(budget=88_000, log_length=64)
 STATE_BYTES = 4_000
 LAYOUT = plan(OPTIONS, FORM, STATE_BYTES)
 REGIONS = 4
