@@ -21,10 +21,13 @@ class FolderOptions:
     """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,). Write under another suffix, then rename to .npz."""
 
     name: str
+    """How messages, `why` and `erase --source` call it."""
     path: str
+    """The folder."""
     afterwards: Literal["delete", "keep"] = "delete"
     """What becomes of a file once all its samples are judged; `keep` moves it to the folder `done`."""
     poll_seconds: float = 0.5
+    """How often the folder is looked into."""
     max_bytes: int = 64_000_000
     """A larger file is refused unread, and so is one that would unpack to more."""
 

@@ -14,9 +14,11 @@ from fedkeep.core.names import load_object
 @dataclass(frozen=True)
 class IteratorOptions:
     name: str
+    """How messages, `why` and `erase --source` call it."""
     function: str
     """`module:function`, called without arguments; it returns an iterable."""
     overload: Literal["wait", "sample"] = "wait"
+    """When the agent cannot keep up: hold the iterator back, or value an even sample."""
 
 
 class IteratorSource:

@@ -20,6 +20,7 @@ class LinesOptions:
     """A JSON line is `{"x": [...], "y": 3, "id": "any name"}`; a CSV has a header with the columns `y` and `id`."""
 
     name: str
+    """How messages, `why` and `erase --source` call it."""
     path: str = "-"
     """A file or named pipe; "-" is standard input."""
     format: Literal["json", "csv"] | None = None

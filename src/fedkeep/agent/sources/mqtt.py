@@ -19,17 +19,23 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class MqttOptions:
     name: str
+    """How messages, `why` and `erase --source` call it."""
     topic: str
+    """What to subscribe to; `#` and `+` as MQTT has them."""
     host: str = "127.0.0.1"
     port: int = 1883
+    """Of the broker, which may come later than the agent."""
     client_id: str = "fedkeep-agent"
     """The broker keeps unacknowledged messages for this name while the agent is away."""
     qos: Literal[0, 1] = 1
+    """1: the broker sends again what was not acknowledged."""
     username: str | None = None
     password_file: str | None = None
+    """A file with the password, if the broker wants one."""
     ca_file: str | None = None
     """Given, the connection is by TLS and the broker must show a certificate of this authority."""
     overload: Literal["sample", "wait"] = "sample"
+    """When the agent cannot keep up: hold the broker back, or value an even sample."""
 
 
 class MqttSource:

@@ -34,11 +34,13 @@ class RecordsOptions:
     """A record is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`."""
 
     name: str
+    """How messages, `why` and `erase --source` call it."""
     address: str = "tcp://127.0.0.1:9107"
     """`tcp://host:port` or `unix:///path`; TCP has no password, so keep it on loopback."""
     dtype: str = "float32"
     """What the numbers are when `x` comes as bytes, little-endian."""
     overload: Literal["wait", "sample"] = "sample"
+    """When the agent cannot keep up: hold senders back, or value an even sample."""
     connections: int = 64
     """Senders at a time; one more takes the place of the one silent the longest."""
     record_seconds: float = 30.0
