@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check docs format clean reproduce reproduce-robustness reproduce-quick faults
+.PHONY: help demo test check docs format clean reproduce reproduce-paper reproduce-quick faults
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 24
@@ -40,9 +40,9 @@ check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/lint-imports
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, the README's results), and build the site into site/
+docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, RESULTS, the README's table), and build the site into site/
 	@$(BIN)/python docs/generate_cli.py
-	@$(BIN)/python docs/generate_results.py
+	@$(BIN)/python experiments/reproduce.py report
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/.dev  ## format the code
@@ -52,11 +52,11 @@ format: $(VENV)/.dev  ## format the code
 clean:                ## remove what the other targets made
 	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-reproduce: $(VENV)/.dev             ## Table 2, ablations, claims, theory, Table 3, the default: a night on two cores
-	@$(BIN)/python experiments/reproduce.py a
+reproduce: $(VENV)/.dev             ## the arena, the gist, the choice, when it helps, bytes: goes on where it stopped
+	@for part in gist choice arena helps bytes; do $(BIN)/python experiments/reproduce.py $$part || exit 1; done
 
-reproduce-robustness: $(VENV)/.dev  ## local epochs, participation, storage, noise, drift and the like
-	@$(BIN)/python experiments/reproduce.py robustness
+reproduce-paper: $(VENV)/.dev       ## the paper's Table 2, ablations, claims, theory, Table 3: a night on two cores
+	@$(BIN)/python experiments/reproduce.py a
 
 reproduce-quick: $(VENV)/.dev       ## every experiment, tiny: shows that all of them run
 	@$(BIN)/python experiments/reproduce.py --quick

@@ -22,9 +22,10 @@ import numpy as np
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import FloatArray, Profile
+from fedkeep.link.messages import EncryptedProfile
 from fedkeep.privacy import ckks
 from fedkeep.privacy.ckks import COARSE, Scheme
-from fedkeep.privacy.encrypted import EncryptedFleet, EncryptedProfile, KeyHolder, encrypt_profile
+from fedkeep.privacy.encrypted import EncryptedFleet, KeyHolder, encrypt_profile
 from fedkeep.privacy.order import Comparisons, OrderedFleet
 from fedkeep.privacy.public_context import PublicContext
 

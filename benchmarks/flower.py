@@ -28,6 +28,7 @@ from fedkeep.core.types import LocalTraining, Report, TrainOrder  # noqa: E402
 from fedkeep.flower import codec  # noqa: E402
 from fedkeep.flower.deployment import Deployment  # noqa: E402
 from fedkeep.flower.local_fleet import LocalFleet, free_port  # noqa: E402
+from fedkeep.link.messages import Participate, Reported  # noqa: E402
 from tests.flower.real_fleet import APP, agent_answers, start_agent, start_nodes, wait_until  # noqa: E402
 
 FEDAVG = ROOT / "benchmarks" / "fedavg_app"
@@ -90,8 +91,8 @@ def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
 def message_bytes() -> dict[str, float]:
     """What one device sends and is sent in a round, as arrays."""
     vector = np.ones(PARAMETERS, dtype=np.float32)
-    order = codec.encode_order(TrainOrder(0, vector, vector, LocalTraining(0.1, 1)))
-    report = codec.encode_report(Report(0, vector, 1.0, 1, 1, vector, 1))
+    order = codec.encode(Participate(TrainOrder(0, vector, vector, LocalTraining(0.1, 1))))
+    report = codec.encode(Reported(Report(0, vector, 1.0, 1, 1, vector, 1)))
     down, up = (
         sum(len(array.data) for array in content.array_records[codec.ARRAYS].values()) for content in (order, report)
     )
@@ -111,8 +112,9 @@ def compare_stores(nodes: int, rounds: int) -> dict[str, float]:
                 fleet.start_node(number, {"device": number, "agent-socket": str(socket)})
             settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 1.0}
             rest = {"policy.name": policy, "rounds.min-devices": nodes, "rounds.deadline": 600.0}
+            rest |= {"rounds.evaluate-every": rounds}
             said = fleet.run(APP, {**settings, **rest}, timeout=1800)
-        figures[f"accuracy_{policy}"] = float(re.findall(r"accuracy ([0-9.]+)", said)[-1])
+        figures[f"accuracy_{policy}"] = float(re.findall(r"'accuracy': ([0-9.]+)", said)[-1])
     return figures
 
 

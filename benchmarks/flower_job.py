@@ -21,9 +21,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.flower.client_app import device_number, make_client_app
-from fedkeep.flower.codec import OrderEncoder, Sizes, decode_report
+from fedkeep.flower.codec import Encoder, Sizes, decode_report
 from fedkeep.flower.device_memory import ContextMemory
 from fedkeep.flower.node_device import CatchUpDevice
+from fedkeep.link.messages import Participate
 from fedkeep.sim.assembly import Assembly
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
@@ -88,10 +89,10 @@ def _play(grid: Grid, rounds: int, exchange: Exchange) -> Iterable[float]:
 
 def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchange) -> None:
     """A round; which node is which device makes no difference to the time it takes."""
-    server, encoder = parts.server, OrderEncoder()
+    server, encoder = parts.server, Encoder()
     orders = server.open_round(server.select(server.round, range(DEVICES), PARTICIPANTS))
     messages = [
-        Message(encoder(order), nodes[device], MessageType.TRAIN, group_id=str(server.round))
+        Message(encoder(Participate(order)), nodes[device], MessageType.TRAIN, group_id=str(server.round))
         for device, order in orders.items()
     ]
     sizes = Sizes(len(server.model), parts.learner.gradient_size, parts.data.labels)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from fedkeep.config import Table, override, read_experiment
-from fedkeep.core.ports import Learner
+from fedkeep.core.ports import Job, Learner
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
 from fedkeep.sim.oracle import Oracle
-from fedkeep.sim.runner import versions
 
 HERE = Path(__file__).parent
 TASKS = ("st", "st-all-labels", "har", "ic")
@@ -135,7 +135,7 @@ def utilities(
         here = model
         for _ in range(epochs):
             worth[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
-            here = learner.train(here, subset, np.ones(len(subset)), local, 0)
+            here = learner.train(here, Job(subset, np.ones(len(subset)), 0), local)
     return worth
 
 

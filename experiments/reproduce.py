@@ -1,16 +1,22 @@
-"""Runs a tier of the experiments, sums each up in experiments/results/, and writes RESULTS.md and RESULTS.html.
+"""Runs experiments, sums each up in experiments/results/, and writes RESULTS.md, RESULTS.html and the README's table.
 
-    python experiments/reproduce.py a               Table 2, ablations, claims, theory, Table 3: a night on two cores
-    python experiments/reproduce.py robustness      tier B
-    python experiments/reproduce.py choice          how the default was chosen
-    python experiments/reproduce.py rest            tier C: motivation, the authors' settings
+    python experiments/reproduce.py gist            the gist against FIFO and unlimited storage: results/gist/
+    python experiments/reproduce.py arena           all methods on all tasks, each at its own rate: results/arena.json
+    python experiments/reproduce.py choice          the stores that the default was chosen from
+    python experiments/reproduce.py helps           wrong labels, drift, dropouts and the like, one at a time
+    python experiments/reproduce.py bytes           accuracy against bytes at rest
+    python experiments/reproduce.py a               the paper: Table 2, ablations, claims, theory, Table 3
+    python experiments/reproduce.py rest            the paper: motivation, the authors' settings
+    python experiments/reproduce.py report          runs nothing: writes RESULTS and the README's table anew
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
-What has been run before is run again at the scale of the committed results; `--full` takes the files as they are, which
-is days of work, and `--set` changes them otherwise.
+The first five are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
+so that none is made twice, whichever programme asks, and a call goes on where an earlier one stopped. `--minutes`
+bounds a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets the runs of a method.
 
-What is finished is left alone, so a stopped tier goes on where it was. `--add` goes on from the committed results too:
-of what they hold, only runs whose settings have changed since are made again.
+The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
+they are, which is days of work, and `--set` changes them otherwise. With `--add`, of what the results hold only runs
+whose settings have changed since are made again.
 """
 
 from __future__ import annotations
@@ -24,26 +30,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from lab.curves import Curves
+from lab.document import write_results
+from lab.programme import read_programme
+from lab.readme import write_table
+from lab.running import estimated, run_programme
+from lab.summaries import Curve, read_summary, summarise, write_summary
+from lab.tables import write_tables
 
 from fedkeep.cli.run import play_all
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.evidence.document import write_results
 from fedkeep.records import read_run
-from fedkeep.records.summaries import Curve, read_summary, summarise, write_summary
+from fedkeep.records.versions import versions
 from fedkeep.sim.experiment import expand
-from fedkeep.sim.runner import play, record_path, versions
+from fedkeep.sim.runner import play, record_path
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
-    "a": ("table2", "ablation", "default", "simplified"),
-    "choice": ("choice",),
-    "robustness": ("robustness",),
+    "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
+PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes")
+"""Products of tasks and methods in one file each, `programmes/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a program of its own, in tier A."""
-SHORTENED = ("robustness/", "motivation/", "authors/", "choice/")
+SHORTENED = ("motivation/", "authors/")
 """Folders of which a quick run plays one method a file: their methods run elsewhere too."""
 TINY: dict[str, Table] = {
     "synthetic": {"devices": 10, "smallest": 60, "largest": 80},
@@ -53,7 +65,7 @@ TINY: dict[str, Table] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tier", nargs="?", choices=[*TIERS], help="which experiments")
+    parser.add_argument("tier", nargs="?", choices=[*TIERS, *PROGRAMMES, "report"], help="which experiments")
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument("--full", action="store_true", help="as the files say, not at the committed results' scale")
     parser.add_argument("--only", default="", help="experiments whose name has this in it")
@@ -61,17 +73,26 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="these seeds alone")
     parser.add_argument("--add", action="store_true", help="let stand what results/ has with the same settings")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--minutes", type=float, help="stop a programme after so long; the same command goes on")
+    parser.add_argument("--estimate", action="store_true", help="only say what a programme lacks and what it takes")
+    parser.add_argument("--again", nargs="*", default=[], help="forget a programme's runs of these methods first")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
     options = parser.parse_args()
     if options.quick:
         run_quickly(options.out / "quick", options.only)
         return
-    for path in files([options.tier] if options.tier else [*TIERS], options.only):
+    chosen = [options.tier] if options.tier else [*TIERS]
+    for path in files([tier for tier in chosen if tier in TIERS], options.only):
         run_one(path, options)
+    for name in [name for name in chosen if name in PROGRAMMES]:
+        run_one_programme(name, options)
+    if options.estimate:
+        return
     if options.tier == "a" and not options.only:
         run_scripts(HERE / "results", quick=False)
     write_results(HERE, HERE / "results", HERE)
+    write_table(HERE.parent / "README.md", HERE / "results")
 
 
 def files(tiers: Sequence[str], only: str) -> list[Path]:
@@ -114,6 +135,20 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     )
 
 
+def run_one_programme(name: str, options: argparse.Namespace) -> None:
+    """A programme, as far as the time goes, and its tables."""
+    programme = read_programme(HERE / "programmes" / f"{name}.toml").only(options.only, options.methods)
+    curves = Curves(HERE / "results" / "curves")
+    if options.again:
+        curves.keep(lambda curve: curve.method not in options.again)
+    if options.estimate:
+        for line in estimated(programme, curves):
+            print(line, flush=True)
+        return
+    run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
+    write_tables(HERE, curves, HERE / "results")
+
+
 def committed_settings(path: Path) -> list[str]:
     """What the committed runs set otherwise than their file."""
     return list(read_summary(path).changed) if path.exists() else []
@@ -146,6 +181,10 @@ def run_quickly(out: Path, only: str) -> None:
             print(f"without {table['task']['name']}: {error}", flush=True)
     if not only:
         run_scripts(results, quick=True)
+    curves = Curves(results / "curves")
+    for name in [name for name in PROGRAMMES if only in name]:
+        programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY)
+        run_programme(programme, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
 
 

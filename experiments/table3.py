@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from lab.cost import measure_cost
 
 from fedkeep.config import Table, read_experiment
 from fedkeep.core.types import Batch
 from fedkeep.data import Federation, Membership, ModelSpec
-from fedkeep.sim.cost import measure_cost
+from fedkeep.records.versions import versions
 from fedkeep.sim.experiment import resolve
-from fedkeep.sim.runner import versions
 
 HERE = Path(__file__).parent
 TASKS = ("ic", "har", "tc")

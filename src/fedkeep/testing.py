@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedkeep.core.device import Device
+from fedkeep.core.factory import make_device
 from fedkeep.core.policy import SelectionPolicy, View
-from fedkeep.core.ports import Learner
+from fedkeep.core.ports import Job, Learner
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, Scores, TrainOrder
-from fedkeep.core.velocity import VelocityMeter
+from fedkeep.core.weighting import Weighting
 from fedkeep.learn.dense_learner import DenseLearner
 
 _FEATURES, _LABELS, _SLOTS = 6, 3, 4
@@ -153,15 +153,14 @@ def _learner() -> DenseLearner:
 
 def _device(policy: SelectionPolicy) -> Device:
     learner = _learner()
-    device = Device(
-        learner=learner,
-        policy=policy,
-        store=MemoryStore(np.zeros(_LABELS, dtype=np.int64)),
-        regions=LabelRegions(_LABELS),
-        meter=VelocityMeter(_LABELS),
+    device = make_device(
+        learner,
+        policy,
         capacity=_SLOTS * _LABELS,
         sample_shape=(_FEATURES,),
         labels=_LABELS,
+        regions=LabelRegions(_LABELS),
+        weighting=Weighting(),
         seed=3,
     )
     device.install(learner.initial(1))
@@ -203,10 +202,11 @@ def _finite_differences(
 
 
 def _training_descends(learner: Learner, model: AnyArray, batch: Batch) -> None:
-    trained = learner.train(model, batch, np.ones(len(batch)), LocalTraining(1e-3, 5), seed=0)
+    job, local = Job(batch, np.ones(len(batch)), seed=0), LocalTraining(1e-3, 5)
+    trained = learner.train(model, job, local)
     before, after = (learner.probe(m).measure(batch).losses().mean() for m in (model, trained))
     _require(bool(after < before), "training lowers the loss")
-    again = learner.train(model, batch, np.ones(len(batch)), LocalTraining(1e-3, 5), seed=0)
+    again = learner.train(model, job, local)
     _require(bool((again == trained).all()), "training repeats to the bit")
 
 

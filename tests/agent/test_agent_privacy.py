@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.evaluation import Evaluator
@@ -18,9 +17,9 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import AskEncryptedProfile
+from fedkeep.link.messages import ProfileRequest
 from fedkeep.privacy.ckks import COARSE
-from fedkeep.privacy.encrypted import EncryptedFleet, EncryptedProfile, KeyHolder
+from fedkeep.privacy.encrypted import EncryptedFleet, KeyHolder
 from fedkeep.privacy.order import Grid
 from fedkeep.privacy.public_context import PublicContext
 from tests.agent.builders import arrival, make_agent, order
@@ -172,9 +171,9 @@ def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the
             with pytest.raises(RefusedError, match=r"in the clear: .*nothing was sent"):
                 client.profile()
             with pytest.raises(RefusedError, match=r"another key: .*nothing was sent"):
-                client.encrypted_profile(AskEncryptedProfile(b"the server's", 0, 3, labels))
-            answer = client.encrypted_profile(AskEncryptedProfile(**vars(fleet.request(0))))
-        fleet.receive(0, 0, EncryptedProfile(**structs.asdict(answer)))
+                client.encrypted_profile(ProfileRequest(b"the server's", 0, 3, labels))
+            answer = client.encrypted_profile(fleet.request(0))
+        fleet.receive(0, 0, answer)
         plan = keys.plan(fleet.tables([0]), Greedy())
     finally:
         service.close()

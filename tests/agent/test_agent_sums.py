@@ -13,7 +13,8 @@ from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import TrainOrder
-from fedkeep.link.messages import Answered, AskSum, Failed, encode, pack_order
+from fedkeep.link.messages import Answered, AskSum, Failed, Participate
+from fedkeep.link.wire import to_bytes
 from tests.agent.builders import SHAPE, feed, make_agent, order
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")
@@ -122,13 +123,13 @@ def test_neither_side_falls_back_to_the_clear(tmp_path: Path) -> None:
     ]
     try:
         asked = order(secure)
-        refused = services[0].answer(encode(pack_order(asked)))
+        refused = services[0].answer(to_bytes(Participate(asked)))
         assert isinstance(refused, Failed)
         assert "secure orders only" in refused.detail
         some = told.encode(terms(secure, 0, session(1)))
-        assert isinstance(services[0].answer(encode(pack_order(asked, some))), Answered)
-        for request in (pack_order(asked, some), AskSum(b"")):
-            answer = services[1].answer(encode(request))
+        assert isinstance(services[0].answer(to_bytes(Participate(asked, some))), Answered)
+        for request in (Participate(asked, some), AskSum(b"")):
+            answer = services[1].answer(to_bytes(request))
             assert isinstance(answer, Failed)
             assert "masks nothing" in answer.detail
     finally:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from fedkeep.core.types import Batch
 from fedkeep.data import Federation, Membership, ModelSpec, Stream, StreamOptions
 
+_ORDERS = st.sampled_from([{}, {"shuffle": False}, {"burst": 0.5}, {"burst": 7.0}])
 OPTIONS = st.builds(
-    StreamOptions,
+    lambda order, **rest: StreamOptions(**order, **rest),
+    order=_ORDERS,
     rounds_per_pass=st.integers(1, 40),
-    shuffle=st.booleans(),
     drift=st.sampled_from([0.0, 0.5, 1.0]),
     drift_passes=st.integers(1, 3),
     label_noise=st.sampled_from([0.0, 0.4]),
@@ -143,8 +144,33 @@ def test_outliers_are_far_away_and_leave_the_data_untouched() -> None:
         ({"rounds_per_pass": 0}, "rounds_per_pass must be at least 1, got 0"),
         ({"drift_passes": 0}, "drift_passes must be at least 1, got 0"),
         ({"outlier_scale": -1}, "outlier_scale must not be negative"),
+        ({"burst": -1.0}, "burst must not be negative"),
+        ({"burst": 2.0, "shuffle": False}, "leave out shuffle = false"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StreamOptions(**options)
+
+
+def test_a_label_lasts_as_long_as_asked_at_each_device_by_itself() -> None:
+    """Ten arrivals a round, bursts of two rounds: 20 arrivals, 4/3 of that since one in four follows its like."""
+    fleet = federation((60_000, 60_000), labels=4)
+    stream = Stream(fleet, StreamOptions(rounds_per_pass=6000, burst=2.0), seed=0)
+    one, other = (stream.between(device, 0, 60_000).y for device in (0, 1))
+    assert len(one) / (np.diff(one) != 0).sum() == pytest.approx(20 * 4 / 3, rel=0.05)
+    assert (one == other).mean() == pytest.approx(0.25, abs=0.02)
+
+
+@settings(deadline=None)
+@given(options=OPTIONS, device=st.integers(0, 2), last=st.integers(0, 90))
+def test_every_arrival_knows_its_round(options: StreamOptions, device: int, last: int) -> None:
+    stream = Stream(FLEET, options, seed=0)
+    counted = np.bincount(stream.rounds(device, 0, stream.position(device, last)), minlength=last)
+    assert counted.tolist() == [len(stream.arrivals(device, r, r + 1)) for r in range(last)]
+
+
+def test_what_was_seen_before_a_round_grows_to_the_whole_and_no_further() -> None:
+    stream = Stream(FLEET, StreamOptions(rounds_per_pass=10), seed=0)
+    assert [len(stream.seen_before(2, r)) for r in (0, 1, 5, 10, 37)] == [0, 6, 30, 60, 60]
+    assert set(stream.seen_before(2, 37).ids) == set(stream.training_set(2).ids)

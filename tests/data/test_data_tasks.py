@@ -14,10 +14,11 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
-from fedkeep.data import TASKS, Federation, Membership, fashion_mnist, geotec, harbox, ustc
+from fedkeep.data import TASKS, Federation, Membership, Stream, StreamOptions, fashion_mnist, geotec, harbox, ustc
 from fedkeep.data.cache import RemoteFile, find
 from fedkeep.data.har import harbox_federation
 from fedkeep.data.idx import read_idx
+from fedkeep.data.prepared import AUDIO_MNIST, UJI_INDOOR, WESTERMO
 from fedkeep.data.traffic import Traffic
 
 
@@ -288,3 +289,35 @@ def test_a_file_that_is_no_idx_is_refused(content: bytes, tmp_path: Path) -> Non
     (tmp_path / "a.gz").write_bytes(gzip.compress(content))
     with pytest.raises(DataError):
         read_idx(tmp_path / "a.gz")
+
+
+@pytest.mark.parametrize(
+    ("file", "devices", "labels", "train", "test"),
+    [(AUDIO_MNIST, 60, 10, 24_000, 6_000), (WESTERMO, 31, 8, 37_336, 11_321), (UJI_INDOOR, 29, 13, 16_291, 4_120)],
+    ids=lambda value: value.dataset if isinstance(value, RemoteFile) else None,
+)
+def test_prepared_sets_in_full(file: RemoteFile, devices: int, labels: int, train: int, test: int) -> None:
+    need(file)
+    fleet = TASKS[file.dataset]().load(seed=0)
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels) == (devices, labels)
+    assert (len(fleet.train.indices), len(fleet.test.indices)) == (train, test)
+
+
+@pytest.mark.parametrize("file", [WESTERMO, UJI_INDOOR], ids=lambda file: file.dataset)
+def test_an_unshuffled_stream_of_a_prepared_set_follows_the_clock(file: RemoteFile) -> None:
+    need(file)
+    path = find(file)
+    assert path is not None
+    with np.load(path) as arrays:
+        time = arrays["time"]
+    fleet = TASKS[file.dataset]().load(seed=0)
+    stream = Stream(fleet, StreamOptions(shuffle=False), seed=0)
+    for device in range(fleet.devices):
+        assert (np.diff(time[stream.arrivals(device, 0, 100).ids]) >= 0).all()
+
+
+def test_a_prepared_set_that_is_absent_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"westermo\.npz is not here .* FEDKEEP_DATA"):
+        TASKS["westermo"]().load(seed=0)

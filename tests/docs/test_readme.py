@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
+from lab.readme import BLOCK, table
 
 from fedkeep.records import compare, read_runs
 
@@ -37,8 +37,9 @@ def test_the_demo_prints_what_the_readme_says() -> None:
 
 
 def test_the_results_are_those_of_the_summaries() -> None:
-    generator = runpy.run_path(str(ROOT / "docs" / "generate_results.py"))
-    assert generator["BLOCK"].findall(README) == [generator["table"]()], "write them with docs/generate_results.py"
+    assert BLOCK.findall(README) == [table(ROOT / "experiments" / "results")], (
+        "write them with experiments/reproduce.py report"
+    )
 
 
 def table_of_readme() -> dict[str, float]:

@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab.charts import line_chart
+from lab.choosing import candidates
+from lab.document import write_results
+from lab.paper import read_paper
+from lab.results import Margin, Results
+from lab.summaries import Curve, Summary, read_summary, write_summary
+from lab.verdicts import CLAIMS, verdicts
 from msgspec.structs import replace
 
 from fedkeep.config import read_experiment
-from fedkeep.evidence.charts import line_chart
-from fedkeep.evidence.choosing import candidates
-from fedkeep.evidence.document import write_results
-from fedkeep.evidence.paper import read_paper
-from fedkeep.evidence.results import Margin, Results
-from fedkeep.evidence.verdicts import CLAIMS, verdicts
-from fedkeep.records.summaries import Curve, Summary, read_summary, write_summary
 from fedkeep.sim.experiment import expand
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

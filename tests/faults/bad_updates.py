@@ -3,69 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 
 from fedkeep.flower import codec
 from tests.flower.small_fleet import App
 
 Part = Literal["model", "estimator", "profile"]
 PARTS: tuple[Part, ...] = ("model", "estimator", "profile")
-Arrays = dict[str, np.ndarray]
-Values = dict[str, float]
+Told = dict[str, Any]
+"""A report or profile as it is on the wire."""
 
 ARRAY = {"model": "model", "estimator": "local_gradient", "profile": "velocity"}
 WEIGHT = {"model": "weight", "estimator": "gradient_samples", "profile": "velocity"}
 
 
-def _fill(value: float) -> Callable[[Arrays, Values, Part], None]:
-    def spoil(arrays: Arrays, values: Values, part: Part) -> None:
-        arrays[ARRAY[part]] = np.full_like(arrays[ARRAY[part]], value)
+def _fill(value: float) -> Callable[[Told, Part], None]:
+    def spoil(told: Told, part: Part) -> None:
+        told[ARRAY[part]] = np.full_like(told[ARRAY[part]], value)
 
     return spoil
 
 
-def _weigh(value: float) -> Callable[[Arrays, Values, Part], None]:
+def _weigh(value: float) -> Callable[[Told, Part], None]:
     """A lying weight: of the report, of the estimator's samples, or of the declared rate."""
 
-    def spoil(arrays: Arrays, values: Values, part: Part) -> None:
+    def spoil(told: Told, part: Part) -> None:
         if part == "profile":
-            arrays["velocity"] = np.full_like(arrays["velocity"], value)
+            told["velocity"] = np.full_like(told["velocity"], value)
         elif part == "estimator" and np.isfinite(value):
-            values["gradient_samples"] = int(value)
+            told["gradient_samples"] = int(value)
         else:
-            values[WEIGHT[part]] = value
+            told[WEIGHT[part]] = value
 
     return spoil
 
 
-def _longer(arrays: Arrays, values: Values, part: Part) -> None:
-    arrays[ARRAY[part]] = np.append(arrays[ARRAY[part]], arrays[ARRAY[part]][:1])
+def _longer(told: Told, part: Part) -> None:
+    told[ARRAY[part]] = np.append(told[ARRAY[part]], told[ARRAY[part]][:1])
 
 
-def _broadcastable(arrays: Arrays, values: Values, part: Part) -> None:
-    arrays[ARRAY[part]] = arrays[ARRAY[part]][None, :1]
+def _broadcastable(told: Told, part: Part) -> None:
+    told[ARRAY[part]] = told[ARRAY[part]][None, :1]
 
 
-def _missing(arrays: Arrays, values: Values, part: Part) -> None:
-    del arrays[ARRAY[part]]
+def _missing(told: Told, part: Part) -> None:
+    del told[ARRAY[part]]
 
 
-def _extra(arrays: Arrays, values: Values, part: Part) -> None:
-    arrays[f"{ARRAY[part]}_2"] = arrays[ARRAY[part]]
+def _extra(told: Told, part: Part) -> None:
+    told[f"{ARRAY[part]}_2"] = told[ARRAY[part]]
 
 
-def _dtype(arrays: Arrays, values: Values, part: Part) -> None:
-    arrays[ARRAY[part]] = arrays[ARRAY[part]].astype(np.float16)
+def _dtype(told: Told, part: Part) -> None:
+    told[ARRAY[part]] = told[ARRAY[part]].astype(np.float16)
 
 
-def _huge(arrays: Arrays, values: Values, part: Part) -> None:
-    arrays[ARRAY[part]] = np.zeros(1_000_000, dtype=arrays[ARRAY[part]].dtype)
+def _huge(told: Told, part: Part) -> None:
+    told[ARRAY[part]] = np.zeros(1_000_000, dtype=told[ARRAY[part]].dtype)
 
 
-FAULTS: dict[str, Callable[[Arrays, Values, Part], None]] = {
+FAULTS: dict[str, Callable[[Told, Part], None]] = {
     "nan": _fill(np.nan),
     "inf": _fill(np.inf),
     "1e30": _fill(1e30),
@@ -86,22 +86,23 @@ FAULTS: dict[str, Callable[[Arrays, Values, Part], None]] = {
 def spoiled(app: App, fault: str, part: Part) -> App:
     """The app of a device that sends this fault instead of each of its honest answers."""
     kind = "query.profile" if part == "profile" else "train"
-    first: list[RecordDict] = []
+    first: list[dict[str, Any]] = []
 
     def run(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if message.metadata.message_type != kind:
             return reply
-        arrays = {name: array.numpy() for name, array in reply.content.array_records[codec.ARRAYS].items()}
-        values = dict(reply.content.config_records[codec.VALUES])
-        if part == "estimator" and "local_gradient" not in arrays:
+        said: dict[str, Any] = codec.decode(reply.content, Any)
+        told = said["profile" if part == "profile" else "report"]
+        if part == "estimator" and told["local_gradient"] is None:
             return reply
-        if fault == "duplicate":
-            first.append(reply.content)
-            values = values | {"device": 0} if part == "profile" else dict(first[0].config_records[codec.VALUES])
+        if fault == "duplicate" and part == "profile":
+            said["device"] = 0
+        elif fault == "duplicate":
+            first.append(said)
+            said = first[0]
         else:
-            FAULTS[fault](arrays, values, part)  # type: ignore[arg-type]
-        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        return Message(RecordDict({codec.ARRAYS: record, codec.VALUES: ConfigRecord(values)}), reply_to=message)
+            FAULTS[fault](told, part)
+        return Message(codec.encode(said), reply_to=message)
 
     return run

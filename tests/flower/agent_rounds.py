@@ -11,8 +11,8 @@ from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.deployment import Deployment
 from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.local_fleet import LocalFleet
-from fedkeep.flower.server_app import open_strategy
-from tests.flower.real_fleet import agent_answers, app_config, start_agent, wait_until
+from fedkeep.flower.server_app import open_fleet
+from tests.flower.real_fleet import agent_answers, app_accuracy, app_config, start_agent, wait_until
 
 PAUSE = 0.3
 """Seconds between two rounds, in which the streams go on."""
@@ -24,8 +24,6 @@ def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, ar
     Agents, streams, strategy and messages are those of a deployment; only Flower's processes are not there, which
     change nothing but the time it takes (`test_real_resume.py`).
     """
-    from fedkeep_app.task import accuracy, server_parts
-
     config = app_config(task__devices=devices, train__rounds=rounds, policy__name=policy)
     with LocalFleet(Deployment(directory, insecure=True)) as fleet:
         sockets = [start_agent(fleet, number, devices, policy, arrivals / PAUSE) for number in range(devices)]
@@ -33,8 +31,7 @@ def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, ar
             wait_until(partial(agent_answers, socket), 60, f"the agent of device {number}")
         apps = [make_client_app(lambda _, path=str(socket): AgentDevice(path, config)) for socket in sockets]  # type: ignore[misc]
         grid = InProcessGrid(make_node(number, app, config) for number, app in enumerate(apps))
-        experiment, parts, sizes = server_parts(config)
-        strategy = open_strategy(parts.server, sizes, config, participation=experiment.train.participation)
+        strategy = open_fleet(config)
         for _ in strategy.rounds(grid, rounds):
             time.sleep(PAUSE)
-    return accuracy(parts, strategy.server.model)
+    return app_accuracy(strategy.server.model, config)

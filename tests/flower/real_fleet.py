@@ -12,10 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from flwr.app.user_config import UserConfig
 from flwr.common.config import flatten_dict
 
+from fedkeep.core.types import Vector
 from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.sim.assembly import lay_ground
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 if str(APP) not in sys.path:
@@ -27,6 +30,15 @@ def app_config(**settings: str | int | float | bool) -> UserConfig:
     table = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     changed: UserConfig = {key.replace("__", "."): value for key, value in settings.items()}
     return {**flatten_dict(table), **changed}
+
+
+def app_accuracy(model: Vector, config: UserConfig) -> float:
+    """The share of all simulated devices' test samples that a model of the example gets right."""
+    from fedkeep_app.task import experiment_of
+
+    ground = lay_ground(experiment_of(config))
+    test = ground.data.pooled_test
+    return float(np.mean(np.argmax(ground.learner.logits(model, test.x), axis=1) == test.y))
 
 
 def wait_until(happened: Callable[[], bool], seconds: float, what: str) -> None:

@@ -15,7 +15,6 @@ from fedkeep.core.types import State
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.device_memory import DeviceMemory, FileMemory
-from fedkeep.flower.hidden_device import HiddenDevice
 from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
 from fedkeep.flower.remote_planner import RemotePlanner
@@ -23,7 +22,6 @@ from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.privacy.sum_book import SumBook
-from fedkeep.privacy.sum_member import SumMember
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import Fleet
@@ -117,16 +115,9 @@ class SmallFleet:
 
     @cached_property
     def memories(self) -> dict[int, DeviceMemory]:
-        return self._memory("")
-
-    @cached_property
-    def _sums(self) -> dict[int, DeviceMemory]:
-        return self._memory("sums-")
-
-    def _memory(self, prefix: str) -> dict[int, DeviceMemory]:
         if self.directory is None:
             return {number: DictMemory() for number in range(self.devices)}
-        return {number: FileMemory(self.directory / f"{prefix}{number}.npz") for number in range(self.devices)}
+        return {number: FileMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
 
     @cached_property
     def _living(self) -> dict[int, NodeDevice]:
@@ -142,8 +133,4 @@ class SmallFleet:
         arrivals = partial(self._parts.stream.arrivals, number)
         test = self._parts.data.test_batch(number)
         privacy, noise = self.experiment.privacy, self.noises[number]
-        device = CatchUpDevice(fleet.device(number), arrivals, test, self.memories[number], privacy, noise)
-        if not privacy.secure_sum:
-            return device
-        member = SumMember(privacy, fleet.device(number).learner.gradient_size)
-        return HiddenDevice(device, member, self._sums[number])
+        return CatchUpDevice(fleet.device(number), arrivals, test, self.memories[number], privacy, noise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from hypothesis.extra.numpy import arrays
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder
 from fedkeep.flower import codec
+from fedkeep.link.messages import DeviceRequest, Participate, Profiled, Reported, Request
+from fedkeep.link.wire import from_bytes, to_bytes
 
 SIZES = codec.Sizes(model=4, gradient=3, regions=2)
 _vector = arrays(np.float32, 4, elements=st.floats(width=32))
@@ -36,7 +39,7 @@ def test_an_order_survives_the_wire(
 ) -> None:
     plan = Assignment(np.array([1, 0, 2]), np.array([0.5, 0.0, 1e300]), 0.25)
     order = TrainOrder(7, model, direction, LocalTraining(0.1, 2, batch, 0.01), accepted, plan if accepted else None)
-    back = codec.decode_order(_over_the_wire(codec.encode_order(order)))
+    back = codec.decode(_over_the_wire(codec.encode(Participate(order))), DeviceRequest).order
     assert back.model.tobytes() == model.tobytes()
     assert (back.direction is None) == (direction is None)
     assert direction is None or (back.direction is not None and back.direction.tobytes() == direction.tobytes())
@@ -53,7 +56,7 @@ def test_an_order_survives_the_wire(
 def test_a_report_survives_the_wire(gradient: np.ndarray | None, weight: float) -> None:
     count = 0 if gradient is None else 11
     report = replace(_report(), local_gradient=gradient, gradient_samples=count, weight=weight)
-    back = codec.decode_report(_over_the_wire(codec.encode_report(report)), SIZES)
+    back = codec.decode_report(_over_the_wire(codec.encode(Reported(report))), SIZES)
     assert back.model.tobytes() == report.model.tobytes()
     np.testing.assert_equal(back.weight, weight)
     assert (back.local_gradient is None) == (gradient is None)
@@ -62,86 +65,103 @@ def test_a_report_survives_the_wire(gradient: np.ndarray | None, weight: float) 
 
 def test_a_profile_survives_the_wire() -> None:
     sent = Profile(10, np.array([0.5, 1.5]))
-    profile, device = codec.decode_profile(_over_the_wire(codec.encode_profile(sent, 4)), SIZES)
-    assert (profile.capacity, profile.velocity.tolist(), device) == (10, [0.5, 1.5], 4)
+    profile, device, name = codec.decode_profile(_over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), SIZES)
+    assert (profile.capacity, profile.velocity.tolist(), device, name) == (10, [0.5, 1.5], 4, "hall")
 
 
-def _array(content: RecordDict, name: str, array: Array | None) -> RecordDict:
-    record = ArrayRecord(dict(content.array_records[codec.ARRAYS]))
-    record.pop(name, None)
-    if array is not None:
-        record[name] = array
-    return RecordDict({codec.ARRAYS: record, codec.VALUES: content[codec.VALUES]})
+def _part(content: RecordDict, number: int, data: bytes | None) -> RecordDict:
+    """The message with another array of that number on the wire."""
+    arrays = dict(content.array_records[codec.ARRAYS])
+    arrays.pop(str(number), None)
+    if data is not None:
+        arrays[str(number)] = Array("float32", (4,), "fedkeep.raw", data)
+    return RecordDict({codec.ARRAYS: ArrayRecord(arrays), codec.HEAD: content[codec.HEAD]})
 
 
-def _value(content: RecordDict, name: str, value: float | str | None) -> RecordDict:
-    record = ConfigRecord(dict(content.config_records[codec.VALUES]))
-    record.pop(name, None)
-    if value is not None:
-        record[name] = value
-    return RecordDict({codec.ARRAYS: content[codec.ARRAYS], codec.VALUES: record})
+def _said(content: RecordDict, name: str, value: object) -> RecordDict:
+    """The message with another value in its report; `...` takes it away."""
+    said: dict[str, Any] = codec.decode(content, Any)
+    said["report"][name] = value
+    if value is ...:
+        del said["report"][name]
+    return codec.encode(said)
 
 
-def _lying(shape: tuple[int, ...]) -> Array:
-    """Says one shape in the record and another in the bytes."""
-    return Array("float32", shape, "numpy.ndarray", Array(np.zeros(1, np.float32)).data)
+def _head(content: RecordDict, head: object) -> RecordDict:
+    return RecordDict({codec.ARRAYS: content[codec.ARRAYS], codec.HEAD: ConfigRecord({"head": head})})  # type: ignore[dict-item]
+
+
+def _head_of(content: RecordDict) -> bytes:
+    head = content.config_records[codec.HEAD]["head"]
+    assert isinstance(head, bytes)
+    return head
 
 
 _F = np.float32
 _BAD: list[tuple[str, str, Callable[[RecordDict], RecordDict]]] = [
-    ("wrong shape", "model-shape", lambda c: _array(c, "model", Array(np.zeros(5, _F)))),
-    ("broadcastable", "model-shape", lambda c: _array(c, "model", Array(np.zeros((1, 4), _F)))),
-    ("one number", "model-shape", lambda c: _array(c, "model", Array(np.zeros(1, _F)))),
-    ("no shape", "model-shape", lambda c: _array(c, "model", Array(np.zeros((), _F)))),
-    ("missing", "missing-array", lambda c: _array(c, "model", None)),
-    ("extra", "extra-array", lambda c: _array(c, "more", Array(np.zeros(4, _F)))),
-    ("float64", "model-dtype", lambda c: _array(c, "model", Array(np.zeros(4)))),
-    ("int32", "model-dtype", lambda c: _array(c, "model", Array(np.zeros(4, np.int32)))),
-    ("huge", "model-size", lambda c: _array(c, "model", Array(np.zeros(1_000_000, _F)))),
-    ("lying record", "model-header", lambda c: _array(c, "model", _lying((4,)))),
-    (
-        "no header",
-        "model-header",
-        lambda c: _array(c, "model", Array("float32", (4,), "numpy.ndarray", b"x" * 16)),
-    ),
-    (
-        "cut short",
-        "model-size",
-        lambda c: _array(c, "model", Array("float32", (4,), "numpy.ndarray", Array(np.zeros(4, _F)).data[:-4])),
-    ),
-    ("other stype", "model-dtype", lambda c: _array(c, "model", Array("float32", (4,), "pickle", b""))),
-    ("estimator shape", "estimator-shape", lambda c: _array(c, "local_gradient", Array(np.zeros(4, _F)))),
-    ("text weight", "wrong-type", lambda c: _value(c, "weight", "1")),
-    ("int weight", "wrong-type", lambda c: _value(c, "weight", 1)),
-    ("bool steps", "wrong-type", lambda c: _value(c, "steps", True)),
-    ("no weight", "wrong-values", lambda c: _value(c, "weight", None)),
-    ("extra value", "wrong-values", lambda c: _value(c, "more", 1.0)),
+    ("wrong shape", "model-shape", lambda c: _said(c, "model", np.zeros(5, _F))),
+    ("broadcastable", "model-shape", lambda c: _said(c, "model", np.zeros((1, 4), _F))),
+    ("one number", "model-shape", lambda c: _said(c, "model", np.zeros(1, _F))),
+    ("float64", "model-dtype", lambda c: _said(c, "model", np.zeros(4))),
+    ("int32", "model-dtype", lambda c: _said(c, "model", np.zeros(4, np.int32))),
+    ("a list", "malformed", lambda c: _said(c, "model", [0.0] * 4)),
+    ("missing", "malformed", lambda c: _said(c, "model", ...)),
+    ("huge", "oversized", lambda c: _said(c, "model", np.zeros(1_000_000, _F))),
+    ("extra array", "malformed", lambda c: _said(c, "more", np.zeros(4, _F))),
+    ("array that is not there", "malformed", lambda c: _part(c, 1, None)),
+    ("array with another name", "wrong-records", lambda c: _part(_part(c, 1, None), 7, b"\0" * 12)),
+    ("cut short", "malformed", lambda c: _part(c, 0, b"\0" * 12)),
+    ("too long", "malformed", lambda c: _part(c, 0, b"\0" * 20)),
+    ("estimator shape", "estimator-shape", lambda c: _said(c, "local_gradient", np.zeros(4, _F))),
+    ("estimator of nothing", "missing-array", lambda c: _said(c, "local_gradient", None)),
+    ("text weight", "malformed", lambda c: _said(c, "weight", "1")),
+    ("bool steps", "malformed", lambda c: _said(c, "steps", True)),
+    ("no weight", "malformed", lambda c: _said(c, "weight", ...)),
+    ("negative steps", "bad-steps", lambda c: _said(c, "steps", -1)),
+    ("another message", "malformed", lambda c: codec.encode(Profiled(Profile(1, np.zeros(2)), 0))),
+    ("another version", "version", lambda c: _head(c, b"\0\x09" + _head_of(c)[2:])),
+    ("no head", "wrong-records", lambda c: _head(c, "text")),
+    ("empty head", "version", lambda c: _head(c, b"")),
+    ("damaged head", "malformed", lambda c: _head(c, _head_of(c)[:-3])),
     ("extra record", "wrong-records", lambda c: RecordDict({**c, "more": ConfigRecord({})})),
     ("empty", "wrong-records", lambda c: RecordDict({})),
-    (
-        "swapped",
-        "wrong-records",
-        lambda c: RecordDict({codec.ARRAYS: c[codec.VALUES], codec.VALUES: c[codec.ARRAYS]}),
-    ),
+    ("swapped", "wrong-records", lambda c: RecordDict({codec.ARRAYS: c[codec.HEAD], codec.HEAD: c[codec.ARRAYS]})),
 ]
 
 
 @pytest.mark.parametrize(("reason", "spoil"), [pytest.param(r, s, id=n) for n, r, s in _BAD])
 def test_a_malformed_report_is_refused(reason: str, spoil: Callable[[RecordDict], RecordDict]) -> None:
     with pytest.raises(RefusedError) as refused:
-        codec.decode_report(_over_the_wire(spoil(codec.encode_report(_report()))), SIZES)
+        codec.decode_report(_over_the_wire(spoil(codec.encode(Reported(_report())))), SIZES)
     assert refused.value.reason == reason
 
 
-def test_a_header_that_promises_the_moon_allocates_nothing() -> None:
-    header = np.lib.format.header_data_from_array_1_0(np.zeros(4, _F)) | {"shape": (10**13,)}
-    from io import BytesIO
+def test_a_shape_that_promises_the_moon_allocates_nothing() -> None:
+    told = codec.encode(Reported(_report()))
+    moon = _head_of(told).replace(b"\x93\x00\xa3<f4\x91\x04", b"\x93\x00\xa3<f4\x91\x7f")
+    assert moon != _head_of(told)
+    with pytest.raises(RefusedError, match="16 bytes do not make an array"):
+        codec.decode_report(_head(told, moon), SIZES)
 
-    stream = BytesIO()
-    np.lib.format.write_array_header_1_0(stream, header)
-    moon = Array("float32", (4,), "numpy.ndarray", stream.getvalue() + b"\0" * 16)
-    with pytest.raises(RefusedError, match="model-header"):
-        codec.decode_report(_array(codec.encode_report(_report()), "model", moon), SIZES)
+
+def test_orders_share_their_model() -> None:
+    encode, model = codec.Encoder(), np.ones(1000, dtype=np.float32)
+    orders = [TrainOrder(0, model, None, LocalTraining(0.1, 1), accepted) for accepted in (None, 3)]
+    first, second = (encode(Participate(order)).array_records[codec.ARRAYS]["0"] for order in orders)
+    assert first.data is second.data
+
+
+@settings(deadline=None)
+@given(payload=st.binary(max_size=200))
+def test_no_bytes_on_a_socket_do_more_than_be_refused(payload: bytes) -> None:
+    with pytest.raises(RefusedError):
+        from_bytes(payload, Request)
+
+
+def test_a_socket_carries_what_flower_carries() -> None:
+    back = from_bytes(to_bytes(Reported(_report())), Reported).report
+    assert back.model.tobytes() == _report().model.tobytes()
+    assert (back.weight, back.gradient_samples) == (2.5, 11)
 
 
 def _over_the_wire(content: RecordDict) -> RecordDict:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from flwr.common.config import flatten_dict
 
+from fedkeep.core.errors import ConfigError
+from fedkeep.fleet.specification import read_fleet
 from fedkeep.flower.deployment import Deployment
+from fedkeep.flower.fleet_app import write_app
+from fedkeep.flower.server_app import fleet_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = ("fedkeep-server.service", "flower-superlink.service", "flower-supernode.service")
@@ -55,3 +61,19 @@ def test_no_device_in_compose_sees_the_ca_key_or_anothers() -> None:
         assert "../fleet:" not in mounts
     assert all("--insecure" not in str(service.get("command")) for service in services.values())
     assert all(service.get("restart") == "unless-stopped" for service in services.values())
+
+
+def test_a_specification_becomes_an_app_that_specifies_the_same_fleet(tmp_path: Path) -> None:
+    specification = tmp_path / "fleet.toml"
+    specification.write_text(
+        '[samples]\nshape = [1, 8, 8]\nlabels = 3\n[model]\nname = "softmax"\n[train]\nrounds = 7\n'
+    )
+    app = write_app(specification, tmp_path / "app", {"rounds": {"min-devices": 2}, "state": {"run": "mine"}})
+    config = flatten_dict(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+    spec = fleet_of(config)
+    assert (spec.samples.shape, spec.samples.labels, spec.train.rounds) == ((1, 8, 8), 3, 7)
+    assert (spec.deployment["rounds"], spec.deployment["state"]["run"]) == ({"min_devices": 2}, "mine")
+    assert spec.server().model.tobytes() == read_fleet(specification).server().model.tobytes()
+    specification.write_text("[samples]\nshape = [1]\nlabels = 3\n[tran]\nrounds = 7\n")
+    with pytest.raises(ConfigError, match="unknown table 'tran': did you mean 'train'"):
+        write_app(specification, tmp_path / "app", {})

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 
 from fedkeep.core.coordination import Greedy, Uncoordinated
@@ -20,7 +20,6 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.flower import codec, encrypted_membership
-from fedkeep.flower.codec import VALUES
 from fedkeep.flower.credentials import provision
 from fedkeep.flower.in_process import InProcessGrid
 from fedkeep.flower.membership import PROFILE
@@ -30,8 +29,8 @@ from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.link.messages import Profiled, ProfileRequest
 from fedkeep.privacy.ckks import COARSE
-from fedkeep.privacy.encrypted import ProfileRequest
 from tests.flower.small_fleet import App, SmallFleet
 from tests.keyholder.holder_process import HolderProcess
 from tests.keyholder.plain_plans import on_the_grid
@@ -171,7 +170,7 @@ def in_the_clear(fleet: SmallFleet, number: int) -> App:
 
     def app(message: Message, context: Context) -> Message:
         if message.metadata.message_type == PROFILE:
-            return Message(codec.encode_profile(clear.restarted(number).profile(), number), reply_to=message)
+            return Message(codec.encode(Profiled(clear.restarted(number).profile(), number)), reply_to=message)
         return fleet.apps[number](message, context)
 
     return app
@@ -183,8 +182,10 @@ def tampered(app: App, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Ap
     def changed(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if message.metadata.message_type == PROFILE and not reply.has_error():
-            values = change(dict(reply.content.config_records[VALUES]))
-            return Message(RecordDict({VALUES: ConfigRecord(values)}), reply_to=message)
+            said: dict[str, Any] = codec.decode(reply.content, Any)
+            told = change(said["profile"] | {"device": said["device"]})
+            device = told.pop("device", said["device"])
+            return Message(codec.encode(said | {"profile": told, "device": device}), reply_to=message)
         return reply
 
     return changed
@@ -196,8 +197,8 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "wrong size": (lambda v: {**v, "comparisons": [v["velocities"]]}, "unreadable ciphertext"),
     "too large": (lambda v: {**v, "velocities": bytes(17 << 20)}, "ciphertext of the wrong size"),
     "no ciphertext": (lambda v: {**v, "comparisons": []}, "profile of the wrong form"),
-    "no bytes": (lambda v: {**v, "comparisons": ["text"]}, "wrong-type"),
-    "half an answer": (lambda v: {"name": v["name"]}, "wrong-values"),
+    "no bytes": (lambda v: {**v, "comparisons": [7]}, "malformed"),
+    "half an answer": (lambda v: {"name": v["name"]}, "malformed"),
     "no capacity": (lambda v: {**v, "capacity": 0}, "profile of the wrong form"),
     "another's number": (lambda v: {**v, "device": 0}, "identity-taken"),
 }

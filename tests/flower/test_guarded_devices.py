@@ -14,12 +14,13 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import LocalTraining, Report, TrainOrder
-from fedkeep.flower.codec import decode_order
+from fedkeep.flower.codec import decode
 from fedkeep.flower.device_memory import ContextMemory
 from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
+from fedkeep.link.messages import DeviceRequest
 from fedkeep.privacy.ledger import BudgetSpentError, Ledger
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.sim.assembly import assemble
@@ -43,7 +44,7 @@ def seeded_like_the_simulator(fleet: SmallFleet) -> InProcessGrid:
     def begin(number: int, app: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
         def answer(message: Message, context: Context) -> Message:
             is_order = message.metadata.message_type == "train"
-            fleet.noises[number].begin(decode_order(message.content).round if is_order else -1)
+            fleet.noises[number].begin(decode(message.content, DeviceRequest).order.round if is_order else -1)
             return app(message, context)
 
         return answer
@@ -71,7 +72,7 @@ def order_for(fleet: SmallFleet, round_: int, accepted: int | None = None) -> Tr
 
 
 def ledger_of(fleet: SmallFleet, number: int = 0) -> Ledger:
-    ledger, prefix = Ledger(), "guard/ledger."
+    ledger, prefix = Ledger(), "gate/ledger."
     state = fleet.memories[number].load()
     ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
     return ledger
@@ -161,7 +162,7 @@ def test_what_is_not_clipped_is_refused_and_nothing_is_charged() -> None:
     device = CatchUpDevice(parts.fleet.device(0), arrivals, parts.data.test_batch(0), memory, tight)
     with pytest.raises(RefusedError, match="unclipped"):
         device.participate(order_for(fleet, 0))
-    assert not memory.load()["guard/ledger.releases"].any()
+    assert not memory.load()["gate/ledger.releases"].any()
 
 
 def test_a_ledger_needs_a_memory_that_lasts() -> None:

@@ -19,7 +19,7 @@ from fedkeep.flower.state_store import StateStore
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import Status
 from tests.flower.agent_rounds import accuracy_with
-from tests.flower.real_fleet import APP, agent_answers, app_config, saved_round, start_agent, wait_until
+from tests.flower.real_fleet import APP, agent_answers, app_accuracy, app_config, saved_round, start_agent, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -98,13 +98,9 @@ class Deployed:
 
 def saved_accuracy(state: Path) -> float:
     """How good the model is that the server has saved."""
-    from fedkeep_app.task import accuracy, server_parts
-
     saved = StateStore(str(state), "default").load()
     assert saved is not None
-    _, parts, _ = server_parts(app_config(task__devices=NODES))
-    parts.server.restore({n.removeprefix("server/"): a for n, a in saved.state.items() if n.startswith("server/")})
-    return accuracy(parts, parts.server.model)
+    return app_accuracy(saved.state["server/model"], app_config(task__devices=NODES))
 
 
 def test_devices_are_killed_mid_round_and_come_back_as_themselves(

@@ -13,6 +13,7 @@ from flwr.app.user_config import UserConfig
 from fedkeep.core.types import Profile
 from fedkeep.flower import codec
 from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.link.messages import Profiled
 from tests.flower.real_fleet import APP, wait_until
 from tests.flower.wire_node import wire_node
 
@@ -35,10 +36,10 @@ def test_a_reply_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
             fleet.start("run", [*fleet.deployment.run(APP, SETTINGS), "--stream"])
             question = node.asked()
             assert question.metadata.message_type == "query.profile"
-            first = node.reply(question, codec.encode_profile(profile(7), 0))
+            first = node.reply(question, codec.encode(Profiled(profile(7), 0)))
             assert node.send(first) > 0
             assert node.send(first) == 0, "the same reply again: the SuperLink has it"
-            second = node.reply(question, codec.encode_profile(profile(99), 0))
+            second = node.reply(question, codec.encode(Profiled(profile(99), 0)))
             assert node.send(second) == 0, "another reply to the same message: the SuperLink wants none of it"
             order = node.asked()
             assert order.metadata.message_type == "train"

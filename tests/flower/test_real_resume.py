@@ -11,7 +11,7 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.local_fleet import LocalFleet
-from fedkeep.flower.server_app import open_strategy
+from fedkeep.flower.server_app import open_fleet
 from fedkeep.sim.engine import Simulator
 from tests.flower.real_fleet import APP, app_config, kill_server_app, saved_round, start_nodes, wait_until
 
@@ -62,12 +62,10 @@ def test_killed_servers_resume_to_the_bits_of_a_run_that_was_never_killed(tmp_pa
 
 def _uninterrupted() -> np.ndarray:
     from fedkeep_app.client_app import app
-    from fedkeep_app.task import server_parts
 
     config = app_config(**SETTINGS)
-    _, parts, sizes = server_parts(config)
     grid = InProcessGrid(make_node(number, app, config) for number in range(NODES))
-    strategy = open_strategy(parts.server, sizes, config, participation=1.0)
+    strategy = open_fleet(config)
     list(strategy.rounds(grid, ROUNDS))
     return strategy.server.model
 

@@ -12,10 +12,9 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.types import Report, TrainOrder
+from fedkeep.core.types import TrainOrder
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import make_client_app
-from fedkeep.flower.hidden_device import HiddenDevice
 from fedkeep.flower.in_process import InProcessGrid
 from fedkeep.flower.node_device import NodeDevice
 from fedkeep.flower.rounds import RoundOptions
@@ -23,9 +22,10 @@ from fedkeep.flower.secure_rounds import MASK, SHARE, TRAIN, UNMASK
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.link.messages import Answered, DeviceRequest, Participate, Reported
 from fedkeep.privacy import sum_messages as told
-from fedkeep.privacy.sum_member import SumMember
-from tests.flower.small_fleet import App, DictMemory, SmallFleet
+from fedkeep.privacy.door import Door, make_door
+from tests.flower.small_fleet import App, SmallFleet
 
 SECURE = {"privacy": {"secure_sum": True}}
 ALL = RoundOptions(participation=1.0, deadline=0.3, quorum=0.0)
@@ -68,7 +68,7 @@ def test_noise_and_masks_go_together(tmp_path: Path) -> None:
         for secure in (False, True)
     ]
     servers = [played(of, 4).server for of in fleets]
-    ledgers = [of.memories[0].load()["guard/ledger.releases"].tolist() for of in fleets]
+    ledgers = [of.memories[0].load()["gate/ledger.releases"].tolist() for of in fleets]
     assert np.abs(servers[0].model - servers[1].model).max() < 1e-6
     directions = [server.estimator.direction() for server in servers]
     assert np.abs(directions[0] - directions[1]).max() < 1e-6  # type: ignore[operator]
@@ -154,7 +154,7 @@ def test_an_answer_in_the_clear_is_refused_and_named() -> None:
 
     def in_the_clear(message: Message, context: Context) -> Message:
         if message.metadata.message_type == TRAIN:
-            del message.content.array_records[codec.ARRAYS][codec.TERMS]
+            message.content = codec.encode(Participate(codec.decode(message.content, DeviceRequest).order))
         return plain.apps[2](message, context)
 
     secure.apps[2] = in_the_clear
@@ -202,13 +202,14 @@ def test_a_question_of_an_earlier_sum_gets_no_answer() -> None:
 class Poisoned:
     """A device whose training goes wrong."""
 
-    def __init__(self, inner: NodeDevice, poison: float) -> None:
-        self._inner, self._poison = inner, np.float32(poison)
-        self.profile, self.evaluate = inner.profile, inner.evaluate
+    def __init__(self, inner: NodeDevice, poison: float, door: Door) -> None:
+        self._inner, self._poison, self._door = inner, np.float32(poison), door
+        self.profile, self.evaluate, self.answer = inner.profile, inner.evaluate, door.answer
 
-    def participate(self, order: TrainOrder) -> Report:
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
         report = self._inner.participate(order)
-        return replace(report, model=report.model + self._poison)
+        report = replace(report, model=report.model + self._poison)
+        return self._door.hold(report, order, self._door.terms(terms))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -219,9 +220,9 @@ def test_a_device_declines_to_mask_what_a_sum_would_hide(poison: float, reason: 
     options = replace(ALL, deterministic=deterministic)
     secure, plain = fleet(options=options), SmallFleet(devices=5, options=options)
     strategy = secure.strategy()
-    member = SumMember(secure.experiment.privacy, strategy.sizes.gradient)
-    device = HiddenDevice(Poisoned(plain.device(2), poison), member, DictMemory())
-    secure.apps[2] = make_client_app(lambda _: device)
+    door = make_door(secure.experiment.privacy, strategy.sizes.gradient, lambda: None)
+    device = Poisoned(plain.device(2), poison, door)
+    secure.apps[2] = make_client_app(lambda _: device)  # type: ignore[return-value]
     outcome = next(strategy.rounds(secure.grid(), 1))
     assert outcome.quorate != deterministic
     assert outcome.summary.accepted == (() if deterministic else (0, 1, 3, 4))
@@ -251,7 +252,7 @@ def test_the_server_receives_nothing_that_resembles_an_update() -> None:
             return reply
 
         def keep_clear(message: Message, reply: Message, device: int = device) -> Message:
-            sent[device] = reply.content.array_records[codec.ARRAYS]["model"].numpy()
+            sent[device] = codec.decode(reply.content, Reported).report.model
             return reply
 
         secure.apps[device] = changing(secure.apps[device], MASK, keep)
@@ -321,7 +322,8 @@ def test_a_device_that_lost_its_memory_makes_the_sum_begin_anew(tmp_path: Path) 
     secure = SmallFleet(devices=4, options=ALL, directory=tmp_path, table=SECURE)
     rounds = (strategy := secure.strategy()).rounds(secure.grid(), 4)
     next(rounds)
-    (tmp_path / "sums-2.npz").unlink()
+    memory = secure.memories[2]
+    memory.save({name: array for name, array in memory.load().items() if not name.startswith("sums/")})
     assert 2 in next(rounds).summary.accepted
     next(rounds)
     plain = SmallFleet(devices=4, options=ALL)
@@ -363,12 +365,12 @@ def test_keys_and_shares_of_the_wrong_form_cost_only_their_sender_a_place() -> N
     def unusable(message: Message, reply: Message) -> Message:
         said = told.decode(codec.decode_answer(reply.content, 1 << 20), told.Keys)
         bad = told.Keys(said.session, replace(said.keys, masking=bytes(32)))
-        return Message(codec.encode_answer(told.encode(bad)), reply_to=message)
+        return Message(codec.encode(Answered(told.encode(bad))), reply_to=message)
 
     def short(message: Message, reply: Message) -> Message:
         said = told.decode(codec.decode_answer(reply.content, 1 << 20), told.Shares)
         bad = told.Shares(said.session, dict.fromkeys(said.own_masks, b"?"), {})
-        return Message(codec.encode_answer(told.encode(bad)), reply_to=message)
+        return Message(codec.encode(Answered(told.encode(bad))), reply_to=message)
 
     secure.apps[1] = changing(secure.apps[1], TRAIN, unusable)
     secure.apps[3] = changing(secure.apps[3], UNMASK, short)

@@ -12,11 +12,12 @@ from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower.codec import Sizes, decode_report, encode_report
+from fedkeep.flower.codec import Sizes, decode_report, encode
 from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
+from fedkeep.link.messages import Reported
 from fedkeep.sim.engine import Simulator
 from tests.flower.small_fleet import App, SmallFleet
 
@@ -249,7 +250,7 @@ def replaying(app: App, sizes: Sizes) -> App:
             return reply
         first.append(reply)
         report = decode_report(first[0].content, sizes)
-        return Message(encode_report(report), reply_to=message)
+        return Message(encode(Reported(report)), reply_to=message)
 
     return run
 

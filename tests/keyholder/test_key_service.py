@@ -25,11 +25,12 @@ from fedkeep.keyholder.directory import KeyDirectory
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
 from fedkeep.link.key_client import KeyHolderClient, KeyHolderUnreachableError
-from fedkeep.link.key_messages import AskPlan, AskPublicKeys, Planned, decode_reply, encode, pack_plan
-from fedkeep.link.messages import Failed, pack
+from fedkeep.link.key_messages import AskPlan, AskPublicKeys, EncryptedTables, KeyReply, Planned
+from fedkeep.link.messages import Failed
 from fedkeep.link.mutual_tls import planner_side
+from fedkeep.link.wire import from_bytes, to_bytes
 from fedkeep.privacy.ckks import COARSE
-from fedkeep.privacy.encrypted import EncryptedFleet, EncryptedTables, encrypt_profile
+from fedkeep.privacy.encrypted import EncryptedFleet, encrypt_profile
 from fedkeep.privacy.public_context import PublicContext
 from tests.keyholder.holder_process import HolderProcess, environment, fedkeep
 
@@ -63,17 +64,7 @@ def tables(made: Path) -> EncryptedTables:
 
 
 def question(tables: EncryptedTables) -> AskPlan:
-    return AskPlan(
-        name=tables.name,
-        devices=pack(tables.devices),
-        capacities=pack(tables.capacities),
-        labels=tables.labels,
-        signs=tables.signs,
-        totals=tables.totals,
-        quantities="even",
-        clients_per_label=2,
-        labels_per_client=None,
-    )
+    return AskPlan(tables, quantities="even", clients_per_label=2, labels_per_client=None)
 
 
 def test_secret_keys_are_for_their_owner_and_nothing_secret_is_published(made: Path) -> None:
@@ -141,23 +132,23 @@ def test_bad_tables_are_refused_with_the_reason(made: Path, tables: EncryptedTab
     twice = np.where(np.arange(len(tables.devices)) < 4, 1, tables.devices)
     before = Greedy().plan(_fleet())
     bad: dict[str, AskPlan] = {
-        "another key": msgspec.structs.replace(good, name=b"none"),
+        "another key": question(replace(tables, name=b"none")),
         "unreadable ciphertext": question(other),
-        "too few devices": msgspec.structs.replace(good, capacities=pack(few)),
-        "tables of the wrong form": msgspec.structs.replace(good, devices=pack(twice)),
-        "tables of the wrong size": msgspec.structs.replace(good, signs=()),
+        "too few devices": question(replace(tables, capacities=few)),
+        "tables of the wrong form": question(replace(tables, devices=twice)),
+        "tables of the wrong size": question(replace(tables, signs=())),
         "malformed plan": msgspec.structs.replace(
-            good, before=msgspec.structs.replace(pack_plan(before), quotas=pack(np.zeros((1, 1), dtype=np.int64)))
+            good, before=replace(before, quotas=np.zeros((1, 1), dtype=np.int64))
         ),
         "error": msgspec.structs.replace(good, quantities="lp"),
     }
     try:
         for reason, request in bad.items():
-            reply = decode_reply(encode(service.answer(encode(request), "test")))
+            reply = from_bytes(to_bytes(service.answer(to_bytes(request), "test")), KeyReply)
             assert isinstance(reply, Failed), reason
             assert reply.reason == reason
         assert isinstance(service.answer(b"no message", "test"), Failed)
-        assert isinstance(service.answer(encode(good), "test"), Planned)
+        assert isinstance(service.answer(to_bytes(good), "test"), Planned)
     finally:
         service.close()
 
@@ -201,7 +192,7 @@ def test_plans_for_others_or_for_more_than_they_hold_are_not_followed(tables: En
         replace(good, devices=four, quotas=np.full((4, LABELS), 9)),
         replace(good, devices=four, quotas=np.zeros((4, LABELS + 1)), label_weights=np.ones(LABELS + 1)),
     ):
-        lie = pack_plan(plan)
+        lie = plan
         with pytest.raises(RefusedError, match="malformed plan"):
             planner.plan(tables, None)
 
@@ -220,4 +211,4 @@ def test_addresses_of_version_six() -> None:
 
 def test_what_is_no_reply_is_refused() -> None:
     with pytest.raises(RefusedError, match="malformed"):
-        decode_reply(encode(AskPublicKeys()))
+        from_bytes(to_bytes(AskPublicKeys()), KeyReply)

@@ -13,12 +13,12 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Profile
+from fedkeep.link.key_messages import EncryptedTables
+from fedkeep.link.messages import EncryptedProfile
 from fedkeep.privacy import ckks
 from fedkeep.privacy.ckks import COARSE, Scheme
 from fedkeep.privacy.encrypted import (
     EncryptedFleet,
-    EncryptedProfile,
-    EncryptedTables,
     KeyHolder,
     encrypt_profile,
     rows_that_fit,

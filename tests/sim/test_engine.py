@@ -17,6 +17,7 @@ from fedkeep.config import Table
 from fedkeep.records import read_run
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell, expand, resolve
+from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.runner import play, record_path
 from fedkeep.sim.sweep import run_sweep
 
@@ -42,6 +43,64 @@ def final_model(table: Table, *, eager: bool = False) -> np.ndarray:
 def test_catching_up_late_equals_seeing_every_sample_as_it_comes(policy: str) -> None:
     table = experiment(policy={"name": policy})
     np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["ode", "fifo"])
+def test_measuring_the_rates_does_not_make_the_fleet_see_more(policy: str) -> None:
+    table = experiment(policy={"name": policy}, profile={"measured": True, "every": 7})
+    np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
+
+
+def test_devices_declare_what_they_counted_and_weigh_themselves_by_it() -> None:
+    """All arrive at known rates, so that after a whole pass the counted shares are the true ones."""
+    stream = {"rounds_per_pass": 10}
+    simulator = Simulator(resolve(experiment(profile={"measured": True, "every": 10, "window": 10.0}, stream=stream)))
+    for _ in simulator.run(21):
+        pass
+    truth, fleet = simulator.parts.velocities, simulator.parts.fleet
+    assert isinstance(fleet, Fleet)
+    for device in range(simulator.parts.data.devices):
+        declared = fleet.device(device).profile().velocity
+        np.testing.assert_allclose(declared.sum(), truth[device].sum(), rtol=0.1)
+        assert np.corrcoef(declared, truth[device])[0, 1] > 0.9
+
+
+def test_unlimited_storage_so_far_begins_small_and_ends_as_all_there_is() -> None:
+    def trained(so_far: bool, rounds: int) -> list[int]:
+        table = experiment(policy={"name": "full-data", "so_far": so_far}, stream={"rounds_per_pass": 20})
+        simulator, counts = Simulator(resolve(table)), [0]
+        for _ in simulator.run(rounds):
+            counts.append(simulator.tally.samples_trained)
+        return np.diff(counts).tolist()
+
+    so_far, all_of_it = trained(True, 30), trained(False, 30)
+    assert so_far[0] <= all_of_it[0] / 10
+    assert so_far[:19] < all_of_it[:19]
+    assert so_far[19:] == all_of_it[19:]
+
+
+def test_prequential_accuracy_is_that_of_the_model_before_it_trains(tmp_path: Path) -> None:
+    """Over one round it can be computed by hand: the untrained model on all arrivals of the first round."""
+    table = experiment(record={"every": 1, "prequential": True}, train={"rounds": 3, "learning_rate": 0.05})
+    fresh = Simulator(resolve(table))
+    batches = [fresh.parts.stream.arrivals(d, 0, 1) for d in range(fresh.parts.data.devices)]
+    x, y = np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
+    by_hand = float((fresh.parts.learner.logits(fresh.server.model, x).argmax(axis=1) == y).mean())
+    evaluations = read_run(play(expand(table)[0], tmp_path)).evaluations
+    assert evaluations[0].prequential is None
+    assert evaluations[1].prequential == pytest.approx(by_hand)
+
+
+def test_the_worst_devices_and_the_rarest_labels_have_their_say() -> None:
+    simulator = Simulator(resolve(experiment()))
+    found = simulator.evaluate()
+    ranked = np.sort(found.device_accuracy[~np.isnan(found.device_accuracy)])
+    assert found.worst_tenth == ranked[0], "one device of twelve"
+    rarest = np.argsort(simulator.parts.data.label_counts.sum(axis=0), kind="stable")
+    known = [found.label_recall[y] for y in rarest if not np.isnan(found.label_recall[y])]
+    assert found.rare_recall == pytest.approx(np.mean(known[: round(len(known) / 4)]))
+    counts = np.bincount(simulator.parts.data.pooled_test.y, minlength=simulator.parts.data.labels)
+    assert np.nansum(found.label_recall * counts) / counts.sum() == pytest.approx(found.accuracy)
 
 
 @pytest.mark.parametrize("policy", ["ode", "fifo", "full-data", "central"])
@@ -77,6 +136,12 @@ def test_learns(policy: str) -> None:
         {"coordinator": {"name": "exact", "clients_per_label": 2}},
         {"coordinator": {"quantities": "lp"}},
         {"stream": {"label_noise": 0.2, "drift": 0.5}},
+        {"stream": {"burst": 10.0}},
+        {"profile": {"measured": True, "every": 7}},
+        {"correction": {"name": "momentum"}},
+        {"correction": {"name": "fedvarp"}},
+        {"correction": {"name": "scaffold"}},
+        {"policy": {"name": "full-data", "so_far": True}},
         {"train": {"rounds": 30, "dropout": 0.5, "batch_size": 3, "proximal": 0.1}},
     ],
     ids=str,

@@ -48,6 +48,13 @@ def test_a_mistake_is_named_with_what_is_allowed(table: Table, message: str) -> 
     assert message in str(error.value)
 
 
+def test_the_digest_tells_settings_apart_and_does_not_mind_a_default_written_out() -> None:
+    plain = resolve(TASK).digest()
+    assert resolve(TASK | {"train": {"rounds": 100}, "stream": {"burst": 0.0}}).digest() == plain
+    for other in ({"train": {"rounds": 99}}, {"stream": {"burst": 1.0}}, {"policy": {"name": "fifo"}}, {"seed": 1}):
+        assert resolve(TASK | other).digest() != plain
+
+
 def test_a_baseline_runs_uncoordinated_unless_told_otherwise() -> None:
     tables = TASK | {"coordinator": {"name": "greedy", "labels_per_client": 2}}
     assert isinstance(resolve(tables | {"policy": {"name": "ode"}}).coordinator, Greedy)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,15 +20,15 @@ from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.orders import check_order
 from fedkeep.agent.screening import screen
-from fedkeep.core.device import Device, TrainJob
+from fedkeep.core.device import Device, Prepared
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
-from fedkeep.core.types import Batch, IntArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
+from fedkeep.link.messages import EncryptedProfile, ProfileRequest
+from fedkeep.privacy.door import Door
 
 if TYPE_CHECKING:
-    from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
     from fedkeep.privacy.guard import Spending
-    from fedkeep.privacy.sum_member import SumMember
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -36,29 +36,6 @@ _STATISTICS_SECONDS = 60.0
 """How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
-
-
-class Gate(Kept, Protocol):
-    """Decides what may leave the device: the privacy guard, whose ledger is committed with everything else."""
-
-    def release(self, report: Report, order: TrainOrder) -> Report:
-        """What may be sent of a report; raises where nothing may."""
-
-    def release_profile(self, profile: Profile, window: float) -> Profile: ...
-
-    def see(self, ids: IntArray) -> None:
-        """These samples have entered the estimate that grows."""
-
-    def close_estimate(self) -> None:
-        """That estimate is finished, and what is released next."""
-
-    def spending(self) -> Spending: ...
-
-
-class Sealer(Protocol):
-    """Encrypts profiles under the key-holder's key."""
-
-    def seal(self, request: ProfileRequest, profile: Profile) -> EncryptedProfile: ...
 
 
 class Agent:
@@ -102,28 +79,13 @@ class Agent:
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
         self._judged: list[tuple[Arrival, str]] = []
         self._training = threading.Lock()
-        self._gate: Gate | None = None
-        self._member: SumMember | None = None
-        self._sealer: Sealer | None = None
+        self.door = Door()
         self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
 
-    def guard(self, gate: Gate) -> None:
-        """Puts a gate between the device and the server; to be called before `restore`."""
-        self._gate = gate
-        self._parts["gate"] = gate
-
-    def hide(self, member: SumMember) -> None:
-        """From now on reports leave in secure sums only; to be called before `restore`.
-
-        Only what the running sum counts is kept on the disk: an agent that restarts in the middle of a sum has
-        dropped out of it.
-        """
-        self._member = member
-        self._parts["sums"] = member.differences
-
-    def seal_profiles(self, sealer: Sealer) -> None:
-        """From now on no profile leaves the device unencrypted."""
-        self._sealer = sealer
+    def close_door(self, door: Door) -> None:
+        """Lets everything leave through this door from now on; to be called before `restore`."""
+        self.door = door
+        self._parts |= door.kept(under_way=False)
 
     @property
     def ledger_path(self) -> Path:
@@ -136,8 +98,8 @@ class Agent:
         return self._training.locked()
 
     def spending(self) -> Spending | None:
-        """What the device's privacy ledger says; None without a gate."""
-        return None if self._gate is None else self._gate.spending()
+        """What the device's privacy ledger says; None where nothing is accounted for."""
+        return self.door.spending()
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -232,8 +194,8 @@ class Agent:
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
         measured = self.device.measure(batch)
-        if self._gate is not None and measured is not None:
-            self._gate.see(batch.ids)
+        if measured is not None:
+            self.door.see(batch.ids)
         outcome = self.device.take_in(batch, self.store.clock.now(), measured)
         names = [_FATES[fate] for fate in outcome.fates.tolist()]
         self.counters.add_all(Counter(names))
@@ -300,59 +262,43 @@ class Agent:
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""
-        if self._member is not None:
-            raise RefusedError("in the clear", "privacy.secure_sum is set here: this device answers secure orders only")
-        return self._take_part(order)
+        self.door.require_clear()
+        return self.door.release(self._take_part(order), order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
         """Takes part in a secure sum: the report stays here for masking, the answer is keys."""
-        member = self._hiding()
-        agreed = member.terms(terms)
-        report = self._take_part(order)
-        with self.lock:
-            keys = member.hold(report, order, agreed)
-            self.require_commit()
-        return keys
+        agreed = self.door.terms(terms)
+        return self.door.hold(self.door.release(self._take_part(order), order), order, agreed)
 
     def answer(self, question: bytes) -> bytes:
         """The answer to a later exchange of a secure sum."""
-        with self.lock:
-            return self._hiding().answer(question)
-
-    def _hiding(self) -> SumMember:
-        if self._member is None:
-            raise RefusedError(
-                "not-secure", "this agent masks nothing: set privacy.secure_sum on both sides, or on none"
-            )
-        return self._member
+        return self.door.answer(question)
 
     def _take_part(self, order: TrainOrder) -> Report:
         check_order(order, self.device)
         with self._training:
             with self.lock:
-                job = self.device.prepare(order)
-                if self._gate is not None:
-                    self._gate.close_estimate()
+                prepared = self.device.prepare(order)
+                self.door.close_estimate()
                 if self.options.during_training == "continue":
                     # Arrivals during training must not mix gradients of two models.
                     self.device.install(order.model, order.direction)
                 else:
-                    return self._complete(job, self._train(job))
-            trained = self._train(job)
+                    return self._complete(prepared, self._train(prepared))
+            trained = self._train(prepared)
             with self.lock:
-                return self._complete(job, trained)
+                return self._complete(prepared, trained)
 
-    def _train(self, job: TrainJob) -> Vector:
-        if not len(job.batch):
-            return job.order.model
-        return self.device.learner.train(job.order.model, job.batch, job.weights, job.order.local, job.seed)
+    def _train(self, prepared: Prepared) -> Vector:
+        order, job = prepared.order, prepared.job
+        return self.device.learner.train(order.model, job, order.local) if len(job.batch) else order.model
 
-    def _complete(self, job: TrainJob, trained: Vector) -> Report:
-        report = self.device.complete(job, trained)
-        self.model_date.round, self.model_date.received = job.order.round, self.store.clock.now()
+    def _complete(self, prepared: Prepared, trained: Vector) -> Report:
+        report = self.device.complete(prepared, trained)
+        self.model_date.round, self.model_date.received = prepared.order.round, self.store.clock.now()
         self.store.model_version = self.model_date.round
         self.require_commit()
-        return report if self._gate is None else self._gate.release(report, job.order)
+        return report
 
     def require_commit(self) -> None:
         """Commits, or raises: what is not on the disk must not be sent."""
@@ -361,21 +307,16 @@ class Agent:
 
     def profile(self) -> Profile:
         """What the device declares to the server in the clear, as far as it may."""
-        if self._sealer is not None:
-            raise RefusedError("profile asked in the clear", "this device encrypts its profile: nothing was sent")
-        return self._declared()
+        return self.door.profile(self._declared)
 
     def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
-        """The same, for the key-holder alone; encrypting takes a second, and the stream goes on meanwhile."""
-        if self._sealer is None:
-            raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
-        return self._sealer.seal(request, self._declared())
+        """The same, for the key-holder alone."""
+        return self.door.sealed_profile(request, self._declared)
 
-    def _declared(self) -> Profile:
+    def _declared(self) -> tuple[Profile, float]:
         with self.lock:
             self.device.meter.advance(self.store.clock.now())
-            profile = self.device.profile()
-            return profile if self._gate is None else self._gate.release_profile(profile, self.device.meter.span())
+            return self.device.profile(), self.device.meter.span()
 
 
 _ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}

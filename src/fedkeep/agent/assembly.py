@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,16 +22,16 @@ from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.privacy import Privacy
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
-from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.device import DeviceOptions
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.factory import make_device, regions_for
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Learner
-from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.velocity import VelocityMeter, Window
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
-from fedkeep.learn.models import learner_for
+from fedkeep.fleet.model import learner_of
 from fedkeep.presets import DEFAULT, device_tables
 from fedkeep.privacy.sample_costs import REMEMBERED as COSTED
 from fedkeep.privacy.sample_costs import ROW_BYTES as COST_BYTES
@@ -108,23 +107,6 @@ def parse_config(table: Table) -> AgentConfig:
     )
 
 
-def build_learner(config: AgentConfig) -> Learner:
-    """The model of `[model]`: an exported file by `path`, else one of ours or a torch factory by `name`."""
-    options: dict[str, Any] = dict(config.model)
-    path = options.pop("path", None)
-    name = options.pop("name", "onnx" if path else "softmax")
-    if path is None:
-        last_layers = options.pop("last_layers", 1)
-        return learner_for(
-            name, config.samples.shape, config.samples.labels, last_layers=last_layers or None, options=options
-        )
-    if options:
-        raise ConfigError(f"a model from a file has no option '{min(options)}': remove it from [model]")
-    from fedkeep.learn.onnx_probe import OnnxLearner
-
-    return OnnxLearner(Path(str(path)))
-
-
 @dataclass(frozen=True)
 class Assembly:
     agent: Agent
@@ -134,7 +116,7 @@ class Assembly:
 
 def assemble(config: AgentConfig) -> Assembly:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
-    learner = build_learner(config)
+    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     check_model(learner, config.samples.shape, config.samples.labels)
     privacy = Privacy.configured(config.privacy, config.device) if config.privacy else None
     if privacy is not None:
@@ -151,20 +133,20 @@ def assemble(config: AgentConfig) -> Assembly:
 
 def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learner, privacy: Privacy | None) -> Assembly:
     """The agent around an open store."""
-    regions: Regions = LabelRegions(config.samples.labels) if config.policy.coordinated else SingleRegion()
+    regions = regions_for(config.policy, config.samples.labels)
     index = MemoryStore(np.zeros(regions.count, dtype=np.int64), config.after_use)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
     store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
-    device = Device(
-        learner=learner,
-        policy=config.policy,
-        store=store,
-        regions=regions,
-        meter=VelocityMeter(regions.count, _window(config.agent.velocity_window_seconds)),
+    device = make_device(
+        learner,
+        config.policy,
         capacity=layout.capacity,
         sample_shape=config.samples.shape,
         labels=config.samples.labels,
+        regions=regions,
+        store=store,
+        meter=VelocityMeter(regions.count, _window(config.agent.velocity_window_seconds)),
         weighting=config.weights,
         options=config.device,
         seed=config.agent.seed,

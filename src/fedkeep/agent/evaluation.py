@@ -8,6 +8,7 @@ import numpy as np
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.orders import check_vector
+from fedkeep.agent.summary import vitals
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Vector
@@ -24,7 +25,7 @@ class Evaluator:
         self._held_out = _read(Path(held_out), shape, agent.labels) if held_out else None
 
     def evaluate(self, model: Vector) -> Evaluated:
-        """Mean loss and accuracy; without a sample both are NaN."""
+        """Losses summed, and how many labels were right."""
         check_vector(model, self._agent.device.learner.size, "model")
         if self._held_out is not None:
             x, y = self._held_out
@@ -37,9 +38,8 @@ class Evaluator:
             part = slice(start, start + _CHUNK)
             part_loss, part_right = self._measure(model, x[part], y[part])
             loss, right = loss + part_loss, right + part_right
-        n = len(y)
         where = "stored" if self._held_out is None else "held-out"
-        return Evaluated(loss / n if n else np.nan, right / n if n else np.nan, n, where)
+        return Evaluated(len(y), loss, right, where, self._agent.door.vitals(vitals(self._agent)))
 
     def _measure(self, model: Vector, x: AnyArray, y: AnyArray) -> tuple[float, int]:
         logits = np.asarray(self._agent.device.learner.logits(model, x), dtype=np.float64)

@@ -45,9 +45,10 @@ class Privacy:
         return ClippedLearner(learner, self.options.clip) if self.options.protects("estimator") else learner
 
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
-        """Puts the guard before the agent; a ledger that is lost is not an empty one: then nothing starts."""
-        from fedkeep.privacy.guard import Guard
+        """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
+        from fedkeep.privacy.door import make_door
         from fedkeep.privacy.ledger_file import LedgerFile
+        from fedkeep.privacy.sealing import ProfileSealer
 
         file = LedgerFile(agent.ledger_path)
         said = {n.removeprefix(_LEDGER): array for n, array in state.items() if n.startswith(_LEDGER)}
@@ -56,23 +57,16 @@ class Privacy:
         except RefusedError as refusal:
             raise ConfigError(str(refusal)) from None
 
-        def commit(spent: State) -> None:
+        def keep(spent: State) -> None:
             try:
                 file.commit(spent)
             except OSError as error:
                 raise RefusedError(
                     "disk", f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
                 ) from error
-            agent.require_commit()
 
-        agent.guard(Guard(self.options, ledger, commit))
-        if self.options.secure_sum:
-            from fedkeep.privacy.sum_member import SumMember
-
-            agent.hide(SumMember(self.options, agent.device.learner.gradient_size))
+        size = agent.device.learner.gradient_size
+        door = make_door(self.options, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
+        agent.close_door(door)
         if self.options.encrypted_profiles:
-            from fedkeep.privacy.sealing import ProfileSealer
-
-            sealer = ProfileSealer(self.options)
-            sealer.public()  # a file that is not there, or not the one pinned, is said at the start
-            agent.seal_profiles(sealer)
+            ProfileSealer(self.options).public()  # a file that is not there, or not the one pinned, is said now

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from msgspec import structs
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
@@ -21,34 +20,22 @@ from fedkeep.agent.summary import stored_summary, summarise
 from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
-    Answered,
-    AskEncryptedProfile,
-    AskProfile,
     AskRefused,
     AskStatus,
     AskStored,
-    AskSum,
     AskWhy,
-    EncryptedProfiled,
     Erase,
     Erased,
-    Evaluate,
     Failed,
-    Participate,
-    Profiled,
     Reason,
     Reasons,
     RefusedRecord,
     RefusedRecords,
     Reply,
     Request,
-    decode_request,
-    encode,
-    pack,
-    pack_report,
-    unpack,
-    unpack_order,
 )
+from fedkeep.link.participant import reply_of
+from fedkeep.link.wire import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 32
@@ -87,14 +74,14 @@ class Service:
         try:
             while (payload := receive_frame(connection)) is not None:
                 self._connections.touch(connection)
-                send_frame(connection, encode(self.answer(payload)))
+                send_frame(connection, to_bytes(self.answer(payload)))
         except RefusedError as refusal:
-            send_frame(connection, encode(Failed(refusal.reason, refusal.detail)))
+            send_frame(connection, to_bytes(Failed(refusal.reason, refusal.detail)))
 
     def answer(self, payload: bytes) -> Reply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         try:
-            return self._reply(decode_request(payload))
+            return self._reply(from_bytes(payload, Request))
         except RefusedError as refusal:
             return Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
@@ -105,17 +92,6 @@ class Service:
 
     def _reply(self, request: Request) -> Reply:
         match request:
-            case Participate():
-                return self._participate(request)
-            case AskSum():
-                return Answered(self._agent.answer(request.question))
-            case Evaluate():
-                return self._evaluator.evaluate(unpack(request.model))
-            case AskProfile():
-                profile = self._agent.profile()
-                return Profiled(profile.capacity, pack(profile.velocity))
-            case AskEncryptedProfile():
-                return self._encrypted_profile(request)
             case AskStatus():
                 return summarise(self._agent)
             case AskStored():
@@ -127,18 +103,8 @@ class Service:
                 return self._why(request.id)
             case Erase():
                 return self._erase(request)
-
-    def _participate(self, request: Participate) -> Reply:
-        order = unpack_order(request)
-        if request.terms is None:
-            return pack_report(self._agent.participate(order))
-        return Answered(self._agent.hold(order, request.terms))
-
-    def _encrypted_profile(self, request: AskEncryptedProfile) -> EncryptedProfiled:
-        from fedkeep.privacy.encrypted import ProfileRequest
-
-        sealed = self._agent.encrypted_profile(ProfileRequest(**structs.asdict(request)))
-        return EncryptedProfiled(**vars(sealed))
+            case _:
+                return reply_of(self._agent, self._evaluator.evaluate, request)
 
     def _why(self, name: str) -> Reasons:
         id_ = sample_id(name, b"")

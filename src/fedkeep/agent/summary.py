@@ -6,7 +6,7 @@ import numpy as np
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.record import META_BYTES, Note
-from fedkeep.link.messages import LabelSummary, Status, StoredSummary
+from fedkeep.link.messages import LabelSummary, Status, StoredSummary, Vitals
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -36,6 +36,18 @@ def summarise(agent: Agent) -> Status:
             epsilon_budget=None if spending is None else spending.budget,
             sample_bytes=META_BYTES + agent.store.sample_bytes,
         )
+
+
+def vitals(agent: Agent) -> Vitals:
+    """The store in the few numbers that a fleet's page shows."""
+    with agent.lock:
+        labels = [note.label for note in agent.store.notes()]
+        counts = agent.counters.counts()
+    refused = sum(count for name, count in counts.items() if name.startswith("refused."))
+    kept, replaced = counts.get("kept", 0), counts.get("replaced", 0)
+    arrivals = kept + replaced + refused + counts.get("refreshed", 0)
+    filled = np.bincount(labels, minlength=agent.labels).tolist() if labels else [0] * agent.labels
+    return Vitals(len(labels), tuple(filled), arrivals, kept, replaced, refused)
 
 
 def stored_summary(agent: Agent) -> StoredSummary:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.names import did_you_mean
-from fedkeep.evidence.document import write_results
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
 from fedkeep.web.report import html as page
@@ -27,9 +26,6 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Write the charts as one self-contained page.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
-    evidence: Annotated[
-        bool, typer.Option("--evidence", help="DIR is `experiments/`: write its RESULTS.md and RESULTS.html.")
-    ] = False,
     base: Annotated[
         list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
     ] = _BASES,
@@ -38,10 +34,6 @@ def report(
 
     Final accuracy, and how much sooner each method gets to the base's.
     """
-    if evidence:
-        for path in write_results(directory, directory / "results", directory):
-            typer.echo(f"wrote {path}", err=True)
-        return
     runs = read_runs(directory)
     _refuse_unknown(base, {run.header.method for run in runs})
     comparison = compare(runs, base)

@@ -9,45 +9,48 @@ import typer
 
 
 def serve(
-    app: Annotated[Path, typer.Argument(help="The Flower app: a directory with its pyproject.toml.", exists=True)],
+    app: Annotated[
+        Path, typer.Argument(help="A fleet.toml, or a Flower app: a directory with its pyproject.toml.", exists=True)
+    ],
     credentials: Annotated[Path, typer.Option(help="What `fedkeep provision` made.")],
     host: Annotated[str, typer.Option(help="The name or address by which devices reach this server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
     bind: Annotated[str | None, typer.Option(help="The address to listen on, if it is not the host.")] = None,
     state: Annotated[str | None, typer.Option(help="A file or postgresql://...; default: in the credentials.")] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Where the record goes that `fedkeep watch` follows; default: in the credentials."),
+    ] = None,
     run: Annotated[str, typer.Option(help="The name under which the run is saved.")] = "default",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the saved run of that name.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys: loopback only.")] = False,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A key of the app's run config, as key=value; repeat for more.")
+        list[str] | None, typer.Option("--set", help="A key of the fleet or of the app, as key=value; repeat for more.")
     ] = None,
 ) -> None:
     """Serve a fleet by Flower, and go on after a crash.
 
-    Starts a SuperLink, runs the app on it, and resumes the run if it dies.
+    Starts a SuperLink, runs the fleet's app on it, and resumes the run if it dies.
     """
     import logging
 
-    from fedkeep.config import override
+    from fedkeep.config import merged, override
     from fedkeep.core.errors import ConfigError
     from fedkeep.flower.deployment import Deployment
+    from fedkeep.flower.fleet_app import takes_records, write_app
+    from fedkeep.flower.server_app import config_of
     from fedkeep.flower.serving import serve as serve_app
 
     if not insecure and not (credentials / "server.crt").exists():
         raise ConfigError(f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first")
-    deployment = Deployment(credentials.resolve(), host, port, insecure=insecure, bind=bind)
-    saved = state or str((credentials / "state.db").resolve())
-    settings = {"state.url": saved, "state.run": run} | _flat(override({}, setting or []))
+    root = credentials.resolve()
+    deployment = Deployment(root, host, port, insecure=insecure, bind=bind)
+    ours = {"state": {"url": state or str(root / "state.db"), "run": run}}
+    if records is not None or takes_records(app):
+        ours["records"] = {"directory": str((records or root / "records").resolve())}
+    tables = merged(ours, override({}, setting or []))
+    if app.is_file():
+        app, tables = write_app(app, root / "app", tables), {}
     logging.basicConfig(format="fedkeep: %(message)s")
     logging.getLogger("fedkeep").setLevel(logging.INFO)
-    serve_app(deployment, app, settings, resume=resume)
-
-
-def _flat(table: dict[str, object], prefix: str = "") -> dict[str, str | int | float | bool]:
-    flat: dict[str, str | int | float | bool] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, (str, int, float, bool)):
-            flat[f"{prefix}{key}"] = value
-    return flat
+    serve_app(deployment, app, config_of(tables), resume=resume)

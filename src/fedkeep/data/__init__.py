@@ -13,17 +13,21 @@ from fedkeep.data.federation import Federation, Membership, ModelSpec, Task
 from fedkeep.data.har import Har
 from fedkeep.data.own import Own
 from fedkeep.data.partition import PARTITIONS, Partition, partition, partition_from
+from fedkeep.data.prepared import AudioMnist, UjiIndoor, Westermo
 from fedkeep.data.streams import Stream, StreamOptions
 from fedkeep.data.synthetic import Embedded, Synthetic
 from fedkeep.data.traffic import Traffic
 
 TASKS: dict[str, type[Task]] = {
+    "audio-mnist": AudioMnist,
     "embedded": Embedded,
     "fashion-mnist": FashionMnist,
     "har": Har,
     "own": Own,
     "synthetic": Synthetic,
     "traffic": Traffic,
+    "uji-indoor": UjiIndoor,
+    "westermo": Westermo,
 }
 """Tasks by their names in TOML files."""
 

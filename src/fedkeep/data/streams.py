@@ -26,6 +26,8 @@ class StreamOptions:
     """Rounds in which a device sees each of its samples once; None: what the task says."""
     shuffle: bool = True
     """Whether every pass has an order of its own; False repeats the data's, as the authors' code does."""
+    burst: float = 0.0
+    """Rounds that one label lasts at a device on average, each device by itself; 0: labels come mixed."""
     drift: float = 0.0
     """Label shift over time, 0..1: at 1 labels come one after the other, the same for all devices."""
     drift_passes: int = 1
@@ -44,6 +46,10 @@ class StreamOptions:
         for key in ("rounds_per_pass", "drift_passes"):
             if (value := getattr(self, key)) is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}")
+        if self.burst < 0:
+            raise ValueError(f"burst must not be negative, got {self.burst}")
+        if self.burst and not self.shuffle:
+            raise ValueError("burst makes an order of its own: leave out shuffle = false")
         if self.outlier_scale < 0:
             raise ValueError(f"outlier_scale must not be negative, got {self.outlier_scale}")
 
@@ -74,6 +80,11 @@ class Stream:
         """How many samples have arrived before this round begins, exactly: a pass ends where it should."""
         return round_ * int(self._data.train.sizes[device]) // self._rounds_per_pass
 
+    def rounds(self, device: int, start: int, stop: int) -> IntArray:
+        """The round in which each of the arrivals number `start` up to, not including, `stop` comes."""
+        arrivals = np.arange(start, stop, dtype=np.int64)
+        return ((arrivals + 1) * self._rounds_per_pass - 1) // int(self._data.train.sizes[device])
+
     def arrivals(self, device: int, first_round: int, last_round: int) -> Batch:
         """Everything that arrives from `first_round` up to, not including, `last_round`, in order."""
         return self.between(device, self.position(device, first_round), self.position(device, last_round))
@@ -93,6 +104,10 @@ class Stream:
         """All that the device's stream is made of, each sample once, as it would arrive."""
         return self._disturbed(self._data.train.of(device))
 
+    def seen_before(self, device: int, round_: int) -> Batch:
+        """What has arrived before this round begins, each sample once."""
+        return self.between(device, 0, min(self.position(device, round_), len(self._data.train.of(device))))
+
     @property
     def _cycle_passes(self) -> int:
         return self._options.drift_passes if self._options.drift else 1
@@ -100,7 +115,7 @@ class Stream:
     def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
         """The order of one cycle: a pass or, under drift, some passes mixed so that labels have seasons."""
         passes = range(cycle * self._cycle_passes, (cycle + 1) * self._cycle_passes)
-        orders = [self._pass_order(device, len(owned), number) for number in passes]
+        orders = [self._pass_order(device, owned, number) for number in passes]
         order = np.concatenate(orders)
         if not self._options.drift:
             return order
@@ -109,16 +124,20 @@ class Stream:
         keys = (1 - self._options.drift) * time + self._options.drift * season
         return order[np.argsort(keys, kind="stable")]
 
-    def _pass_order(self, device: int, size: int, number: int) -> IntArray:
+    def _pass_order(self, device: int, owned: IntArray, number: int) -> IntArray:
         """The order of a pass; the latest of each device is kept, since most stretches lie in one pass."""
         if not self._options.shuffle:
-            return np.arange(size, dtype=np.int64)
+            return np.arange(len(owned), dtype=np.int64)
         known = self._orders.get(device)
         if known is None or known[0] != number:
             if len(self._orders) >= _ORDERS_KEPT:
                 self._orders.clear()
-            known = (number, generator(self._seed, "pass", device, number).permutation(size))
-            self._orders[device] = known
+            order = generator(self._seed, "pass", device, number).permutation(len(owned))
+            if self._options.burst:
+                length = max(1.0, self._options.burst * self.rate(device))
+                rng = generator(self._seed, "burst", device, number)
+                order = order[_in_bursts(self._data.y[owned[order]], length, rng)]
+            known = self._orders[device] = (number, order)
         return known[1]
 
     def _disturbed(self, ids: IntArray) -> Batch:
@@ -143,6 +162,18 @@ class Stream:
             noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(x.shape[1:], dtype=np.float32)
             x[row] += np.float32(self._options.outlier_scale * deviation) * noise
         return x
+
+
+def _in_bursts(labels: IntArray, length: float, rng: np.random.Generator) -> IntArray:
+    """Places of the samples such that labels come in stretches of geometric length, `length` on average.
+
+    Two stretches of one label may follow each other: where a device has few labels, they last longer.
+    """
+    grouped = np.argsort(labels, kind="stable")
+    begins = rng.random(len(labels)) < 1 / length
+    begins |= np.diff(labels[grouped], prepend=-1) != 0
+    stretch = np.cumsum(begins) - 1
+    return grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]
 
 
 def _feature_deviation(federation: Federation) -> float:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
-
+from flwr.app import Context
 from flwr.app.user_config import UserConfig
-from msgspec import structs
+from flwr.clientapp import ClientApp
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
-from fedkeep.flower.codec import Evaluation
+from fedkeep.flower.client_app import make_client_app
 from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import AskEncryptedProfile
+from fedkeep.link.messages import EncryptedProfile, Evaluated, ProfileRequest
 from fedkeep.presets import DEFAULT
 
-if TYPE_CHECKING:
-    from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
+
+def make_agent_app() -> ClientApp:
+    """A ClientApp whose devices are agents, each at the `agent-socket` of its node's settings."""
+    return make_client_app(_open_agent)
+
+
+def _open_agent(context: Context) -> AgentDevice:
+    socket = context.node_config.get("agent-socket")
+    if not socket:
+        raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
+    return AgentDevice(str(socket), context.run_config)
 
 
 class AgentDevice:
@@ -31,34 +38,33 @@ class AgentDevice:
         self._method = str(run_config.get("policy.name", "ode")), str(run_config.get("preset", DEFAULT))
 
     def profile(self) -> Profile:
-        with AgentClient(self._path, self._timeout) as agent:
+        with self._agent() as agent:
             self._require_method(agent)
             return agent.profile()
 
     def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
-        from fedkeep.privacy.encrypted import EncryptedProfile
-
-        with AgentClient(self._path, self._timeout) as agent:
+        with self._agent() as agent:
             self._require_method(agent)
-            sealed = agent.encrypted_profile(AskEncryptedProfile(**asdict(request)))
-        return EncryptedProfile(**structs.asdict(sealed))
+            return agent.encrypted_profile(request)
 
     def participate(self, order: TrainOrder) -> Report:
-        with AgentClient(self._path, self._timeout) as agent:
+        with self._agent() as agent:
             return agent.participate(order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        with AgentClient(self._path, self._timeout) as agent:
+        with self._agent() as agent:
             return agent.hold(order, terms)
 
     def answer(self, question: bytes) -> bytes:
-        with AgentClient(self._path, self._timeout) as agent:
+        with self._agent() as agent:
             return agent.answer(question)
 
-    def evaluate(self, model: Vector) -> Evaluation:
-        with AgentClient(self._path, self._timeout) as agent:
-            said = agent.evaluate(model)
-        return Evaluation(said.samples, said.loss * said.samples, round(said.accuracy * said.samples))
+    def evaluate(self, model: Vector) -> Evaluated:
+        with self._agent() as agent:
+            return agent.evaluate(model)
+
+    def _agent(self) -> AgentClient:
+        return AgentClient(self._path, self._timeout)
 
     def _require_method(self, agent: AgentClient) -> None:
         now = agent.status()

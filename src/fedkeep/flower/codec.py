@@ -1,32 +1,32 @@
-"""Core values to Flower records and back: exact names, shapes and dtypes, sizes checked before parsing.
+"""Messages as Flower's records: one ArrayRecord and one ConfigRecord each, since each costs Flower a request.
 
-One ArrayRecord and one ConfigRecord per message, since each record costs Flower a request of its own.
+The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say is checked for
+exact shapes and dtypes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from io import BytesIO
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import AnyArray, Assignment, LocalTraining, Profile, Report, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
+from fedkeep.link.framing import MESSAGE_LIMIT
+from fedkeep.link.messages import Answered, EncryptedProfile, EncryptedProfiled, Evaluated, Profiled, Reported
+from fedkeep.link.wire import pack, unpack
 
-ARRAYS, VALUES = "fedkeep.arrays", "fedkeep.values"
-TERMS, ANSWER = "terms", "answer"
-"""Arrays of bytes: the terms of a secure sum beside an order, and whatever else its parties say."""
-_NUMPY = "numpy.ndarray"
-_HEADER_BYTES = 1024
-"""A .npy header is 128 bytes; more than this is no header of ours."""
+ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
+_RAW = "fedkeep.raw"
+_HEAD_BYTES = 4096
+"""More than the head of any message whose numbers are arrays."""
+_CIPHERTEXT_BYTES, _CIPHERTEXTS = 16 << 20, 1 << 10
+"""More than any ciphertext of ours, a fresh one of the full scheme has 8 million, and more than a profile has."""
 _MOST = 10**9
 """No device counts further than this in a round."""
-_DTYPES: Mapping[str, Any] = {"quotas": np.int64, "label_weights": np.float64, TERMS: np.uint8, ANSWER: np.uint8}
-_EMPTY = np.empty(0, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -37,151 +37,93 @@ class Sizes:
     gradient: int
     regions: int
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A model on a device's own samples: how many, their losses summed, how many labels were right."""
-
-    samples: int
-    loss: float
-    correct: int
+    @property
+    def report_bytes(self) -> int:
+        return 4 * (self.model + self.gradient) + _HEAD_BYTES
 
 
-class OrderEncoder:
-    """Encodes the orders of one round; arrays that they share are serialised, and uploaded, once."""
+class Encoder:
+    """Encodes messages; arrays that they share are serialised, and uploaded, once."""
 
     def __init__(self) -> None:
         self._encoded: dict[int, tuple[AnyArray, Array]] = {}
 
-    def __call__(self, order: TrainOrder) -> RecordDict:
-        arrays = {"model": order.model}
-        if order.direction is not None:
-            arrays["direction"] = order.direction
-        content = encode_order(replace(order, model=_EMPTY, direction=None))
-        content.array_records[ARRAYS].update({name: self._array(array) for name, array in arrays.items()})
-        return content
+    def __call__(self, message: Any) -> RecordDict:
+        packed = pack(message)
+        arrays = {str(number): self._array(array) for number, array in enumerate(packed.arrays)}
+        return RecordDict({ARRAYS: ArrayRecord(arrays), HEAD: ConfigRecord({"head": packed.head})})
 
     def _array(self, array: AnyArray) -> Array:
         if id(array) not in self._encoded:
-            self._encoded[id(array)] = (array, Array(np.ascontiguousarray(array)))
+            raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+            self._encoded[id(array)] = (array, Array(array.dtype.name, tuple(array.shape), _RAW, raw))
         return self._encoded[id(array)][1]
 
 
-def encode_order(order: TrainOrder) -> RecordDict:
-    arrays: dict[str, AnyArray] = {"model": order.model}
-    local = order.local
-    values: dict[str, Any] = {
-        "round": order.round,
-        "learning_rate": local.learning_rate,
-        "epochs": local.epochs,
-        "batch_size": local.batch_size or 0,
-        "proximal": local.proximal,
-        "accepted_round": -1 if order.accepted_round is None else order.accepted_round,
-    }
-    if order.direction is not None:
-        arrays["direction"] = order.direction
-    if order.assignment is not None:
-        arrays["quotas"] = order.assignment.quotas
-        arrays["label_weights"] = order.assignment.label_weights
-        values["mass_per_slot"] = order.assignment.mass_per_slot
-    return _encode(arrays, values)
+def encode(message: Any) -> RecordDict:
+    return Encoder()(message)
 
 
-def decode_order(content: RecordDict) -> TrainOrder:
-    """The order, as the server of this fleet wrote it; its sizes are taken from the message itself."""
-    arrays, values = _records(content)
-    required = {"round": int, "learning_rate": float, "epochs": int, "batch_size": int, "proximal": float}
-    numbers = _values(values, required | {"accepted_round": int}, optional={"mass_per_slot": float})
-    vectors = {name: _declared(name, array) for name, array in arrays.items()}
-    _names(vectors, {"model"}, {"direction", "quotas", "label_weights", TERMS})
-    assignment = None
-    if "quotas" in vectors:
-        _names(vectors, {"model", "quotas", "label_weights"}, {"direction", TERMS})
-        assignment = Assignment(vectors["quotas"], vectors["label_weights"], numbers["mass_per_slot"])
-    accepted = numbers["accepted_round"]
-    return TrainOrder(
-        round=numbers["round"],
-        model=vectors["model"],
-        direction=vectors.get("direction"),
-        local=LocalTraining(
-            numbers["learning_rate"], numbers["epochs"], numbers["batch_size"] or None, numbers["proximal"]
-        ),
-        accepted_round=None if accepted < 0 else accepted,
-        assignment=assignment,
-    )
+def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
+    """The message, if it is of this kind and has at most so many bytes, which are counted before they are read."""
+    arrays, values = content.get(ARRAYS), content.get(HEAD)
+    if set(content) != {ARRAYS, HEAD} or not isinstance(arrays, ArrayRecord) or not isinstance(values, ConfigRecord):
+        raise RefusedError("wrong-records", f"expected {ARRAYS} and {HEAD}, got {sorted(content)[:5]}")
+    head = values.get("head")
+    parts = [arrays[str(number)].data for number in range(len(arrays)) if str(number) in arrays]
+    if not isinstance(head, bytes) or len(parts) != len(arrays):
+        raise RefusedError("wrong-records", "a record is not of its kind")
+    size = len(head) + sum(map(len, parts))
+    if size > most:
+        raise RefusedError("oversized", f"{size} bytes; at most {most} are expected")
+    return unpack(head, parts, kind)
 
 
-def add_terms(content: RecordDict, terms: bytes) -> RecordDict:
-    """The order with the terms of a secure sum: its report is not to be sent, but held for masking."""
-    content.array_records[ARRAYS][TERMS] = Array(np.frombuffer(terms, dtype=np.uint8))
-    return content
+def decode_report(content: RecordDict, sizes: Sizes) -> Report:
+    """The report, if shapes and dtypes are exactly right; whether it is sound is the core's to say."""
+    report: Report = decode(content, Reported, sizes.report_bytes).report
+    counts = {"steps": report.steps, "samples": report.samples, "gradient_samples": report.gradient_samples}
+    _require_counts(counts)
+    _require("model", report.model, sizes.model, np.float32)
+    if report.local_gradient is not None:
+        _require("estimator", report.local_gradient, sizes.gradient, np.float32)
+    elif report.gradient_samples:
+        raise RefusedError("missing-array", f"no estimator of {report.gradient_samples} samples")
+    return report
 
 
-def terms_of(content: RecordDict) -> bytes | None:
-    """The terms of the secure sum that an order asks for; None for an order of the usual kind."""
-    array = _records(content)[0].get(TERMS)
-    return None if array is None else _declared(TERMS, array).tobytes()
+def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId, str]:
+    """The profile, and the number and name its sender claims."""
+    said: Profiled = decode(content, Profiled, 8 * sizes.regions + _HEAD_BYTES)
+    _require("velocity", said.profile.velocity, sizes.regions, np.float64)
+    _require_counts({"capacity": said.profile.capacity})
+    return said.profile, _claimed(said.device), said.name
 
 
-def encode_answer(payload: bytes) -> RecordDict:
-    """What a party of a secure sum says."""
-    return _encode({ANSWER: np.frombuffer(payload, dtype=np.uint8)}, {})
+def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, DeviceId, str]:
+    """The encrypted profile and the number and name claimed with it; one in the clear is refused and not used."""
+    said: Profiled | EncryptedProfiled = decode(content, Profiled | EncryptedProfiled)
+    if isinstance(said, Profiled):
+        raise RefusedError("profile in the clear", "it was asked to encrypt; its answer is not used")
+    parts = said.profile.comparisons
+    if len(parts) > _CIPHERTEXTS or max(map(len, (*parts, said.profile.velocities))) > _CIPHERTEXT_BYTES:
+        raise RefusedError("ciphertext of the wrong size", f"no ciphertext has more than {_CIPHERTEXT_BYTES} bytes")
+    return said.profile, _claimed(said.device), said.name
 
 
 def decode_answer(content: RecordDict, most: int) -> bytes:
     """What a party of a secure sum says in at most that many bytes; a report in the clear is refused as such."""
-    arrays, _ = _records(content)
-    if "model" in arrays or "local_gradient" in arrays:
+    said: Answered | Reported = decode(content, Answered | Reported, most + _HEAD_BYTES)
+    if isinstance(said, Reported):
         raise RefusedError("answer in the clear", "it was asked to mask its report; what it sent is dropped")
-    _names(arrays, {ANSWER}, set())
-    if len(arrays[ANSWER].data) > most + _HEADER_BYTES:
-        raise RefusedError("answer-size", f"{len(arrays[ANSWER].data)} bytes; at most {most} are expected")
-    return _declared(ANSWER, arrays[ANSWER]).tobytes()
+    return said.answer
 
 
-def encode_report(report: Report) -> RecordDict:
-    arrays: dict[str, AnyArray] = {"model": report.model}
-    if report.local_gradient is not None:
-        arrays["local_gradient"] = report.local_gradient
-    values = {
-        "round": report.round,
-        "weight": report.weight,
-        "steps": report.steps,
-        "samples": report.samples,
-        "gradient_samples": report.gradient_samples,
-    }
-    return _encode(arrays, values)
-
-
-def decode_report(content: RecordDict, sizes: Sizes) -> Report:
-    """The report, if names, shapes and dtypes are exactly right; whether it is sound is the core's to say."""
-    arrays, values = _records(content)
-    _names(arrays, {"model"}, {"local_gradient"})
-    kinds = {"round": int, "weight": float, "steps": int, "samples": int, "gradient_samples": int}
-    numbers = _values(values, kinds)
-    _counts(numbers, "steps", "samples", "gradient_samples")
-    gradient = arrays.get("local_gradient")
-    if gradient is None and numbers["gradient_samples"]:
-        raise RefusedError("missing-array", f"no estimator of {numbers['gradient_samples']} samples")
-    return Report(
-        model=_exact("model", arrays["model"], (sizes.model,), np.float32),
-        local_gradient=None if gradient is None else _exact("estimator", gradient, (sizes.gradient,), np.float32),
-        **numbers,
-    )
-
-
-def encode_profile(profile: Profile, device: int) -> RecordDict:
-    return _encode({"velocity": profile.velocity}, {"capacity": profile.capacity, "device": device})
-
-
-def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, int]:
-    """The profile and the device number its sender claims."""
-    arrays, values = _records(content)
-    _names(arrays, {"velocity"}, set())
-    numbers = _values(values, {"capacity": int, "device": int})
-    _counts(numbers, "device", "capacity")
-    velocity = _exact("velocity", arrays["velocity"], (sizes.regions,), np.float64)
-    return Profile(numbers["capacity"], velocity), numbers["device"]
+def decode_evaluation(content: RecordDict) -> Evaluated:
+    said: Evaluated = decode(content, Evaluated, _HEAD_BYTES)
+    if not (0 <= said.correct <= said.samples <= _MOST and 0 <= said.total_loss < np.inf):
+        raise RefusedError("bad-evaluation", f"{said.correct} of {said.samples} right, loss {said.total_loss:g}")
+    return said
 
 
 def arrays_of(model: Vector) -> ArrayRecord:
@@ -190,29 +132,9 @@ def arrays_of(model: Vector) -> ArrayRecord:
 
 
 def model_of(arrays: ArrayRecord) -> Vector:
-    _names(arrays, {"model"}, set())
-    return _declared("model", arrays["model"])
-
-
-def encode_model(model: Vector) -> RecordDict:
-    return RecordDict({ARRAYS: arrays_of(model), VALUES: ConfigRecord({})})
-
-
-def decode_model(content: RecordDict) -> Vector:
-    return model_of(_records(content)[0])
-
-
-def encode_evaluation(evaluation: Evaluation) -> RecordDict:
-    return _encode({}, asdict(evaluation))
-
-
-def decode_evaluation(content: RecordDict) -> Evaluation:
-    arrays, values = _records(content)
-    _names(arrays, set(), set())
-    said = Evaluation(**_values(values, {"samples": int, "loss": float, "correct": int}))
-    if not (0 <= said.correct <= said.samples and 0 <= said.loss < np.inf):
-        raise RefusedError("bad-evaluation", f"{said.correct} of {said.samples} right, loss {said.loss:g}")
-    return said
+    if set(arrays) != {"model"}:
+        raise RefusedError("wrong-records", f"expected one array 'model', got {sorted(arrays)[:5]}")
+    return arrays["model"].numpy().astype(np.float32)
 
 
 def content_of(reply: Message) -> RecordDict:
@@ -222,77 +144,20 @@ def content_of(reply: Message) -> RecordDict:
     return reply.content
 
 
-def _encode(arrays: Mapping[str, AnyArray], values: Mapping[str, Any]) -> RecordDict:
-    record = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
-    return RecordDict({ARRAYS: record, VALUES: ConfigRecord(dict(values))})
+def _claimed(device: int | None) -> DeviceId:
+    if device is None or not 0 <= device <= _MOST:
+        raise RefusedError("bad-device", f"{device} is not a device's number")
+    return device
 
 
-def _records(content: RecordDict) -> tuple[ArrayRecord, ConfigRecord]:
-    arrays, values = content.get(ARRAYS), content.get(VALUES)
-    if set(content) != {ARRAYS, VALUES}:
-        raise RefusedError("wrong-records", f"expected {ARRAYS} and {VALUES}, got {sorted(content)[:5]}")
-    if not isinstance(arrays, ArrayRecord) or not isinstance(values, ConfigRecord):
-        raise RefusedError("wrong-records", "a record is not of its kind")
-    return arrays, values
+def _require_counts(numbers: Mapping[str, int]) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number <= _MOST:
+            raise RefusedError(f"bad-{name}", f"{number} is not a number from 0 to {_MOST}")
 
 
-def _names(given: Mapping[str, Any], required: set[str], optional: set[str]) -> None:
-    if missing := required - set(given):
-        raise RefusedError("missing-array", f"no {', '.join(sorted(missing))}")
-    if extra := set(given) - required - optional:
-        raise RefusedError("extra-array", f"unexpected {', '.join(sorted(extra)[:3])[:80]!r}")
-
-
-def _values(
-    record: ConfigRecord, required: Mapping[str, type], optional: Mapping[str, type] = MappingProxyType({})
-) -> dict[str, Any]:
-    kinds = {**required, **optional}
-    if not set(required) <= set(record) <= set(kinds):
-        raise RefusedError("wrong-values", f"expected {sorted(required)}, got {sorted(record)[:9]}")
-    for name, value in record.items():
-        if type(value) is not kinds[name]:
-            raise RefusedError("wrong-type", f"{name} is {type(value).__name__}, not {kinds[name].__name__}")
-    return dict(record)
-
-
-def _counts(numbers: Mapping[str, int], *names: str) -> None:
-    for name in names:
-        if not 0 <= numbers[name] <= _MOST:
-            raise RefusedError(f"bad-{name}", f"{numbers[name]} is not a number from 0 to {_MOST}")
-
-
-def _declared(name: str, array: Array) -> AnyArray:
-    """An array from the fleet's own server, of the one dtype its name stands for."""
-    dtype = _DTYPES.get(name, np.float32)
-    return _exact(name, array, tuple(array.shape[:1]), dtype)
-
-
-def _exact(name: str, array: Array, shape: tuple[int, ...], dtype: Any) -> AnyArray:
-    """The array, if it is exactly of this shape and dtype; refused by its size before it is parsed."""
-    kind = np.dtype(dtype)
-    expected = kind.itemsize * int(np.prod(shape))
-    if len(array.data) > expected + _HEADER_BYTES:
-        raise RefusedError(f"{name}-size", f"{len(array.data)} bytes for an array of {expected}")
-    if tuple(array.shape) != shape:
-        raise RefusedError(f"{name}-shape", f"expected shape {shape}, got {tuple(array.shape)[:5]}")
-    if array.dtype != kind.name or array.stype != _NUMPY:
-        raise RefusedError(f"{name}-dtype", f"expected {kind.name} as {_NUMPY}, got {array.dtype[:20]!r}")
-    return _parse(name, array.data, shape, kind)
-
-
-def _parse(name: str, data: bytes, shape: tuple[int, ...], kind: np.dtype[Any]) -> AnyArray:
-    """The numbers behind a .npy header that says the same as the record; numpy would believe any header."""
-    stream = BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version != (1, 0):
-            raise ValueError(f"version {version}")
-        said_shape, _, said_kind = np.lib.format.read_array_header_1_0(stream)
-    except ValueError as error:
-        raise RefusedError(f"{name}-header", str(error)[:100]) from error
-    if said_shape != shape or said_kind != kind.newbyteorder("<"):
-        raise RefusedError(f"{name}-header", f"the bytes hold {said_kind} {said_shape}")
-    body = data[stream.tell() :]
-    if len(body) != kind.itemsize * int(np.prod(shape)):
-        raise RefusedError(f"{name}-size", f"{len(body)} bytes of numbers")
-    return np.frombuffer(body, dtype=kind.newbyteorder("<")).reshape(shape).astype(kind)
+def _require(name: str, array: AnyArray, size: int, dtype: Any) -> None:
+    if array.shape != (size,):
+        raise RefusedError(f"{name}-shape", f"expected shape ({size},), got {array.shape[:5]}")
+    if array.dtype != dtype:
+        raise RefusedError(f"{name}-dtype", f"expected {np.dtype(dtype).name}, got {array.dtype.name}")

@@ -14,12 +14,12 @@ from flwr.serverapp import Grid
 from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.core.server import Refusal, Server
 from fedkeep.core.types import DeviceId, Profile
-from fedkeep.flower import profile_codec
-from fedkeep.flower.codec import Sizes, content_of
+from fedkeep.flower import codec
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import PROFILE, PROFILE_SECONDS
 from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.roster import Node, Roster
+from fedkeep.link.messages import AskProfile
 from fedkeep.privacy.encrypted import EncryptedFleet
 
 log = logging.getLogger("fedkeep.flower")
@@ -51,7 +51,7 @@ class EncryptedMembership:
         self,
         server: Server,
         roster: Roster,
-        sizes: Sizes,
+        sizes: codec.Sizes,
         refuse: Callable[[Refusal], None],
         planner: RemotePlanner,
         min_devices: int,
@@ -83,10 +83,10 @@ class EncryptedMembership:
         if seat is None or self._table is None:
             return
         try:
-            answer, device = profile_codec.decode_profile(content_of(reply))
+            answer, device, name = codec.decode_encrypted_profile(codec.content_of(reply))
             if answer.row != seat.row and answer.name == self._table.name:
                 return  # an answer to an older table; this one was asked for as well
-            self._enter(seat.node, device, answer.capacity)
+            self._enter(seat.node, device, name, answer.capacity)
             self._table.receive(device, seat.row, answer)
         except RefusedError as error:
             known = self._roster.device(asked.node)
@@ -148,15 +148,15 @@ class EncryptedMembership:
             seated = self._seats.get(node.node_id)
             row = next(free) if seated is None else seated.row
             self._seats[node.node_id] = _Seat(node, row, now)
-            content = profile_codec.encode_request(self._table.request(row))
+            content = codec.encode(AskProfile(self._table.request(row)))
             messages.append(Message(content, node.node_id, PROFILE, ttl=PROFILE_SECONDS))
         exchange.send(messages, self._server.round)
 
-    def _enter(self, node: Node, device: DeviceId, capacity: int) -> None:
+    def _enter(self, node: Node, device: DeviceId, name: str, capacity: int) -> None:
         """Binds the node to the device it claims to be; its velocities are not known here, and say so."""
         known = self._roster.device(node.node_id)
         if known is None:
-            self._roster.enter(node, device, Profile(capacity, np.full(self._sizes.regions, np.nan)))
+            self._roster.enter(node, device, Profile(capacity, np.full(self._sizes.regions, np.nan)), name)
         elif known != device:
             raise RefusedError("identity-taken", f"device {known} says that it is device {device}")
 

@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
+
+from fedkeep.core.types import State
 
 _PULLS_AT_ONCE = 8
 _PULL_SECONDS = 2.0
@@ -24,6 +27,29 @@ class Asked:
     kind: str
 
 
+@dataclass(eq=False)
+class Tally:
+    """Bytes of content sent to devices and received from them, since the run began."""
+
+    down: int = 0
+    up: int = 0
+
+    def snapshot(self) -> State:
+        return {"bytes": np.array([self.down, self.up])}
+
+    def restore(self, state: State) -> None:
+        self.down, self.up = state["bytes"].tolist() if state else (0, 0)
+
+
+def size_of(message: Message) -> int:
+    """The bytes of a message's arrays and of its head; an error has none."""
+    if message.has_error():
+        return 0
+    arrays = sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
+    values = (value for record in message.content.config_records.values() for value in record.values())
+    return arrays + sum(len(value) for value in values if isinstance(value, bytes))
+
+
 class Exchange:
     """Messages in flight; who answered what is known from what was sent, never from what the answer says.
 
@@ -31,8 +57,9 @@ class Exchange:
     So replies are pulled in a few threads: one that hangs holds up its own part of them, and no deadline.
     """
 
-    def __init__(self, grid: Grid, poll_seconds: float = 0.25) -> None:
+    def __init__(self, grid: Grid, poll_seconds: float = 0.25, tally: Tally | None = None) -> None:
         self._grid, self._poll = grid, poll_seconds
+        self.tally = tally if tally is not None else Tally()
         self._asked: dict[str, Asked] = {}
         self._pulls: list[_Pull] = []
 
@@ -42,6 +69,7 @@ class Exchange:
         for message, message_id in zip(outgoing, self._grid.push_messages(outgoing), strict=False):
             if message_id:
                 about = message.metadata
+                self.tally.down += size_of(message)
                 self._asked[message_id] = Asked(about.dst_node_id, round_, about.message_type)
 
     def collect(self, seconds: float, enough: Callable[[], bool]) -> Iterator[tuple[Asked, Message]]:
@@ -67,6 +95,7 @@ class Exchange:
             for reply in pull.result():
                 asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
                 if asked is not None:
+                    self.tally.up += size_of(reply)
                     yield asked, reply
 
     @property

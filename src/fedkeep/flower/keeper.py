@@ -17,11 +17,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from fedkeep.config import build
 from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.factory import make_device
 from fedkeep.core.ports import Learner
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Assignment, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
-from fedkeep.core.velocity import VelocityMeter
+from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
 from fedkeep.presets import DEFAULT, device_tables
 from fedkeep.registry import find_policy
@@ -132,15 +133,15 @@ class Keeper:
 
     def _make(self, shape: tuple[int, ...], labels: int) -> Device:
         said = device_tables(self._preset, self._policy)
-        return Device(
-            learner=self._learner,
-            policy=build(find_policy(self._policy), said["policy"], "policy"),
-            store=MemoryStore(np.zeros(labels, dtype=np.int64), AfterUse(**said["after_use"])),
-            regions=LabelRegions(labels),
-            meter=VelocityMeter(labels),
+        return make_device(
+            self._learner,
+            build(find_policy(self._policy), said["policy"], "policy"),
             capacity=self._capacity,
             sample_shape=shape,
             labels=labels,
+            regions=LabelRegions(labels),
+            after_use=AfterUse(**said["after_use"]),
+            weighting=Weighting(),
             options=DeviceOptions(**said["device"]),
             seed=self._seed,
         )

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedkeep.core.errors import RefusedError
@@ -15,6 +15,7 @@ from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.roster import Node, Roster
+from fedkeep.link.messages import AskProfile
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -35,8 +36,8 @@ class Membership:
         unknown = self._roster.see(cast(list[Node], list(grid.get_nodes())))
         silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
         self._asked |= {node.node_id: (node, now) for node in silent}
-        empty = RecordDict({codec.VALUES: ConfigRecord({})})
-        asking = [Message(empty, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
+        question = codec.encode(AskProfile())
+        asking = [Message(question, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
         exchange.send(asking, self._server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
@@ -45,13 +46,14 @@ class Membership:
         if node is None:
             return
         try:
-            profile, device = codec.decode_profile(codec.content_of(reply), self._sizes)
-            self._roster.enter(node, device, profile)
+            profile, device, name = codec.decode_profile(codec.content_of(reply), self._sizes)
+            self._roster.enter(node, device, profile, name)
         except RefusedError as error:
             self._refuse(Refusal(asked.node, error.reason, error.detail))
             return
         del self._asked[asked.node]
-        log.info("device %d is node %d: capacity %d, rate %g", device, asked.node, profile.capacity, profile.rate)
+        words = (device, name, asked.node, profile.capacity, profile.rate)
+        log.info("device %d (%s) is node %d: capacity %d, rate %g", *words)
         if not profile.rate > 0:
             log.warning("device %d sees no samples: it is given none to store", device)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.device import Device
-from fedkeep.core.errors import ConfigError, DataError, RefusedError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
-from fedkeep.flower.codec import Evaluation
 from fedkeep.flower.device_memory import DeviceMemory
+from fedkeep.link.messages import EncryptedProfile, Evaluated, ProfileRequest, Vitals
+from fedkeep.link.participant import Participant
+from fedkeep.privacy.door import Door, make_door
 
 if TYPE_CHECKING:
-    from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest
     from fedkeep.privacy.gaussian import NormalSource
-    from fedkeep.privacy.guard import Guard
     from fedkeep.privacy.options import PrivacyOptions
 
 Arrivals: TypeAlias = Callable[[int, int], Batch]
@@ -26,27 +26,11 @@ _WINDOW = 1.0
 """The rounds over which a device that replays a stream is taken to have counted its velocities."""
 
 
-class NodeDevice(Protocol):
+class NodeDevice(Participant, Protocol):
     """A device as a ClientApp sees it: in this process, or at the other end of an agent's socket."""
 
-    def profile(self) -> Profile: ...
-
-    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile: ...
-
-    def participate(self, order: TrainOrder) -> Report: ...
-
-    def evaluate(self, model: Vector) -> Evaluation: ...
-
-
-@runtime_checkable
-class HidingDevice(NodeDevice, Protocol):
-    """A device that can take part in secure sums."""
-
-    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        """Takes part, and keeps the report for masking; the answer is keys."""
-
-    def answer(self, question: bytes) -> bytes:
-        """The answer to a later exchange."""
+    def evaluate(self, model: Vector) -> Evaluated:
+        """A model on the device's own samples."""
 
 
 class CatchUpDevice:
@@ -67,33 +51,59 @@ class CatchUpDevice:
         noise: NormalSource | None = None,
     ) -> None:
         self._device, self._arrivals, self._test, self._memory = device, arrivals, test, memory
-        self._privacy = privacy
         self._seen = 0
         self._last: State = {}
-        self._guard = None if privacy is None or privacy.epsilon is None else self._make_guard(privacy, noise)
+        self._guarded = privacy is not None and privacy.epsilon is not None
+        self._door = Door() if privacy is None else self._make_door(privacy, noise)
+        self._kept = self._door.kept(under_way=True)
         state = self._load()
         if state:
             device.restore(_under("device/", state))
             self._seen = int(state["seen"])
             self._last = _under("last/", state)
-        if self._guard is not None and (guarded := _under("guard/", state)):
-            self._guard.restore(guarded)
+        for name, part in self._kept.items():
+            if own := _under(f"{name}/", state):
+                part.restore(own)
 
     def profile(self) -> Profile:
-        """What the device declares in the clear, if it may."""
-        if self._privacy is not None and self._privacy.encrypted_profiles:
-            raise RefusedError("profile asked in the clear", "this device encrypts its profile: nothing was sent")
-        return self._declared()
+        """What the device declares in the clear, if it may; where noise hides it told once and then repeated."""
+        told = self._door.profile(self._declared)
+        self._save_if_guarded()
+        return told
 
     def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
         """What the device declares, for the key-holder it knows."""
-        from fedkeep.privacy.sealing import ProfileSealer
-
-        if self._privacy is None or not self._privacy.encrypted_profiles:
-            raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
-        return ProfileSealer(self._privacy).seal(request, self._declared())
+        sealed = self._door.sealed_profile(request, self._declared)
+        self._save_if_guarded()
+        return sealed
 
     def participate(self, order: TrainOrder) -> Report:
+        self._door.require_clear()
+        return self._released(order)
+
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        agreed = self._door.terms(terms)
+        return self._door.hold(self._released(order), order, agreed)
+
+    def answer(self, question: bytes) -> bytes:
+        answer = self._door.answer(question)
+        self._save()
+        return answer
+
+    def evaluate(self, model: Vector) -> Evaluated:
+        """The model on the device's test samples, or on what it has stored if it has none."""
+        held_out, stored = len(self._test) > 0, self._device.store.stored().batch
+        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist())))
+        batch = self._test if held_out else stored
+        if not len(batch):
+            return Evaluated(0, 0.0, 0, vitals=vitals)
+        losses = self._device.learner.probe(model).measure(batch).losses()
+        guesses = np.argmax(self._device.learner.logits(model, batch.x), axis=1)
+        right = int((guesses == batch.y).sum())
+        return Evaluated(len(batch), float(losses.sum()), right, "held-out" if held_out else "stored", vitals)
+
+    def _released(self, order: TrainOrder) -> Report:
+        """The report to an order as it may leave; the same one to an order that has come before."""
         digest = _digest(order)
         if self._last and self._last["digest"].tobytes() == digest:
             return _report(self._last)
@@ -104,38 +114,23 @@ class CatchUpDevice:
         self._device.take_in(batch, now, self._device.measure(batch))
         self._seen = now
         report = self._device.participate(order)
-        if self._guard is not None:
-            self._save()  # a device whose budget is spent has taken part all the same
-            report = self._guard.release(report, order)
+        self._save_if_guarded()  # a device whose budget is spent has taken part all the same
+        report = self._door.release(report, order)
         self._last = _arrays(report) | {"digest": np.frombuffer(digest, dtype=np.uint8)}
         self._save()
         return report
 
-    def evaluate(self, model: Vector) -> Evaluation:
-        """The model on the device's test samples, or on what it has stored if it has none."""
-        batch = self._test if len(self._test) else self._device.store.stored().batch
-        if not len(batch):
-            return Evaluation(0, 0.0, 0)
-        losses = self._device.learner.probe(model).measure(batch).losses()
-        guesses = np.argmax(self._device.learner.logits(model, batch.x), axis=1)
-        return Evaluation(len(batch), float(losses.sum()), int((guesses == batch.y).sum()))
+    def _declared(self) -> tuple[Profile, float]:
+        return self._device.profile(), _WINDOW
 
-    def _declared(self) -> Profile:
-        """The profile, where noise hides it told once and then repeated."""
-        profile = self._device.profile()
-        if self._guard is None:
-            return profile
-        released = self._guard.release_profile(profile, _WINDOW)
-        self._save()
-        return released
+    def _save_if_guarded(self) -> None:
+        """Saves what a budget pays for, so that it is told again and not anew."""
+        if self._guarded:
+            self._save()
 
-    def _make_guard(self, privacy: PrivacyOptions, noise: NormalSource | None) -> Guard:
-        """The guard, whose charges are saved before what they pay for is sent."""
-        from fedkeep.privacy.gaussian import system_normal
-        from fedkeep.privacy.guard import Guard
-        from fedkeep.privacy.ledger import Ledger
-
-        if not self._memory.durable:
+    def _make_door(self, privacy: PrivacyOptions, noise: NormalSource | None) -> Door:
+        """The door, whose charges are saved before what they pay for is sent."""
+        if self._guarded and not self._memory.durable:
             raise ConfigError("a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir")
         if (
             privacy.protects("estimator")
@@ -143,21 +138,21 @@ class CatchUpDevice:
             and self._device.options.gradient_from == "stored"
         ):
             raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
-        return Guard(privacy, Ledger(), lambda _: self._save(), noise or system_normal)
+        return make_door(privacy, self._device.learner.gradient_size, self._save, normal=noise)
 
     def _load(self) -> State:
         try:
             return self._memory.load()
         except DataError as error:
-            if self._guard is None:
+            if not self._guarded:
                 raise
             raise DataError(f"{error}, and with a new privacy budget, for the ledger was lost with it") from error
 
     def _save(self) -> None:
         state: State = {f"device/{name}": array for name, array in self._device.snapshot().items()}
         state |= {f"last/{name}": array for name, array in self._last.items()}
-        if self._guard is not None:
-            state |= {f"guard/{name}": array for name, array in self._guard.snapshot().items()}
+        for part, kept in self._kept.items():
+            state |= {f"{part}/{name}": array for name, array in kept.snapshot().items()}
         self._memory.save(state | {"seen": np.array(self._seen)})
 
 

@@ -12,10 +12,8 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.plan import Plan
 from fedkeep.link.addresses import Address
 from fedkeep.link.key_client import KeyHolderClient
-from fedkeep.link.key_messages import AskPlan, pack_plan, unpack_plan
-from fedkeep.link.messages import pack
+from fedkeep.link.key_messages import AskPlan, EncryptedTables, sound_plan
 from fedkeep.link.mutual_tls import planner_side
-from fedkeep.privacy.encrypted import EncryptedTables
 from fedkeep.privacy.public_context import PublicContext
 
 
@@ -58,21 +56,8 @@ class RemotePlanner:
     def plan(self, tables: EncryptedTables, before: Plan | None) -> Plan:
         """The plan for the devices of the tables; one for others, or for more slots than they have, is refused."""
         greedy = self._greedy
-        reply = self._client.plan(
-            AskPlan(
-                name=tables.name,
-                devices=pack(tables.devices),
-                capacities=pack(tables.capacities),
-                labels=tables.labels,
-                signs=tables.signs,
-                totals=tables.totals,
-                quantities=greedy.quantities,
-                clients_per_label=greedy.clients_per_label,
-                labels_per_client=greedy.labels_per_client,
-                before=None if before is None else pack_plan(before),
-            )
-        )
-        plan = unpack_plan(reply.plan, reply.shortfalls)
+        asked = AskPlan(tables, greedy.quantities, greedy.clients_per_label, greedy.labels_per_client, before)
+        plan = sound_plan(self._client.plan(asked).plan)
         present = np.flatnonzero(tables.capacities > 0)
         present = present[np.argsort(tables.devices[present])]
         if not np.array_equal(plan.devices, tables.devices[present]) or plan.quotas.shape[1] != tables.labels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,6 +15,9 @@ from fedkeep.core.types import DeviceId, Profile, State
 
 _SIMULATED_KEY_BYTES = 32
 """Flower's simulation gives its nodes random tokens of this size instead of keys."""
+
+_NAME = 64
+"""Characters of a device's name that are kept."""
 
 Identity = Literal["key", "claim"]
 
@@ -34,6 +38,7 @@ class Entry:
 
     identity: str
     profile: Profile
+    name: str = ""
 
 
 class Roster:
@@ -44,6 +49,8 @@ class Roster:
         self._entries: dict[DeviceId, Entry] = {}
         self._online: dict[int, DeviceId] = {}
         self._admitted: set[DeviceId] | None = None
+        self.last_seen: dict[DeviceId, float] = {}
+        """When each device was last online, in seconds since 1970; of this process's time only."""
 
     def admit(self, devices: Iterable[DeviceId]) -> None:
         """Lets only these take part until told otherwise; the others are known, and wait."""
@@ -62,18 +69,24 @@ class Roster:
                 unknown.append(node)
             else:
                 self._online[node.node_id] = device
+        self.last_seen |= dict.fromkeys(self._online.values(), time.time())
         return unknown
 
-    def enter(self, node: Node, device: DeviceId, profile: Profile) -> None:
+    def enter(self, node: Node, device: DeviceId, profile: Profile, name: str = "") -> None:
         """Binds a node to the device number it claims; the profile of a device seen before is kept."""
         if device in self._online.values():
             raise RefusedError("identity-taken", f"device {device} is online at another node")
         known = self._entries.get(device)
         if known is None:
-            self._entries[device] = Entry(_digest(node), profile)
+            self._entries[device] = Entry(_digest(node), profile, name[:_NAME])
         elif known.identity != _digest(node) and not self._by_claim(node):
             raise RefusedError("identity-taken", f"device {device} belongs to another key")
         self._online[node.node_id] = device
+        self.last_seen[device] = time.time()
+
+    def entries(self) -> dict[DeviceId, Entry]:
+        """All devices ever seen."""
+        return dict(sorted(self._entries.items()))
 
     def device(self, node_id: int) -> DeviceId | None:
         return self._online.get(node_id)
@@ -103,6 +116,7 @@ class Roster:
         return {
             "devices": np.array(devices, dtype=np.int64),
             "identities": np.array([entry.identity for entry in entries], dtype="U32"),
+            "names": np.array([entry.name for entry in entries], dtype=f"U{_NAME}"),
             "capacities": np.array([entry.profile.capacity for entry in entries], dtype=np.int64),
             "velocities": np.stack(velocities) if velocities else np.empty((0, 0)),
         }
@@ -110,10 +124,11 @@ class Roster:
     def restore(self, state: State) -> None:
         self._online = {}
         self._entries = {
-            device: Entry(identity, Profile(capacity, velocity))
-            for device, identity, capacity, velocity in zip(
+            device: Entry(identity, Profile(capacity, velocity), name)
+            for device, identity, name, capacity, velocity in zip(
                 state["devices"].tolist(),
                 state["identities"].tolist(),
+                state["names"].tolist(),
                 state["capacities"].tolist(),
                 state["velocities"],
                 strict=True,

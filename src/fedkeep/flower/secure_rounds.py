@@ -17,6 +17,7 @@ from fedkeep.flower import codec
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions
+from fedkeep.link.messages import AskSum, Participate
 from fedkeep.privacy import sum_messages as told
 from fedkeep.privacy.secure_sum import Masked, Unmasking, usable
 from fedkeep.privacy.sum_book import OpenSum, SumBook
@@ -76,8 +77,8 @@ class SecureRounds:
         parties = _Parties(
             exchange, opened, self._server.round, nodes, options.patience, self._refuse, self._set_aside, failed
         )
-        encoded = codec.OrderEncoder()
-        asking = {d: codec.add_terms(encoded(order), told.encode(opened.terms[d])) for d, order in orders.items()}
+        encode = codec.Encoder()
+        asking = {d: encode(Participate(order, told.encode(opened.terms[d]))) for d, order in orders.items()}
         keys = parties.ask(TRAIN, asking, told.Keys, max(wanted, opened.threshold))
         roster = opened.open({device: answer.keys for device, answer in keys.items()})
         asking = _to_all(roster, told.Roster(opened.session, roster))
@@ -163,4 +164,4 @@ def _to_all(devices: Iterable[DeviceId], request: told.Request) -> dict[DeviceId
 
 
 def _content(request: told.Request) -> RecordDict:
-    return codec.encode_answer(told.encode(request))
+    return codec.encode(AskSum(told.encode(request)))

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
+from flwr.app import Context
 from flwr.app.user_config import UserConfig
+from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.config import Table, build, put
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
+from fedkeep.core.types import Vector
+from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
+from fedkeep.flower.metrics import MetricsOptions, ServerMetrics
+from fedkeep.flower.recording import FleetRecorder, RecordOptions, header_of
 from fedkeep.flower.remote_planner import KeyHolderOptions, RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
+
+log = logging.getLogger("fedkeep.flower")
 
 
 @dataclass(frozen=True)
@@ -32,11 +43,69 @@ class StateOptions:
 
 
 def tables_of(run_config: UserConfig) -> Table:
-    """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores."""
+    """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores.
+
+    Flower knows no lists: one is written as text, `samples.shape = "[1, 28, 28]"`.
+    """
     tables: Table = {}
     for key, value in run_config.items():
-        put(tables, key.replace("-", "_"), value)
+        listed = isinstance(value, str) and value.startswith("[")
+        put(tables, key.replace("-", "_"), msgspec.json.decode(str(value)) if listed else value)
     return tables
+
+
+def config_of(tables: Table, prefix: str = "") -> UserConfig:
+    """Tables as Flower's flat run config: what `tables_of` reads."""
+    config: UserConfig = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            config |= config_of(value, f"{prefix}{key}.")
+        else:
+            config[f"{prefix}{key}"] = msgspec.json.encode(value).decode() if isinstance(value, list) else value
+    return config
+
+
+def fleet_of(run_config: UserConfig) -> FleetSpec:
+    """The specification in a run config, whose other keys are the app's own."""
+    return parse_fleet({key: value for key, value in tables_of(run_config).items() if key in FLEET_KEYS})
+
+
+def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
+    """The strategy of the fleet that the run config specifies."""
+    spec = fleet_of(run_config)
+    sizes = Sizes(spec.learner.size, spec.learner.gradient_size, spec.regions.count)
+    strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
+    records = build(RecordOptions, spec.deployment["records"], "records")
+    run = build(StateOptions, spec.deployment["state"], "state").run
+    if records.directory:
+        strategy.recorder = FleetRecorder(Path(records.directory) / f"{run}.jsonl", header_of(spec, run))
+    metrics = build(MetricsOptions, spec.deployment["metrics"], "metrics")
+    if metrics.port:
+        strategy.metrics = ServerMetrics()
+        strategy.metrics.serve(metrics)
+    return strategy
+
+
+def play(grid: Grid, run_config: UserConfig) -> Vector:
+    """Plays the fleet's rounds, says how each went, and returns the model."""
+    logging.basicConfig(format="fedkeep: %(message)s")
+    logging.getLogger("fedkeep").setLevel(logging.INFO)
+    strategy = open_fleet(run_config)
+    for _ in strategy.rounds(grid, fleet_of(run_config).train.rounds):
+        pass
+    log.info("done: %d rounds", strategy.server.round)
+    return strategy.server.model
+
+
+def make_server_app() -> ServerApp:
+    """A ServerApp for the fleet that its run config specifies."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        play(grid, context.run_config)
+
+    return app
 
 
 def open_strategy(

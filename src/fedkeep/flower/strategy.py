@@ -16,13 +16,16 @@ from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
 from fedkeep.flower.encrypted_membership import EncryptedMembership
-from fedkeep.flower.exchange import Asked, Exchange
+from fedkeep.flower.exchange import Asked, Exchange, Tally
 from fedkeep.flower.membership import PROFILE, Membership
+from fedkeep.flower.metrics import ServerMetrics
+from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
+from fedkeep.link.messages import Evaluate, Evaluated, Participate
 from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
@@ -46,11 +49,14 @@ class FedkeepStrategy(Strategy):
         store: StateStore | None = None,
         sums: SumBook | None = None,
         planner: RemotePlanner | None = None,
+        recorder: FleetRecorder | None = None,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         self.server, self.options, self.store = server, options, store
-        self.sizes = sizes
-        self._roster = Roster(options.identity)
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
+        self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
+        self._roster, self._tally = Roster(options.identity), Tally()
+        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
+        self._evaluated: dict[DeviceId, Evaluated] = {}
         self._refusals: list[Refusal] = []
         known = (server, self._roster, sizes, self._refuse)
         self._membership = (
@@ -80,21 +86,35 @@ class FedkeepStrategy(Strategy):
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
-        exchange = Exchange(grid)
-        self._await_devices(grid, exchange, self.options.min_devices)
-        while self.server.round < num_rounds:
-            began = time.monotonic()
-            self._await_devices(grid, exchange, least=1)
-            summary, quorate = self._play(grid, exchange)
-            exchange.abandon(summary.round - self.server.staleness)
-            evaluation = self._evaluate(grid, exchange, summary.round)
-            self._commit()
-            for refusal in summary.refusals:
-                self._refuse(refusal)
-            refused, self._refusals = tuple(self._refusals), []
-            outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
-            _log(outcome)
-            yield outcome
+        exchange = Exchange(grid, tally=self._tally)
+        if self.recorder is not None:
+            self.recorder.begin(self.server.round)
+        try:
+            self._await_devices(grid, exchange, self.options.min_devices)
+            while self.server.round < num_rounds:
+                yield self._next(grid, exchange)
+            if self.recorder is not None:
+                self.recorder.finish(self.server.round, self.server.model)
+        finally:
+            if self.recorder is not None:
+                self.recorder.close()
+
+    def _next(self, grid: Grid, exchange: Exchange) -> RoundOutcome:
+        """A round, from seeing who is there to its commit."""
+        began = time.monotonic()
+        self._await_devices(grid, exchange, least=1)
+        summary, quorate = self._play(grid, exchange)
+        exchange.abandon(summary.round - self.server.staleness)
+        evaluation = self._evaluate(grid, exchange, summary.round)
+        for refusal in summary.refusals:
+            self._refuse(refusal)
+        refused, self._refusals = tuple(self._refusals), []
+        outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
+        self._record(outcome)
+        self._commit()
+        named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
+        log.info("round %d: %s %s", summary.round, outcome.metrics() | dict(evaluation), named or "")
+        return outcome
 
     def start(
         self,
@@ -137,9 +157,10 @@ class FedkeepStrategy(Strategy):
         nodes = self._roster.nodes()
         orders = self.server.open_round(self._chosen(sorted(nodes)))
         self._sound = 0
-        encode = codec.OrderEncoder()
+        encode = codec.Encoder()
         return [
-            Message(encode(order), nodes[device], TRAIN, group_id=str(order.round)) for device, order in orders.items()
+            Message(encode(Participate(order)), nodes[device], TRAIN, group_id=str(order.round))
+            for device, order in orders.items()
         ]
 
     def aggregate_train(
@@ -161,7 +182,7 @@ class FedkeepStrategy(Strategy):
         grid: Grid,  # noqa: ARG002
     ) -> Iterable[Message]:
         """Asks every device online how the model does on samples of its own."""
-        content, group = codec.encode_model(self.server.model), str(server_round)
+        content, group = codec.encode(Evaluate(self.server.model)), str(server_round)
         return [Message(content, node, EVALUATE, group_id=group) for node in self._roster.nodes().values()]
 
     def aggregate_evaluate(
@@ -171,13 +192,15 @@ class FedkeepStrategy(Strategy):
     ) -> MetricRecord | None:
         """Loss and accuracy over all devices that answered, weighted by their samples."""
         samples, loss, correct = 0, 0.0, 0
+        self._evaluated = {}
         for reply in replies:
             try:
                 said = codec.decode_evaluation(codec.content_of(reply))
             except RefusedError as error:
                 self._refuse(Refusal(self._number(reply.metadata.src_node_id), error.reason, error.detail))
                 continue
-            samples, loss, correct = samples + said.samples, loss + said.loss, correct + said.correct
+            self._evaluated[self._number(reply.metadata.src_node_id)] = said
+            samples, loss, correct = samples + said.samples, loss + said.total_loss, correct + said.correct
         if not samples:
             return None
         return MetricRecord({"samples": samples, "loss": loss / samples, "accuracy": correct / samples})
@@ -195,6 +218,8 @@ class FedkeepStrategy(Strategy):
             if online >= least:
                 return
             log.info("waiting for devices: %d of %d are online", online, least)
+            if self.recorder is not None:
+                self.recorder.note_members(self.server.round, self._roster)
             self._greet(exchange.collect(_PAUSE_SECONDS, lambda: False))
 
     def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
@@ -287,6 +312,13 @@ class FedkeepStrategy(Strategy):
         log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
         self._refusals.append(refusal)
 
+    def _record(self, outcome: RoundOutcome) -> None:
+        if self.recorder is not None:
+            self.recorder.note(outcome, self.server, self._roster, self._tally, self._evaluated)
+        if self.metrics is not None:
+            self.metrics.see(outcome, len(self._roster.online()), self._tally.down, self._tally.up)
+        self._evaluated = {}
+
     def _commit(self) -> None:
         if self.store is not None:
             state: State = {
@@ -296,17 +328,3 @@ class FedkeepStrategy(Strategy):
 
 
 _UNUSED = (ArrayRecord(), ConfigRecord())
-
-
-def _log(outcome: RoundOutcome) -> None:
-    summary = outcome.summary
-    log.info(
-        "round %d: %d accepted, %d empty, %d missing, %d refused, %s%.2f s",
-        summary.round,
-        len(summary.accepted),
-        len(summary.empty),
-        len(summary.missing),
-        len(outcome.refusals),
-        "" if outcome.quorate else "no quorum, ",
-        outcome.seconds,
-    )

@@ -17,17 +17,16 @@ from fedkeep.link.addresses import Address
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.key_messages import (
     AskPlan,
+    EncryptedTables,
     KeyReply,
+    KeyRequest,
     Planned,
     PublicKeys,
-    decode_request,
-    encode,
-    pack_plan,
-    unpack_plan,
+    sound_plan,
 )
-from fedkeep.link.messages import Array, Failed, unpack
+from fedkeep.link.messages import Failed
 from fedkeep.link.mutual_tls import PLANNER, peer_name
-from fedkeep.privacy.encrypted import EncryptedTables
+from fedkeep.link.wire import from_bytes, to_bytes
 
 log = logging.getLogger("fedkeep.keyholder")
 
@@ -75,7 +74,7 @@ class KeyService:
             with plain, self._authenticated(plain) as connection:
                 connection.settimeout(_PATIENCE_SECONDS)
                 while (payload := receive_frame(connection)) is not None:
-                    send_frame(connection, encode(self.answer(payload, peer)))
+                    send_frame(connection, to_bytes(self.answer(payload, peer)))
         except (OSError, RefusedError) as error:
             log.warning("%s: %s", peer, error)
         finally:
@@ -94,7 +93,7 @@ class KeyService:
     def answer(self, payload: bytes, peer: str) -> KeyReply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         try:
-            request = decode_request(payload)
+            request: KeyRequest = from_bytes(payload, KeyRequest)
             if isinstance(request, AskPlan):
                 return self._plan(request, peer)
             return PublicKeys(self._keys.for_server.read_bytes(), self._least)
@@ -112,17 +111,18 @@ class KeyService:
             labels_per_client=request.labels_per_client,
             quantities=request.quantities,
         )
-        before = None if request.before is None else unpack_plan(request.before)
+        before = None if request.before is None else sound_plan(request.before)
         with self._planning:
             plan = self._holder.plan(tables, greedy, before)
         log.info("planned for %d devices and %d labels, asked by %s", len(plan.devices), tables.labels, peer)
-        return Planned(pack_plan(plan), plan.shortfalls)
+        return Planned(plan)
 
     def _tables(self, request: AskPlan) -> EncryptedTables:
         """The tables, if they are under these keys and about devices enough for their totals to hide each."""
-        if request.name != self._name:
+        tables = request.tables
+        if tables.name != self._name:
             raise RefusedError("another key", f"these tables are not under {self._name.hex()}: ask for profiles anew")
-        devices, capacities = _whole(request.devices), _whole(request.capacities)
+        devices, capacities = _whole(tables.devices), _whole(tables.capacities)
         present = devices[capacities > 0] if devices.shape == capacities.shape else devices
         if devices.shape != capacities.shape or len(set(present.tolist())) != len(present) or (present < 0).any():
             raise RefusedError("tables of the wrong form", "devices and capacities do not fit each other")
@@ -130,11 +130,10 @@ class KeyService:
             raise RefusedError(
                 "too few devices", f"totals over {len(present)} would tell of each: at least {self._least} are needed"
             )
-        return EncryptedTables(request.name, devices, request.labels, request.signs, request.totals, capacities)
+        return tables
 
 
-def _whole(array: Array) -> AnyArray:
-    numbers = unpack(array)
+def _whole(numbers: AnyArray) -> AnyArray:
     if numbers.ndim != 1 or numbers.dtype != np.int64 or len(numbers) > 10_000:
         raise RefusedError("tables of the wrong form", "expected a list of whole numbers")
     return numbers

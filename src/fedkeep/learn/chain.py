@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from fedkeep.learn.factors import Explicit, Factors, Outer
 from fedkeep.learn.layers import is_bilinear
 from fedkeep.learn.pooling import Pool, corners, tiling
 
@@ -38,6 +39,9 @@ class Link(Protocol):
     def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
         """The gradients by the layer's parameters, summed over each model's samples."""
 
+    def factors(self, kept: Kept, error: Tensor) -> Factors:
+        """The same for each sample."""
+
 
 class Plain:
     """What layers without parameters have in common."""
@@ -46,6 +50,9 @@ class Plain:
 
     def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:  # noqa: ARG002
         return []
+
+    def factors(self, kept: Kept, error: Tensor) -> Factors:  # noqa: ARG002
+        raise TypeError(f"{type(self).__name__} has no parameters")
 
 
 class Linear:
@@ -60,6 +67,9 @@ class Linear:
 
     def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
         return [error @ kept[0].mT, error.sum(2)]
+
+    def factors(self, kept: Kept, error: Tensor) -> Outer:
+        return Outer(kept[0].mT.contiguous().numpy(), error.mT.contiguous().numpy())
 
 
 class Convolution:
@@ -91,6 +101,11 @@ class Convolution:
         error = error.flatten(2)
         weight = error @ kept[0].mT
         return [weight.view(*weight.shape[:2], -1, *self._kernel), error.sum(2)]
+
+    def factors(self, kept: Kept, error: Tensor) -> Explicit:
+        errors = error.flatten(3).transpose(1, 2)
+        columns = kept[0].view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2)
+        return Explicit((errors @ columns.mT).flatten(2).numpy(), errors.sum(3).numpy())
 
     def _axes(self) -> Iterator[tuple[int, int, int]]:
         return zip(self._kernel, self._stride, self._dilation, strict=True)
@@ -177,6 +192,11 @@ class Chain:
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
 
+    @property
+    def ends_linear(self) -> bool:
+        """Whether the logits come straight from a linear layer."""
+        return isinstance(self._links[-1], Linear)
+
     @staticmethod
     def of(module: nn.Module) -> Chain | None:
         """The module as a chain; None if any part of it is something else."""
@@ -197,13 +217,20 @@ class Chain:
     def gradients(self, parameters: Sequence[Tensor], passed: Pass, error: Tensor) -> list[Tensor]:
         """The gradients by all parameters, (C, *shape) each, from the error of the logits, (C, Y, n)."""
         gradients: list[Tensor] = []
-        links = list(self._owned(parameters))
-        for i in range(len(links) - 1, -1, -1):
-            link, own = links[i]
-            gradients = link.gradients(passed.kept[i], error) + gradients
-            if len(gradients) < len(parameters):
-                error = link.backward(own, passed.kept[i], error)
+        for link, kept, below in self.errors(parameters, passed, error):
+            gradients = link.gradients(kept, below) + gradients
         return gradients
+
+    def errors(self, parameters: Sequence[Tensor], passed: Pass, error: Tensor) -> Iterator[tuple[Link, Kept, Tensor]]:
+        """Each link with parameters, the last first: what it kept and the error of its outputs."""
+        left = len(parameters)
+        for (link, own), kept in zip(reversed(list(self._owned(parameters))), reversed(passed.kept), strict=True):
+            if link.parameters:
+                yield link, kept, error
+                left -= link.parameters
+            if not left:
+                return
+            error = link.backward(own, kept, error)
 
     def _owned(self, parameters: Sequence[Tensor]) -> Iterator[tuple[Link, list[Tensor]]]:
         rest = iter(parameters)

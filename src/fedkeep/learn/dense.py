@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedkeep.core.types import AnyArray, IntArray, Scores, Vector
-from fedkeep.learn.flat import Layout
+from fedkeep.core.types import AnyArray, IntArray
+from fedkeep.learn.factors import Factors, Outer
 
 Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""
@@ -66,7 +66,7 @@ def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int
     return errors
 
 
-class Trace:
+class DenseTrace:
     """One forward pass of C models over C batches, and one backward pass, each made when first asked for.
 
     Without `layers` it stands for the last layer of any network, whose inputs and logits `run` gives: that
@@ -77,92 +77,23 @@ class Trace:
         self._run, self._y, self._layers, self._first = run, y, layers, first
 
     @cached_property
-    def passed(self) -> tuple[list[AnyArray], AnyArray]:
-        return self._run()
-
-    @cached_property
     def losses(self) -> AnyArray:
-        return cross_entropy(self.passed[1], self._y)
+        return cross_entropy(self._passed[1], self._y)
 
     @cached_property
-    def head(self) -> tuple[AnyArray, AnyArray]:
-        """Input and error of the last layer."""
-        inputs, logits = self.passed
-        return inputs[-1], output_error(logits, self._y)
+    def head(self) -> Outer:
+        return Outer(self.activations, output_error(self._passed[1], self._y))
 
-    @cached_property
-    def valued(self) -> list[tuple[AnyArray, AnyArray]]:
-        """Input and error of each valued layer: a sample's gradient is their outer product."""
-        inputs, _ = self.passed
-        errors = backward(self._layers, inputs, self.head[1], self._first)
-        return list(zip(inputs[self._first :], errors, strict=True))
-
-
-class DenseMeasurements:
-    """The `n` samples of device `c` of a trace, by the closed forms of a dense layer."""
-
-    def __init__(self, trace: Trace, layout: Layout, n: int, c: int = 0) -> None:
-        self._trace, self._layout, self._n, self._c = trace, layout, n, c
-
-    def losses(self) -> Scores:
-        return self._own(self._trace.losses).astype(np.float64)
-
-    def projections(self, direction: Vector) -> Scores:
-        views = self._layout.views(direction)
-        parts = [
-            _project(a, e, weight, bias)
-            for (a, e), weight, bias in zip(self._valued, views[::2], views[1::2], strict=True)
-        ]
-        return _float64_sum(parts)
-
-    def norms(self) -> Scores:
-        return np.sqrt(_float64_sum([_square_norms(a, e) for a, e in self._valued]))
-
-    def head_norms(self) -> Scores:
-        a, e = self._trace.head
-        return np.sqrt(_float64_sum([_square_norms(self._own(a), self._own(e))]))
-
-    def mean_gradient(self) -> Vector:
-        return self._combined(self._valued)
-
-    def weighted_gradient(self, weights: Scores) -> Vector:
-        column = weights.astype(np.float32)[:, None]
-        return self._combined([(a, e * column) for a, e in self._valued])
-
-    def _combined(self, valued: list[tuple[AnyArray, AnyArray]]) -> Vector:
-        gradient = np.empty(self._layout.size, dtype=np.float32)
-        views = self._layout.views(gradient)
-        for (a, e), weight, bias in zip(valued, views[::2], views[1::2], strict=True):
-            np.matmul(e.T, a, out=weight)
-            np.add.reduce(e, axis=0, out=bias)
-        gradient /= max(1, self._n)
-        return gradient
-
+    @property
     def activations(self) -> AnyArray:
-        return self._own(self._trace.passed[0][-1]).copy()
+        return self._passed[0][-1]
 
     @cached_property
-    def _valued(self) -> list[tuple[AnyArray, AnyArray]]:
-        return [(self._own(a), self._own(e)) for a, e in self._trace.valued]
+    def valued(self) -> list[Factors]:
+        inputs, _ = self._passed
+        errors = backward(self._layers, inputs, self.head.e, self._first)
+        return [Outer(a, e) for a, e in zip(inputs[self._first :], errors, strict=True)]
 
-    def _own(self, stacked: AnyArray) -> AnyArray:
-        mine: AnyArray = stacked[self._c, : self._n]
-        return mine
-
-
-def _project(a: AnyArray, e: AnyArray, weight: AnyArray, bias: AnyArray) -> AnyArray:
-    """<e (a, 1)^T, direction> per sample, as e . (weight a + bias)."""
-    response = a @ weight.T
-    response += bias
-    projections: AnyArray = np.vecdot(e, response)
-    return projections
-
-
-def _square_norms(a: AnyArray, e: AnyArray) -> AnyArray:
-    """||e (a, 1)^T||^2 per sample: the outer product's norm is the product of the norms."""
-    squares: AnyArray = (np.vecdot(a, a) + 1.0) * np.vecdot(e, e)
-    return squares
-
-
-def _float64_sum(parts: list[AnyArray]) -> Scores:
-    return sum(parts[1:], parts[0].astype(np.float64))
+    @cached_property
+    def _passed(self) -> tuple[list[AnyArray], AnyArray]:
+        return self._run()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fedkeep.core.types import AnyArray, Batch, Vector
-from fedkeep.learn.dense import DenseMeasurements, Trace
+from fedkeep.learn.dense import DenseTrace
 from fedkeep.learn.network import Network, as_tensor
 from fedkeep.learn.torch_measurements import join, pieces
+from fedkeep.learn.traced import TracedMeasurements
 
 
-class HeadMeasurements(DenseMeasurements):
+class HeadMeasurements(TracedMeasurements):
     """The closed form of a linear last layer with bias whose outputs are the logits: no autograd at all."""
 
     def __init__(self, network: Network, model: Vector, batch: Batch, chunk: int) -> None:
@@ -22,4 +23,4 @@ class HeadMeasurements(DenseMeasurements):
                 logits.append(output)
             return [join(inputs)[None]], join(logits)[None]
 
-        super().__init__(Trace(infer, batch.y[None]), network.valued, len(batch))
+        super().__init__(DenseTrace(infer, batch.y[None]), network.valued, len(batch))

@@ -11,20 +11,22 @@ from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
     Answered,
-    AskEncryptedProfile,
     AskProfile,
     AskRefused,
     AskStatus,
     AskStored,
     AskSum,
     AskWhy,
+    EncryptedProfile,
     EncryptedProfiled,
     Erase,
     Erased,
     Evaluate,
     Evaluated,
     Failed,
+    Participate,
     Profiled,
+    ProfileRequest,
     Reasons,
     RefusedRecord,
     RefusedRecords,
@@ -33,13 +35,8 @@ from fedkeep.link.messages import (
     Request,
     Status,
     StoredSummary,
-    decode_reply,
-    encode,
-    pack,
-    pack_order,
-    unpack_profile,
-    unpack_report,
 )
+from fedkeep.link.wire import from_bytes, to_bytes
 
 Answer = TypeVar("Answer", bound=Reply)
 
@@ -73,54 +70,55 @@ class AgentClient:
 
     def participate(self, order: TrainOrder) -> Report:
         """Has the agent take part in a round (steps 4-6)."""
-        return unpack_report(self._ask(pack_order(order), Reported))
+        return self.ask(Participate(order), Reported).report
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
         """Has the agent take part in a secure sum and keep its report for masking."""
-        return self._ask(pack_order(order, terms), Answered).answer
+        return self.ask(Participate(order, terms), Answered).answer
 
     def answer(self, question: bytes) -> bytes:
         """The agent's answer to a later exchange of a secure sum."""
-        return self._ask(AskSum(question), Answered).answer
+        return self.ask(AskSum(question), Answered).answer
 
     def evaluate(self, model: Vector) -> Evaluated:
         """Loss and accuracy of a model on the agent's held-out samples, or on what it has stored."""
-        return self._ask(Evaluate(pack(model)), Evaluated)
+        return self.ask(Evaluate(model), Evaluated)
 
     def profile(self) -> Profile:
         """What the device declares to the server (step 1)."""
-        return unpack_profile(self._ask(AskProfile(), Profiled))
+        return self.ask(AskProfile(), Profiled).profile
 
-    def encrypted_profile(self, request: AskEncryptedProfile) -> EncryptedProfiled:
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
         """The same, under the key-holder's key."""
-        return self._ask(request, EncryptedProfiled)
+        return self.ask(AskProfile(request), EncryptedProfiled).profile
 
     def status(self) -> Status:
-        return self._ask(AskStatus(), Status)
+        return self.ask(AskStatus(), Status)
 
     def stored(self) -> StoredSummary:
-        return self._ask(AskStored(), StoredSummary)
+        return self.ask(AskStored(), StoredSummary)
 
     def refused(self) -> tuple[RefusedRecord, ...]:
         """The records that were refused last, oldest first."""
-        return self._ask(AskRefused(), RefusedRecords).records
+        return self.ask(AskRefused(), RefusedRecords).records
 
     def why(self, id_: str) -> Reasons:
-        return self._ask(AskWhy(id_), Reasons)
+        return self.ask(AskWhy(id_), Reasons)
 
     def erase(self, request: Erase) -> int:
         """How many samples were removed and overwritten."""
-        return self._ask(request, Erased).count
+        return self.ask(request, Erased).count
 
-    def _ask(self, request: Request, expected: type[Answer]) -> Answer:
+    def ask(self, request: Request, expected: type[Answer]) -> Answer:
+        """The agent's reply, which must be of that kind; its refusal is raised."""
         try:
-            send_frame(self._socket, encode(request))
+            send_frame(self._socket, to_bytes(request))
             payload = receive_frame(self._socket)
         except OSError as error:
             raise AgentUnreachableError(f"the agent at {self._path} stopped answering: {error}") from error
         if payload is None:
             raise AgentUnreachableError(f"the agent at {self._path} closed the connection")
-        reply = decode_reply(payload)
+        reply = from_bytes(payload, Reply)
         if isinstance(reply, Failed):
             raise RefusedError(reply.reason, reply.detail)
         if not isinstance(reply, expected):

@@ -10,18 +10,10 @@ from typing import TypeVar
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.link.addresses import Address
 from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.key_messages import (
-    AskPlan,
-    AskPublicKeys,
-    KeyReply,
-    KeyRequest,
-    Planned,
-    PublicKeys,
-    decode_reply,
-    encode,
-)
+from fedkeep.link.key_messages import AskPlan, AskPublicKeys, KeyReply, KeyRequest, Planned, PublicKeys
 from fedkeep.link.messages import Failed
 from fedkeep.link.mutual_tls import KEYHOLDER, peer_name
+from fedkeep.link.wire import from_bytes, to_bytes
 
 Answer = TypeVar("Answer", bound=KeyReply)
 _CONNECT_SECONDS = 5.0
@@ -50,11 +42,11 @@ class KeyHolderClient:
 
     def _ask(self, request: KeyRequest, expected: type[Answer]) -> Answer:
         try:
-            payload = self._exchange(encode(request))
+            payload = self._exchange(to_bytes(request))
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or error
             raise KeyHolderUnreachableError(f"the key-holder at {self.address} does not answer ({why})") from error
-        reply = decode_reply(payload)
+        reply = from_bytes(payload, KeyReply)
         if isinstance(reply, Failed):
             raise RefusedError(reply.reason, reply.detail)
         if not isinstance(reply, expected):

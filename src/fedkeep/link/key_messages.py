@@ -1,16 +1,31 @@
-"""What the server and the key-holder say to each other; msgpack on the wire, so that nothing received can run."""
+"""What the server and the key-holder say to each other, on the wire of all messages."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.plan import Plan
-from fedkeep.core.shortfalls import Shortfall
-from fedkeep.link.messages import Array, Failed, pack, unpack
+from fedkeep.core.types import IntArray
+from fedkeep.link.messages import Failed
+
+
+@dataclass(frozen=True)
+class EncryptedTables:
+    """What the server hands to the key-holder: signs and totals under encryption, capacities in the clear."""
+
+    name: bytes
+    devices: IntArray
+    """Whose row it is; -1 where it is nobody's."""
+    labels: int
+    signs: tuple[bytes, ...]
+    totals: bytes
+    capacities: IntArray
+    """One per row; 0 where the row is nobody's."""
 
 
 class AskPublicKeys(msgspec.Struct, frozen=True, tag=True):
@@ -20,25 +35,11 @@ class AskPublicKeys(msgspec.Struct, frozen=True, tag=True):
 class AskPlan(msgspec.Struct, frozen=True, tag=True):
     """Plan from these tables, which only the key-holder can read. Answered by `Planned`."""
 
-    name: bytes
-    devices: Array
-    capacities: Array
-    labels: int
-    signs: tuple[bytes, ...]
-    totals: bytes
+    tables: EncryptedTables
     quantities: str
     clients_per_label: int | None
     labels_per_client: int | None
-    before: PlanArrays | None = None
-
-
-class PlanArrays(msgspec.Struct, frozen=True):
-    """A plan."""
-
-    devices: Array
-    quotas: Array
-    label_weights: Array
-    mass_per_slot: float
+    before: Plan | None = None
 
 
 class PublicKeys(msgspec.Struct, frozen=True, tag=True):
@@ -48,48 +49,20 @@ class PublicKeys(msgspec.Struct, frozen=True, tag=True):
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    plan: PlanArrays
-    shortfalls: tuple[Shortfall, ...] = ()
+    plan: Plan
 
 
-KeyRequest = AskPublicKeys | AskPlan
-KeyReply = PublicKeys | Planned | Failed
-
-_requests = msgspec.msgpack.Decoder(KeyRequest)
-_replies = msgspec.msgpack.Decoder(KeyReply)
+KeyRequest: TypeAlias = AskPublicKeys | AskPlan
+KeyReply: TypeAlias = PublicKeys | Planned | Failed
 
 
-def encode(message: KeyRequest | KeyReply) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
-def decode_request(payload: bytes) -> KeyRequest:
-    return _decode(_requests, payload)  # type: ignore[no-any-return]
-
-
-def decode_reply(payload: bytes) -> KeyReply:
-    return _decode(_replies, payload)  # type: ignore[no-any-return]
-
-
-def pack_plan(plan: Plan) -> PlanArrays:
-    quotas = plan.quotas.astype(np.int64)
-    return PlanArrays(pack(plan.devices), pack(quotas), pack(plan.label_weights), plan.mass_per_slot)
-
-
-def unpack_plan(message: PlanArrays, shortfalls: tuple[Shortfall, ...] = ()) -> Plan:
-    """The plan, if its parts fit each other."""
-    devices, quotas, weights = (unpack(a) for a in (message.devices, message.quotas, message.label_weights))
+def sound_plan(plan: Plan) -> Plan:
+    """The plan that was received, if its parts fit each other."""
+    devices, quotas, weights = plan.devices, plan.quotas, plan.label_weights
     fits = devices.ndim == weights.ndim == 1 and quotas.shape == (len(devices), len(weights))
-    kinds = [array.dtype.name for array in (devices, quotas, weights)]
-    if not fits or kinds != ["int64", "int64", "float64"] or (np.diff(devices) <= 0).any() or (quotas < 0).any():
+    kinds = devices.dtype == np.int64 and quotas.dtype.kind in "iu" and weights.dtype == np.float64
+    if not (fits and kinds) or (np.diff(devices) <= 0).any() or (quotas < 0).any():
         raise RefusedError("malformed plan", "its devices, quotas and weights do not fit each other")
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and 0 <= message.mass_per_slot < np.inf):
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and 0 <= plan.mass_per_slot < np.inf):
         raise RefusedError("malformed plan", "its weights are not finite numbers of at least 0")
-    return Plan(devices, quotas, weights, message.mass_per_slot, shortfalls)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> Any:
-    try:
-        return decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise RefusedError("malformed", f"not a message between server and key-holder: {error}") from error
+    return plan

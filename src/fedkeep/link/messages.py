@@ -1,40 +1,41 @@
-"""The messages of the agent's local API; msgpack on the wire, so that nothing received can run."""
+"""The messages between a server, its devices and whoever looks after one: the same on a socket and on Flower."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
-import numpy as np
 
-from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import AnyArray, Assignment, LocalTraining, Profile, Report, TrainOrder
-
-_NUMBERS = ("<f4", "<f8", "<i8")
+from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 
 
-class Array(msgspec.Struct, frozen=True):
-    """An array of numbers."""
+@dataclass(frozen=True)
+class ProfileRequest:
+    """To encrypt under the key of this name, as one row of a table of this size."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
+    name: bytes
+    row: int
+    rows: int
+    labels: int
+
+
+@dataclass(frozen=True)
+class EncryptedProfile:
+    """A device's answer: capacity in the clear, velocities under encryption."""
+
+    name: bytes
+    row: int
+    capacity: int
+    comparisons: tuple[bytes, ...]
+    velocities: bytes
 
 
 class Participate(msgspec.Struct, frozen=True, tag=True):
     """Take part in a round: train on what is stored and report. Answered by `Reported`, or `Answered` under terms."""
 
-    round: int
-    model: Array
-    learning_rate: float
-    epochs: int
-    batch_size: int | None = None
-    proximal: float = 0.0
-    direction: Array | None = None
-    accepted_round: int | None = None
-    quotas: Array | None = None
-    label_weights: Array | None = None
-    mass_per_slot: float = 0.0
+    order: TrainOrder
     terms: bytes | None = None
     """Of a secure sum: the report is held back for masking, and keys are the answer."""
 
@@ -46,22 +47,15 @@ class AskSum(msgspec.Struct, frozen=True, tag=True):
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag=True):
-    """Measure a model on the agent's own samples. Answered by `Evaluated`."""
+    """Measure a model on the device's own samples. Answered by `Evaluated`."""
 
-    model: Array
+    model: Vector
 
 
 class AskProfile(msgspec.Struct, frozen=True, tag=True):
-    """What the device declares to the server. Answered by `Profiled`."""
+    """What the device declares to the server. Answered by `Profiled`, or `EncryptedProfiled` if so asked."""
 
-
-class AskEncryptedProfile(msgspec.Struct, frozen=True, tag=True):
-    """The same under the key of this name, as one row of a table. Answered by `EncryptedProfiled`."""
-
-    name: bytes
-    row: int
-    rows: int
-    labels: int
+    encrypted: ProfileRequest | None = None
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag=True):
@@ -93,13 +87,7 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
-    round: int
-    model: Array
-    weight: float
-    steps: int
-    samples: int
-    gradient_samples: int
-    local_gradient: Array | None = None
+    report: Report
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
@@ -108,25 +96,55 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
     answer: bytes
 
 
+class Vitals(msgspec.Struct, frozen=True):
+    """A device's store in a few numbers, for whoever watches the fleet."""
+
+    stored: int
+    filled: tuple[int, ...]
+    """Samples of each label."""
+    arrivals: int = 0
+    """Since the store was made, as are the next."""
+    kept: int = 0
+    replaced: int = 0
+    refused: int = 0
+    epsilon_spent: float | None = None
+    epsilon_left: float | None = None
+    delta: float | None = None
+
+
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
-    loss: float
-    accuracy: float
+    """A model on a device's own samples: how many, their losses summed, how many labels were right."""
+
     samples: int
-    data: str
+    total_loss: float
+    correct: int
+    data: str = "stored"
     """What it was measured on: "held-out" or "stored"."""
+    vitals: Vitals | None = None
+    """None where the device's privacy leaves them to itself."""
+
+    @property
+    def loss(self) -> float:
+        """The mean; NaN without a sample."""
+        return self.total_loss / self.samples if self.samples else math.nan
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples if self.samples else math.nan
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
-    capacity: int
-    velocity: Array
+    profile: Profile
+    device: int | None = None
+    """The number that the node says it has; an agent does not know it."""
+    name: str = ""
+    """What people call it."""
 
 
 class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
-    name: bytes
-    row: int
-    capacity: int
-    comparisons: tuple[bytes, ...]
-    velocities: bytes
+    profile: EncryptedProfile
+    device: int | None = None
+    name: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -212,125 +230,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-Request = (
-    Participate
-    | AskSum
-    | Evaluate
-    | AskProfile
-    | AskEncryptedProfile
-    | AskStatus
-    | AskStored
-    | AskRefused
-    | AskWhy
-    | Erase
-)
-Reply = (
-    Reported
-    | Answered
-    | Evaluated
-    | Profiled
-    | EncryptedProfiled
-    | Status
-    | StoredSummary
-    | RefusedRecords
-    | Reasons
-    | Erased
-    | Failed
-)
-
-_requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
-
-
-def encode(message: Request | Reply) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
-def decode_request(payload: bytes) -> Request:
-    return _decode(_requests, payload)  # type: ignore[no-any-return]
-
-
-def decode_reply(payload: bytes) -> Reply:
-    return _decode(_replies, payload)  # type: ignore[no-any-return]
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> Any:
-    try:
-        return decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise RefusedError("malformed", f"not a message of the agent's API: {error}") from error
-
-
-def pack(array: AnyArray) -> Array:
-    array = np.ascontiguousarray(array)
-    return Array(array.dtype.newbyteorder("<").str, array.shape, array.tobytes())
-
-
-def unpack(array: Array) -> AnyArray:
-    """The array, read-only; refused if its bytes do not match its shape."""
-    if array.dtype not in _NUMBERS or any(side < 0 for side in array.shape):
-        raise RefusedError("malformed", f"no array of {array.dtype} and shape {array.shape} is sent here")
-    dtype = np.dtype(array.dtype)
-    if len(array.data) != dtype.itemsize * int(np.prod(array.shape, dtype=object)):
-        raise RefusedError("malformed", f"{len(array.data)} bytes do not make an array of shape {array.shape}")
-    return np.frombuffer(array.data, dtype).reshape(array.shape)
-
-
-def pack_order(order: TrainOrder, terms: bytes | None = None) -> Participate:
-    assignment, local = order.assignment, order.local
-    return Participate(
-        round=order.round,
-        model=pack(order.model),
-        learning_rate=local.learning_rate,
-        epochs=local.epochs,
-        batch_size=local.batch_size,
-        proximal=local.proximal,
-        direction=None if order.direction is None else pack(order.direction),
-        accepted_round=order.accepted_round,
-        quotas=None if assignment is None else pack(assignment.quotas),
-        label_weights=None if assignment is None else pack(assignment.label_weights),
-        mass_per_slot=0.0 if assignment is None else assignment.mass_per_slot,
-        terms=terms,
-    )
-
-
-def unpack_order(message: Participate) -> TrainOrder:
-    assignment = None
-    if message.quotas is not None and message.label_weights is not None:
-        assignment = Assignment(unpack(message.quotas), unpack(message.label_weights), message.mass_per_slot)
-    return TrainOrder(
-        round=message.round,
-        model=unpack(message.model),
-        direction=None if message.direction is None else unpack(message.direction),
-        local=LocalTraining(message.learning_rate, message.epochs, message.batch_size, message.proximal),
-        accepted_round=message.accepted_round,
-        assignment=assignment,
-    )
-
-
-def pack_report(report: Report) -> Reported:
-    return Reported(
-        round=report.round,
-        model=pack(report.model),
-        weight=report.weight,
-        steps=report.steps,
-        samples=report.samples,
-        gradient_samples=report.gradient_samples,
-        local_gradient=None if report.local_gradient is None else pack(report.local_gradient),
-    )
-
-
-def unpack_report(message: Reported) -> Report:
-    return Report(
-        round=message.round,
-        model=unpack(message.model),
-        weight=message.weight,
-        steps=message.steps,
-        samples=message.samples,
-        local_gradient=None if message.local_gradient is None else unpack(message.local_gradient),
-        gradient_samples=message.gradient_samples,
-    )
-
-
-def unpack_profile(message: Profiled) -> Profile:
-    return Profile(message.capacity, unpack(message.velocity))
+DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
+"""What a server asks of a device."""
+DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
+Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase
+"""All that an agent answers: the server's questions, and those of whoever looks after the device."""
+Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reasons | Erased | Failed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,9 @@ import numpy as np
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.plan import Plan
-from fedkeep.core.types import DeviceId, IntArray, Profile
+from fedkeep.core.types import DeviceId, Profile
+from fedkeep.link.key_messages import EncryptedTables
+from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 from fedkeep.privacy import ckks
 from fedkeep.privacy.ckks import SUMS, Ciphertext, Scheme
 from fedkeep.privacy.order import Comparisons, Grid, OrderedFleet
@@ -31,41 +33,6 @@ _DECIMALS = 6
 _MOST_ROWS = 1000
 """Comparisons grow with the square of the rows: no table of more is asked for, nor answered."""
 _NOBODY = -1
-
-
-@dataclass(frozen=True)
-class ProfileRequest:
-    """What a device is asked: to encrypt under the key of this name, as one row of a table of this size."""
-
-    name: bytes
-    row: int
-    rows: int
-    labels: int
-
-
-@dataclass(frozen=True)
-class EncryptedProfile:
-    """A device's answer: capacity in the clear, velocities under encryption."""
-
-    name: bytes
-    row: int
-    capacity: int
-    comparisons: tuple[bytes, ...]
-    velocities: bytes
-
-
-@dataclass(frozen=True)
-class EncryptedTables:
-    """What the server hands to the key-holder: signs and totals under encryption, capacities in the clear."""
-
-    name: bytes
-    devices: IntArray
-    """Whose row it is; -1 where it is nobody's."""
-    labels: int
-    signs: tuple[bytes, ...]
-    totals: bytes
-    capacities: IntArray
-    """One per row; 0 where the row is nobody's."""
 
 
 def encrypt_profile(public: PublicContext, request: ProfileRequest, profile: Profile) -> EncryptedProfile:

@@ -110,6 +110,10 @@ class Guard:
         """That estimate is finished, and what is released next."""
         self._ledger.close()
 
+    @property
+    def hides_profiles(self) -> bool:
+        return self._options.protects("profile")
+
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
         delta, ledger = self._options.delta, self._ledger

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Profile
-from fedkeep.privacy.encrypted import EncryptedProfile, ProfileRequest, encrypt_profile
+from fedkeep.link.messages import EncryptedProfile, ProfileRequest
+from fedkeep.privacy.encrypted import encrypt_profile
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.public_context import PublicContext, read_public_context
 

@@ -50,7 +50,17 @@ class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
     """One per device, where there are few enough to list."""
     device_accuracy_quantiles: tuple[float | None, ...] = ()
     """Minimum, quartiles and maximum over the devices."""
+    worst_tenth: float | None = None
+    """The mean accuracy of the worst tenth of the devices."""
+    label_recall: tuple[float | None, ...] = ()
+    """The share of each label's test samples that are recognised."""
+    rare_recall: float | None = None
+    """The mean recall of the rarest quarter of the labels."""
+    prequential: float | None = None
+    """The accuracy on all that arrived since the evaluation before, each sample tested before it is trained on."""
     samples_valued: int = 0
+    samples_trained: int = 0
+    """Stored samples trained on; one counts once an epoch."""
     bytes_stored: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -80,6 +90,8 @@ class Round(_Line, frozen=True, kw_only=True, tag="round"):
     """Participants that did not report in time."""
     refused_reports: dict[str, int] = {}
     """Reports that did not count, by reason."""
+    refused_devices: dict[str, tuple[int, ...]] = {}
+    """The same, by reason with the devices; of real fleets."""
     staleness: float | None = None
     """The mean age in rounds of the local gradients that g_hat is made of."""
 
@@ -148,6 +160,32 @@ class Device(_Line, frozen=True, kw_only=True, tag="device"):
     changes: tuple[Change, ...] = ()
 
 
+class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device of a real fleet, as the server last heard of it."""
+
+    device: int
+    name: str
+    online: bool
+    seen: float | None = None
+    """When it was last online, in seconds since 1970; None before it was, since the server started."""
+    capacity: int = 0
+    stored: int | None = None
+    """Samples in its store; None where it did not say."""
+    labels: int | None = None
+    """Of how many labels it stores any."""
+    accuracy: float | None = None
+    """Of the model last evaluated on its own samples."""
+    refused: str | None = None
+    """Why its last report or profile did not count; None since one did."""
+
+
+class Members(_Line, frozen=True, kw_only=True, tag="members"):
+    """Who is in a real fleet; written every round, and when somebody comes or goes between two."""
+
+    round: int
+    members: tuple[Member, ...]
+
+
 class Privacy(_Line, frozen=True, kw_only=True, tag="privacy"):
     """The largest privacy loss of any device so far, and what is left of the budget."""
 
@@ -173,5 +211,7 @@ class Timing(_Line, frozen=True, kw_only=True, tag="timing"):
     """Since the start, without the time a run lay still before it was resumed."""
 
 
-Line: TypeAlias = Header | Evaluation | Round | Plan | Holdings | Device | Privacy | End | Timing
-KINDS = frozenset({"header", "evaluation", "round", "plan", "holdings", "device", "privacy", "end", "timing"})
+Line: TypeAlias = Header | Evaluation | Round | Plan | Holdings | Device | Members | Privacy | End | Timing
+KINDS = frozenset(
+    {"header", "evaluation", "round", "plan", "holdings", "device", "members", "privacy", "end", "timing"}
+)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from fedkeep.core.device import Device
-from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
+from fedkeep.core.factory import make_device
+from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.regions import Regions
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
-from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
-from fedkeep.core.velocity import KnownVelocity
+from fedkeep.core.velocity import KnownVelocity, Meter, VelocityMeter, Window
 from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.learn.models import learner_for
 from fedkeep.privacy.clipping import ClippedFleetLearner
@@ -26,6 +26,47 @@ from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.guards import Guards, guards_for
 from fedkeep.sim.oracle import Oracle
 from fedkeep.sim.reference import FullFleet, pooled
+from fedkeep.sim.rivals import Rival, rival_for
+
+
+@dataclass(eq=False)
+class Ground:
+    """What the devices of an experiment have in common; each is made from it without the others."""
+
+    experiment: Experiment
+    data: Federation
+    stream: Stream
+    learner: FleetLearner
+    model: Vector
+    """The first one."""
+    regions: Regions
+    velocities: FloatArray
+    """V as declared, (C, Y)."""
+
+    @cached_property
+    def on_devices(self) -> FleetLearner:
+        """The learner on the devices, which clips gradients where noise is to hide them."""
+        options = self.experiment.privacy
+        return ClippedFleetLearner(self.learner, options.clip) if options.protects("estimator") else self.learner
+
+    def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
+        """A device as it is before it hears of a plan: with the first model."""
+        experiment = self.experiment
+        made = make_device(
+            self.on_devices,
+            experiment.policy,
+            capacity=experiment.storage.capacity,
+            sample_shape=self.data.sample_shape,
+            labels=self.data.labels,
+            regions=self.regions,
+            meter=_meter(experiment, self.velocities[number]),
+            after_use=experiment.storage.rule(),
+            weighting=experiment.weights,
+            options=experiment.storage.device(experiment.estimator),
+            seed=child_seed(experiment.seed, "device", number),
+        )
+        made.install(self.model, direction)
+        return made
 
 
 @dataclass(eq=False)
@@ -38,43 +79,61 @@ class Assembly:
     server: Server
     regions: Regions
     velocities: FloatArray
-    """V as declared, (C, Y)."""
+    """V as declared, (C, Y); as it truly is where devices measure it."""
     fleet: Fleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
     guards: Guards
     """What the devices' reports pass on their way out."""
+    rival: Rival
+    """What else is done about small and unlike stores; nothing, unless `correction` says so."""
 
 
-def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
-    """The parts of the experiment, its data loaded unless given."""
+def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground:
+    """What is common to the devices, the data loaded unless given."""
     if data is None:
         data = load_data(experiment.task, experiment.seed)
     if experiment.names["policy"] == "central":
         data = pooled(data)
     stream = Stream(data, experiment.stream, experiment.seed)
     learner = build_learner(experiment, data)
-    model = learner.initial(child_seed(experiment.seed, "model"))
+    model = learner.initial(experiment.model_seed)
     probe = learner.probe(model)
     regions = divide(experiment, data, probe)
     velocities = declared_velocities(experiment, region_counts(data, regions, probe), stream)
-    server = _server(experiment, learner, model, regions.count)
-    profiles = {d: Profile(experiment.storage.capacity, velocities[d]) for d in range(data.devices)}
+    return Ground(experiment, data, stream, learner, model, regions, velocities)
+
+
+def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
+    """The parts of the experiment, its data loaded unless given."""
+    ground = lay_ground(experiment, data)
+    data, stream, learner = ground.data, ground.stream, ground.learner
+    server = experiment.make_server(ground.model, learner.gradient_size, ground.regions.count)
     guards = guards_for(experiment)
-    server.coordinate(guards.release_profiles(profiles))
+    if not experiment.profile.measured:
+        profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
+        server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     exact = experiment.policy.uses_direction and experiment.estimator.name == "exact"
     if experiment.policy.uses_direction and experiment.estimator.cold_start == "exact":
         rates = {d: stream.rate(d) for d in range(data.devices)}
-        server.estimator.update(oracle.device_gradients(model, rates))
-    start = (model, server.estimator.direction())
+        server.estimator.update(oracle.device_gradients(ground.model, rates))
+    rival = rival_for(experiment.correction, learner, stream.rates)
     if experiment.policy.unbounded:
-        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed)
+        so_far = isinstance(experiment.policy, FullData) and experiment.policy.so_far
+        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed, so_far=so_far)
     else:
-        own = _device_learner(experiment, learner)
-        make = partial(_device, experiment, data, own, server, regions, velocities, start)
-        fleet = Fleet(own, stream, make)
-    return Assembly(data, stream, learner, server, regions, velocities, fleet, oracle if exact else None, guards)
+        fleet = Fleet(ground.on_devices, stream, partial(_planned, ground, server, server.estimator.direction()))
+    found = oracle if exact else None
+    return Assembly(data, stream, learner, server, ground.regions, ground.velocities, fleet, found, guards, rival)
+
+
+def _planned(ground: Ground, server: Server, direction: Vector | None, device: DeviceId) -> Device:
+    """A device as it is before the first round: with the plan's word on what to keep."""
+    made = ground.device(device, direction)
+    if server.plan is not None:
+        made.assign(server.plan.assignment(device))
+    return made
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
@@ -106,12 +165,6 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
 
 
-def _device_learner(experiment: Experiment, learner: FleetLearner) -> FleetLearner:
-    """The learner on the devices, which clips gradients where noise is to hide them."""
-    options = experiment.privacy
-    return ClippedFleetLearner(learner, options.clip) if options.protects("estimator") else learner
-
-
 def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:
     """V as the devices declare it, (C, Y): arrivals a round, with the error that was asked for."""
     rates = np.array([stream.rate(d) for d in range(len(counts))])
@@ -122,52 +175,6 @@ def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream
     return velocities
 
 
-def _estimator(experiment: Experiment) -> GlobalEstimator:
-    options = experiment.estimator
-    if not experiment.policy.uses_direction or options.name == "exact":
-        return GivenEstimator()
-    return global_estimator(options.name, options.max_age)
-
-
-def _server(experiment: Experiment, learner: FleetLearner, model: Vector, regions: int) -> Server:
-    return Server(
-        model=model,
-        gradient_size=learner.gradient_size,
-        regions=regions,
-        schedule=experiment.train.schedule(),
-        coordinator=experiment.coordinator,
-        estimator=_estimator(experiment),
-        aggregation=experiment.aggregation,
-        limits=experiment.limits,
-        seed=experiment.seed,
-    )
-
-
-def _device(
-    experiment: Experiment,
-    data: Federation,
-    learner: FleetLearner,
-    server: Server,
-    regions: Regions,
-    velocities: FloatArray,
-    start: tuple[Vector, Vector | None],
-    device: DeviceId,
-) -> Device:
-    """A device as it is before the first round: with the first model, and the plan's word on what to keep."""
-    made = Device(
-        learner=learner,
-        policy=experiment.policy,
-        store=MemoryStore(np.zeros(regions.count, dtype=np.int64), experiment.storage.rule()),
-        regions=regions,
-        meter=KnownVelocity(velocities[device]),
-        capacity=experiment.storage.capacity,
-        sample_shape=data.sample_shape,
-        labels=data.labels,
-        weighting=experiment.weights,
-        options=experiment.storage.device(experiment.estimator),
-        seed=child_seed(experiment.seed, "device", device),
-    )
-    made.install(*start)
-    if server.plan is not None:
-        made.assign(server.plan.assignment(device))
-    return made
+def _meter(experiment: Experiment, known: FloatArray) -> Meter:
+    options = experiment.profile
+    return VelocityMeter(len(known), Window(options.window)) if options.measured else KnownVelocity(known)

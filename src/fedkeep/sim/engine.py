@@ -14,7 +14,7 @@ from fedkeep.core.server import RoundSummary, Server
 from fedkeep.core.types import DeviceId, Report, State
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import Assembly, assemble
-from fedkeep.sim.evaluation import Evaluated, evaluate
+from fedkeep.sim.evaluation import Evaluated, Prequential, evaluate
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.guards import refuse_alone
@@ -27,12 +27,14 @@ class Tally:
     samples_valued: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    samples_trained: int = 0
+    """A sample counts once an epoch."""
 
     def snapshot(self) -> State:
-        return {"tally": np.array([self.samples_valued, self.bytes_up, self.bytes_down])}
+        return {"tally": np.array([self.samples_valued, self.bytes_up, self.bytes_down, self.samples_trained])}
 
     def restore(self, state: State) -> None:
-        self.samples_valued, self.bytes_up, self.bytes_down = state["tally"].tolist()
+        self.samples_valued, self.bytes_up, self.bytes_down, self.samples_trained = state["tally"].tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,11 @@ class Simulator:
         self.tally = Tally()
         self._eager = eager
         """Let every device see its arrivals in every round, as a real one would: slow, and the same result."""
+        self.prequential = (
+            Prequential(self.parts.learner, self.parts.stream, self.parts.data.devices)
+            if experiment.record.prequential
+            else None
+        )
         self._population: Sequence[DeviceId] = range(self.parts.data.devices)
         self._k = max(1, round(experiment.train.participation * len(self._population)))
 
@@ -76,12 +83,23 @@ class Simulator:
         """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
         round_ = self.server.round
         participants = self.server.select(round_, self._population, self._k)
+        if self.prequential is not None:
+            self.prequential.test(self.server.model, round_)
         arrivals = self._bring_up_to_date(participants, round_ + 1)
+        self._declare(round_)
         orders = self.server.open_round(participants)
-        reports = self.parts.guards.release(orders, self.parts.fleet.take_part(orders))
+        reports = self.parts.fleet.take_part(orders, self.parts.rival.corrections(participants))
+        reports = self.parts.guards.release(orders, reports)
         self._deliver(reports, round_)
-        summary = self.server.close_round()
+        summary = self._merge(reports)
         return RoundRecord(self.server.round, summary, arrivals, self.evaluate() if evaluated else None)
+
+    def _merge(self, reports: dict[DeviceId, Report]) -> RoundSummary:
+        before, local = self.server.model, self.server.schedule.local(self.server.round)
+        summary = self.server.close_round()
+        counted = {device: reports[device] for device in summary.accepted}
+        self.server.model = self.parts.rival.step(before, self.server.model, counted, local.learning_rate)
+        return summary
 
     def first_participants(self) -> tuple[DeviceId, ...]:
         """The devices of the first round, the same for every method under one seed."""
@@ -96,6 +114,7 @@ class Simulator:
         state = {f"server.{name}": array for name, array in self.server.snapshot().items()}
         if isinstance(self.parts.fleet, Fleet):
             state |= {f"fleet.{name}": array for name, array in self.parts.fleet.snapshot().items()}
+        state |= {f"rival.{name}": array for name, array in self.parts.rival.snapshot().items()}
         state |= {f"guards.{name}": array for name, array in self.parts.guards.snapshot().items()}
         return state | self.tally.snapshot()
 
@@ -104,11 +123,23 @@ class Simulator:
         self.server.restore({n.removeprefix("server."): a for n, a in state.items() if n.startswith("server.")})
         if isinstance(self.parts.fleet, Fleet):
             self.parts.fleet.restore({n.removeprefix("fleet."): a for n, a in state.items() if n.startswith("fleet.")})
+        self.parts.rival.restore({n.removeprefix("rival."): a for n, a in state.items() if n.startswith("rival.")})
         self.parts.guards.restore({n.removeprefix("guards."): a for n, a in state.items() if n.startswith("guards.")})
         self.tally.restore(state)
 
     def _is_evaluated(self, round_: int, last: int) -> bool:
         return round_ % self.experiment.record.every == 0 or round_ == last
+
+    def _is_declared(self, round_: int) -> bool:
+        profile = self.experiment.profile
+        return profile.measured and round_ % profile.every == 0
+
+    def _declare(self, round_: int) -> None:
+        """Lets all devices say what they have counted, and plans anew (steps 1, 2)."""
+        fleet = self.parts.fleet
+        if self._is_declared(round_) and isinstance(fleet, Fleet):
+            plan, _ = self.server.coordinate(self.parts.guards.release_profiles(fleet.declare()))
+            fleet.assign(plan)
 
     def _bring_up_to_date(self, participants: Sequence[DeviceId], until: int) -> int:
         """Lets participants, or under an oracle all devices, see what has arrived; returns how much that was."""
@@ -119,7 +150,7 @@ class Simulator:
             direction = self.parts.oracle.gradient(self.server.model)
             self.server.estimator.give(direction)
             fleet.adopt(self._population, self.server.model, direction)
-        everyone = self._eager or self.parts.oracle is not None
+        everyone = self._eager or self.parts.oracle is not None or self._is_declared(until - 1)
         arrivals = fleet.catch_up(self._population if everyone else participants, until)
         self.tally.samples_valued += arrivals
         return arrivals
@@ -131,6 +162,7 @@ class Simulator:
         lost = generator(child_seed(self.experiment.seed, "dropout"), round_).random(len(reports))
         for (device, report), luck in zip(reports.items(), lost.tolist(), strict=True):
             self.tally.bytes_down += down
+            self.tally.samples_trained += report.samples * self.experiment.train.epochs
             if luck >= self.experiment.train.dropout:
                 gradient = 0 if report.local_gradient is None else len(report.local_gradient)
                 self.tally.bytes_up += 4 * (len(report.model) + gradient)

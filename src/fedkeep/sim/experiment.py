@@ -13,80 +13,60 @@ from functools import cached_property
 from typing import Any
 
 from fedkeep.config import Table, build, merged, put
-from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean, find
-from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.screening import Limits
-from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.data import TASKS, StreamOptions, Task
-from fedkeep.presets import DEFAULT, experiment_tables
-from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.registry import find_policy
-from fedkeep.sim.options import (
-    EstimatorOptions,
-    ProfileOptions,
-    RecordOptions,
-    RegionOptions,
-    StorageOptions,
-    TrainOptions,
-)
+from fedkeep.fleet.method import METHOD_KEYS, Method, method_parts, named, rest, table_of, with_preset
+from fedkeep.fleet.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
 
-_PLAIN: dict[str, type[Any]] = {
-    "storage": StorageOptions,
-    "weights": Weighting,
-    "estimator": EstimatorOptions,
-    "train": TrainOptions,
+_DATA_TABLES: dict[str, type[Any]] = {
     "stream": StreamOptions,
-    "aggregation": Aggregation,
+    "correction": CorrectionOptions,
     "profile": ProfileOptions,
     "regions": RegionOptions,
-    "limits": Limits,
-    "privacy": PrivacyOptions,
     "record": RecordOptions,
 }
-_KEYS = {"task", "model", "policy", "coordinator", "seed", "label", "preset", *_PLAIN}
+_KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """One run, every choice made."""
+class Experiment(Method):
+    """One run: a method and the data to try it on, every choice made."""
 
     task: Task
-    model: Table
-    """Overrides of the task's model: `name`, `last_layers` and the factory's arguments."""
-    policy: SelectionPolicy
-    coordinator: Coordinator
-    storage: StorageOptions
-    weights: Weighting
-    estimator: EstimatorOptions
-    train: TrainOptions
     stream: StreamOptions
-    aggregation: Aggregation
+    correction: CorrectionOptions
     profile: ProfileOptions
     regions: RegionOptions
-    limits: Limits
-    privacy: PrivacyOptions
     record: RecordOptions
-    seed: int
     label: str
     """What tables and legends call the method."""
-    names: dict[str, str]
-    """The registered names of task, policy and coordinator."""
 
     def resolved(self) -> Table:
         """Every option with its value, as plain data."""
-        table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model)}
-        for key in ("task", "policy", "coordinator"):
-            table[key] = {"name": self.names[key], **dataclasses.asdict(getattr(self, key))}
-        for key in _PLAIN:
-            table[key] = dataclasses.asdict(getattr(self, key))
-        return table
+        data = {key: dataclasses.asdict(getattr(self, key)) for key in ("task", *_DATA_TABLES)}
+        data["task"] = {"name": self.names["task"], **data["task"]}
+        return {"label": self.label, **self.described(), **data}
 
     def digest(self) -> str:
-        """A short hash of every option; two runs with the same hash give the same bytes."""
-        return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()[:16]
+        """A short hash of all that is not at its default; two runs with the same hash give the same bytes.
+
+        An option that is added later, at its default, leaves the hashes of finished runs as they are.
+        """
+        table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
+        for key in ("task", "policy", "coordinator", *_PLAIN):
+            table[key] = _changed(getattr(self, key))
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _changed(options: Any) -> Table:
+    """The fields that are not at their defaults."""
+    stated = {}
+    for field in dataclasses.fields(options):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if (value := getattr(options, field.name)) != default:
+            stated[field.name] = value
+    return stated
 
 
 def resolve(table: Table) -> Experiment:
@@ -94,26 +74,14 @@ def resolve(table: Table) -> Experiment:
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
-    table = _with_preset(table)
-    policy_table = _named(table, "policy", default="ode")
-    policy = build(find_policy(policy_table["name"]), _rest(policy_table), "policy")
-    task_table = _named(table, "task")
-    coordinator_name, coordinator = _coordinator(table, policy)
-    plain = {key: build(cls, _table(table, key), key) for key, cls in _PLAIN.items()}
-    if not policy.coordinated and coordinator_name == "none":
-        plain["weights"] = UNCOORDINATED
-    seed = table.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
+    table = with_preset(table)
+    method, task = method_parts(table), named(table, "task")
+    method["names"] |= {"task": task["name"]}
     return Experiment(
-        task=build(find(task_table["name"], TASKS, "task"), _rest(task_table), "task"),
-        model=_table(table, "model"),
-        policy=policy,
-        coordinator=coordinator,
-        seed=seed,
-        label=str(table.get("label", policy_table["name"])),
-        names={"task": task_table["name"], "policy": policy_table["name"], "coordinator": coordinator_name},
-        **plain,
+        task=build(find(task["name"], TASKS, "task"), rest(task), "task"),
+        label=str(table.get("label", method["names"]["policy"])),
+        **method,
+        **{key: build(cls, table_of(table, key), key) for key, cls in _DATA_TABLES.items()},
     )
 
 
@@ -182,43 +150,3 @@ def _product(table: Table, sweep: Table) -> Iterator[Cell]:
             put(cell, key, value)
         varied = [f"{k}={v}" for k, v in zip(sweep, values, strict=True) if k not in {"seed", "policy.name", "label"}]
         yield Cell(cell, " ".join(varied))
-
-
-def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
-    """The coordinator for this policy; a table speaks of coordinated policies, unless it says `applies_to = "all"`."""
-    given = _named(table, "coordinator", default="greedy")
-    applies_to = given.pop("applies_to", "coordinated")
-    if applies_to not in {"coordinated", "all"}:
-        raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
-    if given["name"] == "none":
-        return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
-    cls = find(given["name"], COORDINATORS, "coordinator")
-    coordinator = build(cls, _rest(given), "coordinator")
-    if policy.coordinated or applies_to == "all":
-        return given["name"], coordinator
-    return "none", Uncoordinated()
-
-
-def _with_preset(table: Table) -> Table:
-    rest = {key: value for key, value in table.items() if key != "preset"}
-    policy = _named(rest, "policy", default="ode")["name"]
-    return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), rest)
-
-
-def _named(table: Table, key: str, default: str | None = None) -> Table:
-    found = dict(_table(table, key))
-    found.setdefault("name", default)
-    if not isinstance(found["name"], str):
-        raise ConfigError(f"'{key}.name' is missing" if found["name"] is None else f"'{key}.name' must be a string")
-    return found
-
-
-def _rest(table: Table) -> Table:
-    return {key: value for key, value in table.items() if key != "name"}
-
-
-def _table(table: Table, key: str) -> Table:
-    found = table.get(key, {})
-    if not isinstance(found, dict):
-        raise ConfigError(f"'{key}' must be a table, got {found!r}")
-    return found

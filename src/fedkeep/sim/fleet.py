@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 
-from fedkeep.core.device import Device, TrainJob
-from fedkeep.core.ports import Fate, FleetLearner, Measurements, Outcome
+from fedkeep.core.device import Device, Prepared
+from fedkeep.core.plan import Plan
+from fedkeep.core.ports import Fate, FleetLearner, Job, Measurements, Outcome
 from fedkeep.core.slices import Deferred, SliceOf
-from fedkeep.core.types import Batch, DeviceId, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, DeviceId, FloatArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.data import Stream
 
 _FATES = [fate.name for fate in Fate]
@@ -48,21 +50,32 @@ class Fleet:
         batches = [self.stream.arrivals(d, self._seen[d], until) for d in devices]
         measured = self._measure(woken, batches)
         for d, device, batch, measurements in zip(devices, woken, batches, measured, strict=True):
-            outcome = device.take_in(batch, until, measurements)
+            outcome = device.take_in(batch, self._rounds(d, len(batch), until), measurements)
             self._seen[d] = until
             self._count(outcome)
             for watch in self.watchers:
                 watch(d, batch, outcome)
         return sum(map(len, batches))
 
-    def take_part(self, orders: Mapping[DeviceId, TrainOrder]) -> dict[DeviceId, Report]:
+    def declare(self) -> dict[DeviceId, Profile]:
+        """What the devices have counted on their streams so far."""
+        return {d: device.profile() for d, device in sorted(self.devices.items())}
+
+    def assign(self, plan: Plan) -> None:
+        """Tells every device of a new plan."""
+        for d, device in self.devices.items():
+            device.assign(plan.assignment(d))
+
+    def take_part(
+        self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
-        jobs = {d: self.device(d).prepare(order) for d, order in orders.items()}
-        trained = self._train([job for job in jobs.values() if len(job.batch)])
-        stored = self._measure_stored(jobs)
+        prepared = {d: self.device(d).prepare(order) for d, order in orders.items()}
+        trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)}, corrections)
+        stored = self._measure_stored(prepared)
         return {
-            d: self.device(d).complete(job, trained.get(id(job), job.order.model), stored.get(d))
-            for d, job in jobs.items()
+            d: self.device(d).complete(each, trained.get(d, each.order.model), stored.get(d))
+            for d, each in prepared.items()
         }
 
     def adopt(self, devices: Sequence[DeviceId], model: Vector, direction: Vector) -> None:
@@ -103,21 +116,22 @@ class Fleet:
 
         return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
 
-    def _train(self, jobs: Sequence[TrainJob]) -> dict[int, Vector]:
-        if not jobs:
+    def _train(
+        self, prepared: dict[DeviceId, Prepared], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Vector]:
+        if not prepared:
             return {}
-        order = jobs[0].order
-        models = self.learner.train_many(
-            order.model, [j.batch for j in jobs], [j.weights for j in jobs], order.local, [j.seed for j in jobs]
-        )
-        return {id(job): model for job, model in zip(jobs, models, strict=True)}
+        order = next(iter(prepared.values())).order
+        jobs = [_corrected(each.job, corrections.get(d)) for d, each in prepared.items()]
+        models = self.learner.train_many(order.model, jobs, order.local)
+        return dict(zip(prepared, models, strict=True))
 
-    def _measure_stored(self, jobs: dict[DeviceId, TrainJob]) -> dict[DeviceId, SliceOf]:
+    def _measure_stored(self, prepared: dict[DeviceId, Prepared]) -> dict[DeviceId, SliceOf]:
         """What is stored, under the model that all participants are about to adopt: one batch for all of them."""
-        if not jobs:
+        if not prepared:
             return {}
-        order = next(iter(jobs.values())).order
-        return self._measure_together(order.model, {d: job.batch for d, job in jobs.items()})
+        order = next(iter(prepared.values())).order
+        return self._measure_together(order.model, {d: each.job.batch for d, each in prepared.items()})
 
     def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
         """Batches under one model, measured as one batch if any is asked for."""
@@ -127,9 +141,21 @@ class Fleet:
         stops = np.cumsum([0, *(len(batch) for batch in filled.values())]).tolist()
         return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
 
+    def _rounds(self, device: DeviceId, arrivals: int, until: int) -> FloatArray:
+        """When the latest arrivals of a device came."""
+        position = self.stream.position(device, until)
+        return self.stream.rounds(device, position - arrivals, position).astype(np.float64)
+
     def _count(self, outcome: Outcome) -> None:
         for name, n in zip(_FATES, np.bincount(outcome.fates, minlength=len(_FATES)).tolist(), strict=True):
             self.fates[name] += n
+
+
+def _corrected(job: Job, correction: Vector | None) -> Job:
+    """With one more correction of the local steps."""
+    if correction is None:
+        return job
+    return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
 def _pick(together: Callable[[], dict[int, Measurements]], index: int) -> Measurements:

@@ -1,16 +1,19 @@
-"""A privacy guard before each simulated device; their ledgers are part of the simulation's state."""
+"""The doors of simulated devices; their ledgers are part of the simulation's state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, State, TrainOrder
-from fedkeep.privacy.guard import Guard, Spending
-from fedkeep.privacy.ledger import BudgetSpentError, Ledger
+from fedkeep.privacy.door import Door, make_door
+from fedkeep.privacy.guard import Spending
+from fedkeep.privacy.ledger import BudgetSpentError
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.sim.experiment import Experiment
 
@@ -33,11 +36,11 @@ class SeededNoise:
 
 
 class Guards:
-    """Makes a guard for each device that has something to send."""
+    """Makes a door for each device that has something to send."""
 
     def __init__(self, options: PrivacyOptions, seed: int) -> None:
-        self._options, self._seed = options, seed
-        self._guards: dict[DeviceId, tuple[Guard, SeededNoise]] = {}
+        self._options, self._seed = replace(options, secure_sum=False, encrypted_profiles=False), seed
+        self._doors: dict[DeviceId, tuple[Door, SeededNoise]] = {}
 
     def release(
         self, orders: Mapping[DeviceId, TrainOrder], reports: Mapping[DeviceId, Report]
@@ -48,7 +51,7 @@ class Guards:
         sent = {}
         for device, report in reports.items():
             try:
-                sent[device] = self._guard(device, report.round).release(report, orders[device])
+                sent[device] = self._door(device, report.round).release(report, orders[device])
             except BudgetSpentError:
                 continue
         return sent
@@ -57,33 +60,37 @@ class Guards:
         """What the devices declare before the first round."""
         if not self._options.protects("profile"):
             return dict(profiles)
-        return {d: self._guard(d, -1).release_profile(profile, _WINDOW) for d, profile in profiles.items()}
+        return {d: self._door(d, -1).profile(partial(_counted, profile)) for d, profile in profiles.items()}
 
     def most_spent(self) -> Spending | None:
         """The ledger of the device that has told most; None where nothing is accounted for."""
-        spendings = [guard.spending() for guard, _ in self._guards.values()]
+        spendings = [spent for door, _ in self._doors.values() if (spent := door.spending()) is not None]
         return max(spendings, key=lambda s: s.spent, default=None)
 
     def snapshot(self) -> State:
-        kept = {device: guard.snapshot() for device, (guard, _) in self._guards.items()}
+        kept = {device: door.kept(under_way=False)["gate"].snapshot() for device, (door, _) in self._doors.items()}
         return {f"{device}/{name}": array for device, state in kept.items() for name, array in state.items()}
 
     def restore(self, state: State) -> None:
-        self._guards = {}
+        self._doors = {}
         parts: dict[DeviceId, State] = {}
         for name, array in state.items():
             device, _, part = name.partition("/")
             parts.setdefault(int(device), {})[part] = array
         for number, part_state in parts.items():
-            self._guard(number, -1).restore(part_state)
+            self._door(number, -1).kept(under_way=False)["gate"].restore(part_state)
 
-    def _guard(self, device: DeviceId, round_: int) -> Guard:
-        if device not in self._guards:
+    def _door(self, device: DeviceId, round_: int) -> Door:
+        if device not in self._doors:
             noise = SeededNoise(self._seed, device)
-            self._guards[device] = Guard(self._options, Ledger(), lambda _: None, noise), noise
-        guard, noise = self._guards[device]
+            self._doors[device] = make_door(self._options, 0, lambda: None, normal=noise), noise
+        door, noise = self._doors[device]
         noise.begin(round_)
-        return guard
+        return door
+
+
+def _counted(profile: Profile) -> tuple[Profile, float]:
+    return profile, _WINDOW
 
 
 def guards_for(experiment: Experiment) -> Guards:

@@ -86,6 +86,7 @@ class Observer:
 
     def _evaluation(self, round_: int, evaluated: Evaluated) -> Evaluation:
         tally, few = self._simulator.tally, self._data.devices <= _LISTED
+        tested_first = self._simulator.prequential
         accuracy = evaluated.device_accuracy
         stored = [s for _, s in self._stores()]
         pairs = {(d, id_) for d, s in self._stores() for id_ in s.batch.ids.tolist()}
@@ -96,7 +97,12 @@ class Observer:
             loss=evaluated.loss,
             device_accuracy=tuple(accuracy.tolist()) if few else (),
             device_accuracy_quantiles=tuple(np.nanquantile(accuracy, [0, 0.25, 0.5, 0.75, 1]).tolist()),
+            worst_tenth=evaluated.worst_tenth,
+            label_recall=tuple(evaluated.label_recall.tolist()),
+            rare_recall=evaluated.rare_recall,
+            prequential=tested_first.take() if tested_first is not None else None,
             samples_valued=tally.samples_valued,
+            samples_trained=tally.samples_trained,
             bytes_stored=sum(s.batch.x.nbytes for s in stored),
             bytes_up=tally.bytes_up,
             bytes_down=tally.bytes_down,

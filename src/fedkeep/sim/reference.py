@@ -7,29 +7,37 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.types import DeviceId, FloatArray, Report, TrainOrder
+from fedkeep.core.types import Batch, DeviceId, Report, TrainOrder, Vector
 from fedkeep.data import Federation, Membership, Stream
 
 
 class FullFleet:
-    """Devices that train on all their data in every round, weighed by its quantity."""
+    """Devices that train on all their data, or all that has come so far, in every round, weighed by its rate."""
 
-    def __init__(self, learner: FleetLearner, stream: Stream, seed: int) -> None:
-        self._learner, self._stream, self._seed = learner, stream, seed
+    def __init__(self, learner: FleetLearner, stream: Stream, seed: int, *, so_far: bool) -> None:
+        self._learner, self._stream, self._seed, self._so_far = learner, stream, seed, so_far
 
-    def take_part(self, orders: Mapping[DeviceId, TrainOrder]) -> dict[DeviceId, Report]:
-        return {d: self._report(d, order) for d, order in orders.items()}
+    def take_part(
+        self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Report]:
+        return {d: self._report(d, order, corrections.get(d)) for d, order in orders.items()}
 
-    def _report(self, device: DeviceId, order: TrainOrder) -> Report:
-        batch = self._stream.training_set(device)
-        weights: FloatArray = np.ones(len(batch))
+    def _report(self, device: DeviceId, order: TrainOrder, correction: Vector | None) -> Report:
+        batch = self._batch(device, order.round)
+        if not len(batch):
+            return Report(order.round, order.model, 0.0, 0, 0, None)
         seed = child_seed(self._seed, "device", device, "train", order.round)
-        model = self._learner.train(order.model, batch, weights, order.local, seed)
+        model = self._learner.train(order.model, Job(batch, np.ones(len(batch)), seed, correction), order.local)
         per_epoch = -(-len(batch) // order.local.batch_size) if order.local.batch_size else 1
         weight = self._stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(len(batch))
         return Report(order.round, model, weight, order.local.epochs * per_epoch, len(batch), None)
+
+    def _batch(self, device: DeviceId, round_: int) -> Batch:
+        if self._so_far:
+            return self._stream.seen_before(device, round_ + 1)
+        return self._stream.training_set(device)
 
 
 def pooled(data: Federation) -> Federation:

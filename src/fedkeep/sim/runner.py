@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
-import fedkeep
 from fedkeep.core.errors import DataError
 from fedkeep.records import End, Header, Recorder, Timing, read_run
 from fedkeep.records.reader import begins_with_header
+from fedkeep.records.versions import versions
 from fedkeep.sim.checkpoint import load_checkpoint, save_checkpoint
 from fedkeep.sim.engine import RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
@@ -133,14 +131,3 @@ def _header(cell: Cell, simulator: Simulator) -> Header:
         setting=cell.setting,
         image=image_size(data.sample_shape),
     )
-
-
-def versions() -> dict[str, str]:
-    """What the numbers of a run may depend on besides its options."""
-    found = {"fedkeep": fedkeep.__version__, "python": platform.python_version(), "machine": platform.machine()}
-    for package in ("numpy", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -15,6 +15,7 @@ SCRIPTS = (
     "gallery.js",
     "overview.js",
     "panels.js",
+    "members.js",
     "source.js",
     "main.js",
 )

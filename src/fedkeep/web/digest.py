@@ -14,6 +14,8 @@ from fedkeep.records import (
     Header,
     Holdings,
     Line,
+    Member,
+    Members,
     Plan,
     Privacy,
     Round,
@@ -76,6 +78,7 @@ class Digest:
     plan: Plan | None = None
     holdings: Holdings | None = None
     devices: dict[int, Device] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
     end: End | None = None
     seconds: float | None = None
     round: int = 0
@@ -96,6 +99,8 @@ class Digest:
                 self.holdings = Holdings(round=line.round, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
             case Device():
                 self.devices[line.device] = line
+            case Members():
+                self.members = line.members
             case Privacy():
                 self.privacy.add(line)
             case End():
@@ -128,7 +133,7 @@ class Digest:
             setting=header.setting,
             seed=header.seed,
             labels=header.labels,
-            devices=header.devices,
+            devices=header.devices or len(self.members),
             rounds=header.rounds,
             round=self.round,
             finished=self.end is not None,
@@ -148,6 +153,7 @@ class Digest:
             delta=spent[-1].delta if spent else None,
             plan=self.plan,
             holdings=self.holdings,
+            members=self.members,
             snapshots=tuple(sorted((device, line.round) for device, line in self.devices.items())),
         )
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from fedkeep.records import Comparison, Device, Holdings, Plan
+from fedkeep.records import Comparison, Device, Holdings, Member, Plan
 
 Columns: TypeAlias = dict[str, list[float | None]]
 """A table by columns, all of one length; `round` is always among them."""
@@ -48,6 +48,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     delta: float | None
     plan: Plan | None
     holdings: Holdings | None
+    members: tuple[Member, ...]
+    """The devices of a real fleet; empty of a simulated one."""
     snapshots: tuple[tuple[int, int], ...]
     """Devices whose store can be looked at, each with the round of its snapshot."""
 

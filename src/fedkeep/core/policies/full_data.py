@@ -11,6 +11,8 @@ class FullData(SelectionPolicy):
     """Keeps everything: the reference that no bounded store can have."""
 
     unbounded = True
+    so_far: bool = False
+    """Only what has arrived so far, as a real device with unlimited storage would have; else all it will ever see."""
 
     def score(self, batch: Batch, view: View) -> Scores:
         return np.zeros(len(batch))

@@ -136,6 +136,7 @@ function render() {
   if (!view) return;
   overview.update(state, views, methodStyles(orderedMethods([...state.views.values()])));
   panels.update(views, view);
+  drawMembers(view);
   matrix.update(view, state.device);
   devicePane.update(view, state.device, snapshotOf(view, state.device));
   drawGallery(views, view, pictured);

@@ -1,0 +1,89 @@
+"""What the runs of a programme say: means with their intervals, and differences seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fedkeep.records.student import interval
+from fedkeep.sim.experiment import Experiment
+from lab.curves import Curves
+from lab.programme import Programme, Row
+from lab.summaries import Curve
+
+Interval = list[float | None]
+"""A mean and half of its 95 % interval, None of a single seed."""
+
+FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
+GISTS = ("gist-local", "gist-shared")
+PREQUENTIAL = (("record.prequential", True),)
+"""The setting in which runs are also tested on what arrives."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The finished runs of a programme, as far as they were made."""
+
+    programme: Programme
+    curves: Curves
+
+    def tasks(self) -> list[str]:
+        """Those that a stage names, in that order."""
+        return list(dict.fromkeys(task for stage in self.programme.stages for task in stage.tasks))
+
+    def methods(self, task: str) -> list[str]:
+        named = [m for stage in self.programme.stages if task in stage.tasks for m in stage.methods]
+        return list(dict.fromkeys(named))
+
+    def runs(self, row: Row, rate: float = 1.0) -> dict[int, Curve]:
+        """By seed, at this many times the task's learning rate."""
+        seeds = sorted({seed for stage in self.programme.stages for seed in stage.seeds})
+        found = [self.curves.find(run.digest) for run in self.programme.reported(row, rate, seeds)]
+        return {curve.seed: curve for curve in found if curve is not None}
+
+    def own_runs(self, row: Row) -> dict[int, Curve]:
+        """At the method's own rate; none until it is found."""
+        own = self.programme.own_rate(row, self.curves)
+        return {} if own is None else self.runs(row, own)
+
+    def own_rate(self, row: Row) -> float | None:
+        """The method's own learning rate, None until it is found."""
+        own = self.programme.own_rate(row, self.curves)
+        shared = float(self.programme.tasks[row.task]["train"]["learning_rate"])
+        return None if own is None else shared * own
+
+    def experiment(self, row: Row) -> Experiment:
+        """The row's settings, at any seed."""
+        return self.programme.reported(row, 1.0, (0,))[0].cell.experiment
+
+    def mean(self, task: str, method: str) -> float | None:
+        """The final accuracy at the task's rate, in percent."""
+        return mean(curve.final for curve in self.runs(Row(task, method)).values())
+
+
+def summed(values: Iterable[float]) -> Interval | None:
+    """Mean and half of the interval; None of nothing."""
+    known = list(values)
+    if not known:
+        return None
+    half = interval(known)
+    return [round(math.fsum(known) / len(known), 2), None if half is None else round(half, 2)]
+
+
+def ahead(runs: Mapping[int, Curve], others: Mapping[int, Curve]) -> Interval | None:
+    """The mean difference in final accuracy over the seeds that both have."""
+    return summed(runs[seed].final - others[seed].final for seed in sorted(runs.keys() & others.keys()))
+
+
+def mean(values: Iterable[float | None], scale: float = 1.0) -> float | None:
+    """Of what is known; None of nothing."""
+    known = [value for value in values if value is not None]
+    return round(scale * math.fsum(known) / len(known), 2) if known else None
+
+
+def share_closed(fifo: float | None, method: float | None, unlimited: float | None) -> float | None:
+    """How much of the distance from FIFO to unlimited storage a method covers; None where there is none to cover."""
+    if fifo is None or method is None or unlimited is None or unlimited <= fifo:
+        return None
+    return round((method - fifo) / (unlimited - fifo), 3)

@@ -1,0 +1,212 @@
+"""A programme of runs in one file: tasks, methods, and the stages in which they are run, the weightiest first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkeep.config import Table, build, merged, put, read_experiment, read_toml
+from fedkeep.core.errors import ConfigError
+from fedkeep.sim.experiment import Cell
+from lab.curves import Curves
+from lab.summaries import Curve
+
+EVALUATIONS = 20
+"""How often a run is evaluated, whatever its length."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a method's own learning rate is found: the largest area under the curve, on seeds of its own."""
+
+    rates: tuple[float, ...] = (1 / 3, 1.0, 3.0)
+    """Times the task's rate."""
+    farther: float = 10.0
+    """Tried too where the largest of them wins."""
+    seeds: tuple[int, ...] = (100, 101)
+    rounds: int = 300
+    """At most; a shorter task is run to its end."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A product of tasks, methods, rates and settings."""
+
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    rates: Literal["shared", "own", "each"] = "shared"
+    """`shared`: the task's rate; `own`: each method's own; `each`: all of the choice's."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys of an experiment, each with the values that it takes: all combinations are run."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one task in one setting: what a table has a line for."""
+
+    task: str
+    method: str
+    setting: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def setting_name(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.setting)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run, and the task of the programme that it belongs to."""
+
+    task: str
+    cell: Cell
+
+    @property
+    def digest(self) -> str:
+        return self.cell.experiment.digest()
+
+
+@dataclass(frozen=True)
+class Programme:
+    """The file as a whole."""
+
+    name: str
+    about: str
+    tasks: dict[str, Table]
+    methods: dict[str, Table]
+    stages: tuple[Stage, ...]
+    choice: Choice
+    made: dict[tuple[Row, float, int, int], Planned] = field(default_factory=dict, repr=False)
+    """Cells made before: their settings are resolved once."""
+
+    def only(self, task: str, methods: Sequence[str]) -> Programme:
+        """The part of it on tasks whose name has `task` in it, with these methods; all of them where none are named."""
+        stages = (
+            replace(
+                stage,
+                tasks=tuple(name for name in stage.tasks if task in name),
+                methods=tuple(name for name in stage.methods if name in (methods or stage.methods)),
+            )
+            for stage in self.stages
+        )
+        return replace(self, stages=tuple(stages))
+
+    def tiny(self, smaller: Mapping[str, Table]) -> Programme:
+        """Two rounds of one seed: all methods of a stage on its first task, the first of them on the others."""
+        tasks = {}
+        for name, table in self.tasks.items():
+            small = {"task": smaller.get(str(table["task"]["name"]), {}), "train": {"rounds": 2}}
+            tasks[name] = merged(table, small)
+        once = Choice(self.choice.rates[:1], self.choice.farther, self.choice.seeds[:1], rounds=2)
+        stages: list[Stage] = []
+        for stage in self.stages:
+            settings = {key: values[:1] for key, values in stage.settings.items()}
+            first = replace(stage, seeds=stage.seeds[:1], settings=settings, tasks=stage.tasks[:1])
+            stages += [first, replace(first, tasks=stage.tasks[1:], methods=stage.methods[:1])]
+        return replace(self, tasks=tasks, stages=tuple(stages), choice=once, made={})
+
+    def rows(self, stage: Stage) -> Iterator[Row]:
+        for task in stage.tasks:
+            for values in itertools.product(*stage.settings.values()):
+                for method in stage.methods:
+                    yield Row(task, method, tuple(zip(stage.settings, values, strict=True)))
+
+    def wanted(self, stage: Stage, curves: Curves) -> Iterator[Planned]:
+        """The runs of a stage, as far as they are known; own rates must have been found first."""
+        for row in self.rows(stage):
+            if stage.rates == "own":
+                yield from self.choosing(row, curves)
+                if (own := self.own_rate(row, curves)) is not None:
+                    yield from self.reported(row, own, stage.seeds)
+            else:
+                for rate in (1.0,) if stage.rates == "shared" else self.choice.rates:
+                    yield from self.reported(row, rate, stage.seeds)
+
+    def reported(self, row: Row, rate: float, seeds: Sequence[int]) -> list[Planned]:
+        rounds = int(self._table(row)["train"]["rounds"])
+        return [self._cell(row, rate, seed, rounds) for seed in seeds]
+
+    def choosing(self, row: Row, curves: Curves) -> list[Planned]:
+        """The runs that find the method's own rate: the farther one only where the largest of the others wins."""
+        near = self._tried(row, self.choice.rates)
+        if self._best(row, self.choice.rates, curves) != max(self.choice.rates):
+            return near
+        return near + self._tried(row, (self.choice.farther,))
+
+    def own_rate(self, row: Row, curves: Curves) -> float | None:
+        """Times the task's rate; None until it is found."""
+        best = self._best(row, self.choice.rates, curves)
+        if best != max(self.choice.rates):
+            return best
+        return self._best(row, (*self.choice.rates, self.choice.farther), curves)
+
+    def _best(self, row: Row, rates: Sequence[float], curves: Curves) -> float | None:
+        areas = {}
+        for rate in rates:
+            found = [curve for run in self._tried(row, (rate,)) if (curve := curves.find(run.digest)) is not None]
+            if len(found) < len(self.choice.seeds):
+                return None
+            areas[rate] = sum(map(area, found))
+        return max(areas, key=lambda rate: areas[rate])
+
+    def _tried(self, row: Row, rates: Sequence[float]) -> list[Planned]:
+        rounds = min(self.choice.rounds, int(self._table(row)["train"]["rounds"]))
+        return [self._cell(row, rate, seed, rounds) for rate in rates for seed in self.choice.seeds]
+
+    def _cell(self, row: Row, rate: float, seed: int, rounds: int) -> Planned:
+        key = (row, rate, seed, rounds)
+        if key not in self.made:
+            self.made[key] = self._make(*key)
+        return self.made[key]
+
+    def _make(self, row: Row, rate: float, seed: int, rounds: int) -> Planned:
+        table = self._table(row)
+        table["seed"] = seed
+        table["train"] |= {"rounds": rounds, "learning_rate": float(table["train"]["learning_rate"]) * rate}
+        table["record"] = {**table.get("record", {}), "every": max(1, rounds // EVALUATIONS), "devices": 0}
+        return Planned(row.task, Cell(table, f"{row.setting_name} rate={rate:.3g}".strip()))
+
+    def _table(self, row: Row) -> Table:
+        table = merged(self.tasks[row.task], {"label": row.method, **self.methods[row.method]})
+        for key, value in row.setting:
+            put(table, key, value)
+        return table
+
+
+def area(curve: Curve) -> float:
+    """The mean accuracy over all evaluations after the start: the area under the curve, its width taken as 1."""
+    heights = [value or 0.0 for round_, value in zip(curve.rounds, curve.accuracy, strict=True) if round_ > 0]
+    return sum(heights) / max(1, len(heights))
+
+
+def read_programme(path: Path) -> Programme:
+    """The programme in a file; `methods` names another file, `tasks` may, and a task's `base` is what it changes."""
+    table = read_toml(path)
+    unknown = table.keys() - {"about", "methods", "tasks", "stages", "choice"}
+    if unknown:
+        raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
+    methods = read_experiment(path.parent / str(table["methods"]))["methods"]
+    listed = table["tasks"]
+    if isinstance(listed, str):
+        listed = read_toml(path.parent / listed)["tasks"]
+    tasks = {name: _task(path.parent, task) for name, task in listed.items()}
+    stages = tuple(build(Stage, stage, f"{path.name}: stages") for stage in table["stages"])
+    for stage in stages:
+        _refuse_unknown(path, "task", stage.tasks, tasks)
+        _refuse_unknown(path, "method", stage.methods, methods)
+    choice = build(Choice, table.get("choice", {}), f"{path.name}: choice")
+    return Programme(path.stem, str(table["about"]), tasks, methods, stages, choice)
+
+
+def _task(folder: Path, table: Table) -> Table:
+    base = read_experiment(folder / str(table["base"]))
+    return merged(base, {key: value for key, value in table.items() if key != "base"})
+
+
+def _refuse_unknown(path: Path, kind: str, names: Sequence[str], known: Mapping[str, Table]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{path}: a stage names the {kind} '{name}', which the file does not have")

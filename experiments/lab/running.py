@@ -1,0 +1,97 @@
+"""Runs what a programme wants and nobody has run yet, stage by stage, in parallel processes, until the time is up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+
+from fedkeep.core.errors import DataError
+from fedkeep.records import read_run
+from fedkeep.sim.runner import play
+from fedkeep.sim.sweep import estimate_seconds
+from lab.curves import Curves
+from lab.programme import Planned, Programme
+from lab.summaries import Curve, curve_of
+
+
+def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: int, minutes: float | None) -> None:
+    """Runs the stages one after the other; tasks whose data is not here are named, and left out."""
+    deadline = time.monotonic() + 60 * minutes if minutes is not None else None
+    absent: set[str] = set()
+    while waiting := next_runs(programme, curves, absent):
+        print(f"{programme.name}: {len(waiting)} runs to do before the next step", flush=True)
+        played = _played_in_processes if jobs > 1 else _played_here
+        for run, outcome in played(waiting, records, jobs):
+            if isinstance(outcome, str):
+                absent.add(run.task)
+                print(f"without {run.task}: {outcome}", flush=True)
+                break
+            curves.add(run.task, outcome)
+            print(f"{run.task}: {_told(outcome)}", flush=True)
+            if deadline is not None and time.monotonic() > deadline:
+                print("the time is up; the same command goes on from here", flush=True)
+                return
+
+
+def next_runs(programme: Programme, curves: Curves, absent: set[str]) -> list[Planned]:
+    """The runs of the first stage that lacks any, those on the same data side by side."""
+    for stage in programme.stages:
+        wanted = [run for run in programme.wanted(stage, curves) if run.task not in absent]
+        waiting = {run.digest: run for run in wanted if curves.find(run.digest) is None}
+        if waiting:
+            return sorted(waiting.values(), key=lambda run: (stage.tasks.index(run.task), run.cell.experiment.seed))
+    return []
+
+
+def estimated(programme: Programme, curves: Curves) -> Iterator[str]:
+    """Per stage and task the runs that are lacking, and the minutes of one core that they take, by short trials."""
+    for number, stage in enumerate(programme.stages, start=1):
+        lacking: dict[str, list[Planned]] = {}
+        for run in programme.wanted(stage, curves):
+            if curves.find(run.digest) is None:
+                lacking.setdefault(run.task, []).append(run)
+        for task, runs in lacking.items():
+            minutes = _trial_minutes(runs)
+            yield f"stage {number}, {task}: {len(runs)} runs, {minutes:.1f} minutes of one core"
+
+
+def _trial_minutes(runs: Sequence[Planned]) -> float:
+    """One trial a method tells for all its runs on this task."""
+    by_method: dict[str, list[Planned]] = {}
+    for run in runs:
+        by_method.setdefault(run.cell.experiment.label, []).append(run)
+    return sum(estimate_seconds([own[0].cell], 1) * len(own) for own in by_method.values()) / 60
+
+
+def _played_here(runs: Sequence[Planned], records: Path, jobs: int) -> Iterator[tuple[Planned, Curve | str]]:
+    del jobs
+    for run in runs:
+        yield run, _play(run, records)
+
+
+def _played_in_processes(runs: Sequence[Planned], records: Path, jobs: int) -> Iterator[tuple[Planned, Curve | str]]:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    futures: dict[Future[Curve | str], Planned] = {pool.submit(partial(_play, run, records)): run for run in runs}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _play(run: Planned, records: Path) -> Curve | str:
+    """The run's curve; where its data is not here, what to do about it."""
+    try:
+        return curve_of(read_run(play(run.cell, records / run.task, resume=True)))
+    except DataError as error:
+        return str(error)
+
+
+def _told(curve: Curve) -> str:
+    return f"{curve.method} {curve.setting} seed {curve.seed}: {curve.final:.1f} %, {curve.seconds or 0:.0f} s"

@@ -1,0 +1,53 @@
+"""The one place that puts a device together: for simulator, agent, Keeper, cost measurements and checks alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.policy import SelectionPolicy
+from fedkeep.core.ports import Learner, Store
+from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.velocity import Meter, VelocityMeter
+from fedkeep.core.weighting import UNCOORDINATED, Weighting
+
+
+def make_device(
+    learner: Learner,
+    policy: SelectionPolicy,
+    *,
+    capacity: int,
+    sample_shape: tuple[int, ...],
+    labels: int,
+    regions: Regions | None = None,
+    store: Store | None = None,
+    meter: Meter | None = None,
+    after_use: AfterUse = AfterUse(),  # noqa: B008 - frozen
+    weighting: Weighting | None = None,
+    options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+    seed: int = 0,
+) -> Device:
+    """A device that keeps `capacity` samples by the policy; what is not given is as the policy needs it.
+
+    A store of one's own follows its own rule: `after_use` is for the one in memory.
+    """
+    regions = regions if regions is not None else regions_for(policy, labels)
+    return Device(
+        learner=learner,
+        policy=policy,
+        store=store if store is not None else MemoryStore(np.zeros(regions.count, dtype=np.int64), after_use),
+        regions=regions,
+        meter=meter if meter is not None else VelocityMeter(regions.count),
+        capacity=capacity,
+        sample_shape=sample_shape,
+        labels=labels,
+        weighting=weighting if weighting is not None else (Weighting() if policy.coordinated else UNCOORDINATED),
+        options=options,
+        seed=seed,
+    )
+
+
+def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
+    """Labels, where a plan divides them among devices; else one region for everything."""
+    return LabelRegions(labels) if policy.coordinated else SingleRegion()

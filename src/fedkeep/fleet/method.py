@@ -1,0 +1,143 @@
+"""A method: what devices keep and how a server merges, every choice made, and no data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedkeep.config import Table, build, merged
+from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
+from fedkeep.core.names import find
+from fedkeep.core.policy import SelectionPolicy
+from fedkeep.core.screening import Limits
+from fedkeep.core.seeds import child_seed
+from fedkeep.core.server import Server
+from fedkeep.core.types import Vector
+from fedkeep.core.weighting import UNCOORDINATED, Weighting
+from fedkeep.fleet.options import EstimatorOptions, StorageOptions, TrainOptions
+from fedkeep.presets import DEFAULT, experiment_tables
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.registry import find_policy
+
+METHOD_TABLES: dict[str, type[Any]] = {
+    "storage": StorageOptions,
+    "weights": Weighting,
+    "estimator": EstimatorOptions,
+    "train": TrainOptions,
+    "aggregation": Aggregation,
+    "limits": Limits,
+    "privacy": PrivacyOptions,
+}
+METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *METHOD_TABLES})
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to run a fleet; an experiment adds data to it, a deployment's specification the form of its samples."""
+
+    model: Table
+    """`name`, `last_layers` and the factory's arguments."""
+    policy: SelectionPolicy
+    coordinator: Coordinator
+    storage: StorageOptions
+    weights: Weighting
+    estimator: EstimatorOptions
+    train: TrainOptions
+    aggregation: Aggregation
+    limits: Limits
+    privacy: PrivacyOptions
+    seed: int
+    names: dict[str, str]
+    """The registered names of policy and coordinator, and of whatever else was found by its name."""
+
+    @property
+    def model_seed(self) -> int:
+        """Of the first model."""
+        return child_seed(self.seed, "model")
+
+    def described(self) -> Table:
+        """Every option with its value, as plain data."""
+        table: Table = {"seed": self.seed, "model": dict(self.model)}
+        for key in ("policy", "coordinator"):
+            table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
+        return table | {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
+
+    def make_server(self, model: Vector, gradient_size: int, regions: int) -> Server:
+        """A server with this first model, before it knows any device."""
+        return Server(
+            model=model,
+            gradient_size=gradient_size,
+            regions=regions,
+            schedule=self.train,
+            coordinator=self.coordinator,
+            estimator=self._estimator(),
+            aggregation=self.aggregation,
+            limits=self.limits,
+            seed=self.seed,
+        )
+
+    def _estimator(self) -> GlobalEstimator:
+        if not self.policy.uses_direction or self.estimator.name == "exact":
+            return GivenEstimator()
+        return global_estimator(self.estimator.name, self.estimator.max_age)
+
+
+def method_parts(table: Table) -> dict[str, Any]:
+    """The fields of the method that a table, its preset's words included, describes; other keys are the caller's."""
+    policy_table = named(table, "policy", default="ode")
+    policy = build(find_policy(policy_table["name"]), rest(policy_table), "policy")
+    coordinator_name, coordinator = _coordinator(table, policy)
+    plain = {key: build(cls, table_of(table, key), key) for key, cls in METHOD_TABLES.items()}
+    if not policy.coordinated and coordinator_name == "none":
+        plain["weights"] = UNCOORDINATED
+    seed = table.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
+    names = {"policy": policy_table["name"], "coordinator": coordinator_name}
+    model = table_of(table, "model")
+    return {"model": model, "policy": policy, "coordinator": coordinator, "seed": seed, "names": names, **plain}
+
+
+def with_preset(table: Table) -> Table:
+    """The table over what its preset says of its policy."""
+    remaining = {key: value for key, value in table.items() if key != "preset"}
+    policy = named(remaining, "policy", default="ode")["name"]
+    return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), remaining)
+
+
+def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
+    """The coordinator for this policy; a table speaks of coordinated policies, unless it says `applies_to = "all"`."""
+    given = named(table, "coordinator", default="greedy")
+    applies_to = given.pop("applies_to", "coordinated")
+    if applies_to not in {"coordinated", "all"}:
+        raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
+    if given["name"] == "none":
+        return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
+    cls = find(given["name"], COORDINATORS, "coordinator")
+    coordinator = build(cls, rest(given), "coordinator")
+    if policy.coordinated or applies_to == "all":
+        return given["name"], coordinator
+    return "none", Uncoordinated()
+
+
+def named(table: Table, key: str, default: str | None = None) -> Table:
+    """The table under a key, which must say its `name` where there is no default."""
+    found = dict(table_of(table, key))
+    found.setdefault("name", default)
+    if not isinstance(found["name"], str):
+        raise ConfigError(f"'{key}.name' is missing" if found["name"] is None else f"'{key}.name' must be a string")
+    return found
+
+
+def rest(table: Table) -> Table:
+    return {key: value for key, value in table.items() if key != "name"}
+
+
+def table_of(table: Table, key: str) -> Table:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"'{key}' must be a table, got {found!r}")
+    return found

@@ -1,0 +1,150 @@
+"""The tables that experiments and fleets share, and those of an experiment alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedkeep.core.device import DeviceOptions
+from fedkeep.core.server import Schedule
+from fedkeep.core.store import AfterUse
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """`storage`: how much a device can keep, and what becomes of it."""
+
+    capacity: int = 10
+    """|B_c|, in samples."""
+    after_use: Literal["keep", "discount", "renew"] = "keep"
+    discount: int = 1
+    revalue: bool = True
+    max_age: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"capacity must be 1 or more, got {self.capacity}")
+        if self.max_age is not None and self.max_age < 1:
+            raise ValueError(f"max_age must be 1 or more arrivals, got {self.max_age}")
+        self.rule()
+
+    def rule(self) -> AfterUse:
+        return AfterUse(self.after_use, self.discount)
+
+    def device(self, estimator: EstimatorOptions) -> DeviceOptions:
+        return DeviceOptions(self.revalue, self.max_age, "stored" if estimator.name == "stored" else "arrivals")
+
+
+@dataclass(frozen=True)
+class EstimatorOptions:
+    """`estimator`: how the server comes to g_hat.
+
+    `incremental` is Eq. 8, `participants` the mean over those that took part this round, `exact` the oracle: every
+    device has the current model and the exact global gradient in every round.
+    """
+
+    name: Literal["incremental", "participants", "exact", "stored"] = "incremental"
+    """`stored` is the ablation without estimators: participants' gradients over their stored samples only."""
+    cold_start: Literal["none", "exact"] = "none"
+    """Before the first g_hat: `none` keeps random samples; `exact` begins with every device's exact gradient."""
+    max_age: int | None = None
+    """Rounds after which a device's g_hat_c no longer counts (`incremental`); None: never."""
+    exact_samples: int | None = None
+    """Take exact gradients over this many samples, drawn once by the seed; None: over all."""
+
+    def __post_init__(self) -> None:
+        for key in ("max_age", "exact_samples"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key} must be 1 or more, got {value}")
+
+
+@dataclass(frozen=True)
+class TrainOptions(Schedule):
+    """`train`: rounds, participation and the schedule of local training."""
+
+    learning_rate: float = 1e-3
+    epochs: int = 5
+    rounds: int = 100
+    participation: float = 0.1
+    """|C_t| / |C|: the share of devices that takes part in a round, at least one."""
+    dropout: float = 0.0
+    """The share of reports that never arrive."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be 1 or more, got {self.rounds}")
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"participation must be above 0 and at most 1, got {self.participation}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """`profile`: what devices declare of their streams, and from what they know it."""
+
+    velocity_error: float = 0.0
+    """Standard deviation of the error in each declared velocity, as a share of it."""
+    measured: bool = False
+    """Devices declare what they have counted so far, not what the data set will bring; unlimited storage excepted."""
+    every: int = 20
+    """Rounds between two declarations of what was measured; the first is in the first round."""
+    window: float = 1000.0
+    """Rounds over which a device counts; what came before is forgotten."""
+
+    def __post_init__(self) -> None:
+        if self.velocity_error < 0:
+            raise ValueError(f"velocity_error must be 0 or more, got {self.velocity_error}")
+        if self.measured and self.velocity_error:
+            raise ValueError("velocity_error is an error of known velocities: leave it out with measured = true")
+        if self.every < 1 or not self.window > 0:
+            raise ValueError(f"every must be 1 or more, window above 0, got {self.every} and {self.window}")
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """`correction`: what others would do about small and unlike stores, to be compared with; simulated only."""
+
+    name: Literal["none", "momentum", "fedvarp", "scaffold"] = "none"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """`regions`: how the distribution is divided among the devices of a coordinated fleet.
+
+    `label` is the paper; the others cluster samples, agreed through centroids that devices make of their own.
+    """
+
+    name: Literal["label", "k-means", "hierarchical"] = "label"
+    count: int = 10
+    space: Literal["features", "activations"] = "features"
+    local: int = 10
+    """The centroids that a device sends."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.local < 1:
+            raise ValueError(f"count and local must be 1 or more, got {self.count} and {self.local}")
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """`record`: what is measured along the way, and how often the run's state is saved."""
+
+    every: int = 20
+    """Rounds between evaluations."""
+    devices: int = 1
+    """How many devices' stores are recorded at each evaluation, to be looked at."""
+    checkpoint_every: int = 100
+    prequential: bool = False
+    """Also test, then train: the global model of each round on all that arrives in it, before anybody trains on it."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.checkpoint_every < 1 or self.devices < 0:
+            raise ValueError("every and checkpoint_every must be 1 or more, devices 0 or more")

@@ -1,0 +1,107 @@
+"""`fleet.toml`: all that a server must know of a fleet, and no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedkeep.config import Table, build, read_toml
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.names import did_you_mean
+from fedkeep.core.ports import Learner
+from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.server import Server
+from fedkeep.fleet.method import METHOD_KEYS, Method, method_parts, with_preset
+from fedkeep.fleet.model import learner_of
+from fedkeep.presets import DEFAULT
+
+DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
+"""Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
+FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """`samples`: what every device's samples look like."""
+
+    shape: tuple[int, ...]
+    labels: int
+    names: tuple[str, ...] = ()
+    """Of the labels, for people; their numbers unless given."""
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
+        if self.labels < 2:
+            raise ValueError(f"labels must be at least 2, got {self.labels}: fedkeep values samples of a classifier")
+        if self.names and len(self.names) != self.labels:
+            raise ValueError(f"names must be {self.labels}, one for each label, got {len(self.names)}")
+
+
+@dataclass(frozen=True)
+class FleetSpec(Method):
+    """A fleet: its method, and the form of the samples its devices see.
+
+    >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
+    >>> spec.server().round, spec.learner.size, spec.regions.count
+    (0, 310, 10)
+    """
+
+    samples: Samples
+    preset: str
+    deployment: Mapping[str, Table]
+    """The tables of `DEPLOYMENT_KEYS`, as they stand."""
+
+    @cached_property
+    def learner(self) -> Learner:
+        return learner_of(self.model, self.samples.shape, self.samples.labels)
+
+    @property
+    def regions(self) -> Regions:
+        """What the plan divides among the devices."""
+        return SingleRegion() if self.names["coordinator"] == "none" else LabelRegions(self.samples.labels)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.samples.names or tuple(str(label) for label in range(self.samples.labels))
+
+    def server(self) -> Server:
+        """A server with its first model, before it knows any device."""
+        learner = self.learner
+        return self.make_server(learner.initial(self.model_seed), learner.gradient_size, self.regions.count)
+
+
+def read_fleet(path: Path) -> FleetSpec:
+    """The specification in a file, checked."""
+    return parse_fleet(read_toml(path))
+
+
+def parse_fleet(table: Table) -> FleetSpec:
+    """The specification in a table; a key that it does not know is named."""
+    for key in table:
+        if key not in FLEET_KEYS:
+            raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")
+    method: dict[str, Any] = method_parts(_of_a_fleet(with_preset(table)))
+    spec = FleetSpec(
+        samples=build(Samples, table.get("samples", {}), "samples"),
+        preset=str(table.get("preset", DEFAULT)),
+        deployment={key: dict(table.get(key, {})) for key in DEPLOYMENT_KEYS},
+        **method,
+    )
+    _refuse_what_needs_data(spec)
+    return spec
+
+
+def _of_a_fleet(table: Table) -> Table:
+    """Without what a preset says of an experiment's data."""
+    return {key: value for key, value in table.items() if key in FLEET_KEYS}
+
+
+def _refuse_what_needs_data(spec: FleetSpec) -> None:
+    if "exact" in (spec.estimator.name, spec.estimator.cold_start):
+        raise ConfigError("estimator 'exact' needs all devices' data in one place: it is for `fedkeep run` only")
+    if spec.policy.unbounded:
+        raise ConfigError(f"policy '{spec.names['policy']}' keeps everything: it is for `fedkeep run` only")

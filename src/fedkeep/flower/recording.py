@@ -1,0 +1,219 @@
+"""The record of a real fleet: the same lines as a simulation's, so that the same page and reports follow it.
+
+A round's lines are written before the round is committed, and a server that resumes cuts off what was not: after a
+crash the record tells of each round once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from msgspec import structs
+
+from fedkeep.core.coordination import LabelLimits
+from fedkeep.core.plan import Plan
+from fedkeep.core.server import Refusal, Server
+from fedkeep.core.types import DeviceId, Vector
+from fedkeep.fleet.specification import FleetSpec
+from fedkeep.flower.exchange import Tally
+from fedkeep.flower.roster import Roster
+from fedkeep.flower.rounds import RoundOutcome
+from fedkeep.link.messages import Evaluated, Vitals
+from fedkeep.records import End, Evaluation, Header, Holdings, Line, Member, Members, Privacy, Recorder, Round, Timing
+from fedkeep.records import Plan as PlanLine
+from fedkeep.records.reader import begins_with_header
+from fedkeep.records.versions import versions
+
+_LISTED = 50
+"""Devices that lines list: the first ones, the same in all lines."""
+_SIGN_OF_LIFE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """`records`: where the run's record is written; `fedkeep watch` follows the folder."""
+
+    directory: str = ""
+    """Empty: nowhere."""
+
+
+def header_of(spec: FleetSpec, run: str) -> Header:
+    """The first line of a fleet's record."""
+    described = spec.described() | {"preset": spec.preset, **spec.deployment}
+    digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:16]
+    return Header(
+        run=run,
+        method=spec.names["policy"],
+        task="fleet",
+        seed=spec.seed,
+        config=described,
+        config_hash=digest,
+        versions=versions(),
+        labels=spec.label_names,
+        devices=0,
+        rounds=spec.train.rounds,
+    )
+
+
+class FleetRecorder:
+    """Writes what a server sees of its fleet, round by round."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path, self._header = path, header
+        self._recorder: Recorder | None = None
+        self._planned: Plan | None = None
+        self._told: tuple[Member, ...] = ()
+        self._evaluated: dict[DeviceId, Evaluated] = {}
+        self._before = Vitals(0, ())
+        self._refused: dict[DeviceId, str] = {}
+        self._began = self._told_at = time.monotonic()
+
+    def begin(self, round_: int) -> None:
+        """Opens the record; of a run that was resumed at `round_` all that came after it is cut off."""
+        if self._recorder is not None:
+            return
+        resumed = round_ > 0 and begins_with_header(self._path)
+        self._recorder = Recorder(self._path)
+        if resumed:
+            self._recorder.truncate_after(round_)
+        else:
+            self._recorder.start(self._header)
+
+    def note(
+        self,
+        outcome: RoundOutcome,
+        server: Server,
+        roster: Roster,
+        tally: Tally,
+        evaluated: Mapping[DeviceId, Evaluated],
+    ) -> None:
+        """Writes a round that is about to be committed."""
+        self._evaluated |= evaluated
+        done = outcome.summary.round + 1
+        self._refused |= {refusal.device: refusal.reason for refusal in outcome.refusals}
+        for device in outcome.summary.accepted:
+            self._refused.pop(device, None)
+        lines = [*self._plan(done, server), *self._round(done, outcome, server)]
+        if evaluated:
+            lines += self._evaluation(done, outcome, evaluated, tally)
+        for line in (*lines, Timing(round=done, seconds=time.monotonic() - self._began)):
+            self._write(line)
+        self.note_members(done, roster)
+        assert self._recorder is not None
+        self._recorder.sync()
+
+    def note_members(self, round_: int, roster: Roster) -> None:
+        """Writes who is in the fleet, if that has changed or was not said for a while."""
+        members = tuple(self._members(roster))
+        changed = [_without_clock(m) for m in members] != [_without_clock(m) for m in self._told]
+        if changed or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
+            self._told, self._told_at = members, time.monotonic()
+            self._write(Members(round=round_, members=members))
+
+    def finish(self, round_: int, model: Vector) -> None:
+        """Writes the last line of a run that has all its rounds."""
+        self._write(End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
+
+    def close(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
+    def _write(self, line: Line) -> None:
+        if self._recorder is not None:
+            self._recorder.write(line)
+
+    def _plan(self, done: int, server: Server) -> Iterator[Line]:
+        plan, coordinator = server.plan, server.coordinator
+        if plan is None or plan is self._planned or not isinstance(coordinator, LabelLimits):
+            return
+        self._planned = plan
+        yield PlanLine(
+            round=done,
+            devices=tuple(plan.devices[:_LISTED].tolist()),
+            quotas=tuple(tuple(row) for row in plan.quotas[:_LISTED].tolist()),
+            holders=tuple(plan.holders.tolist()),
+            wanted=tuple([coordinator.clients_per_label or 0] * len(plan.holders)),
+        )
+
+    def _round(self, done: int, outcome: RoundOutcome, server: Server) -> Iterator[Line]:
+        reasons = _by_reason(outcome.refusals)
+        told = [e.vitals for e in self._evaluated.values() if e.vitals is not None]
+        total = Vitals(0, (), *(sum(getattr(v, name) for v in told) for name in _COUNTS))
+        since = {name: max(0, getattr(total, name) - getattr(self._before, name)) for name in _COUNTS}
+        self._before = total
+        yield Round(
+            round=done,
+            participants=outcome.summary.participants[:_LISTED],
+            participations=len(outcome.summary.participants),
+            dropouts=len(set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}),
+            refused_reports={reason: len(devices) for reason, devices in reasons.items()},
+            refused_devices=reasons,
+            staleness=server.estimator.staleness(done),
+            **since,
+        )
+
+    def _evaluation(
+        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: Tally
+    ) -> Iterator[Line]:
+        vitals = {device: e.vitals for device, e in sorted(evaluated.items()) if e.vitals is not None}
+        labels = len(self._header.labels)
+        if vitals:
+            rows = {device: (*v.filled, *[0] * labels)[:labels] for device, v in vitals.items()}
+            listed = tuple(device for device in rows if device < _LISTED)
+            yield Holdings(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
+            held = np.array(list(rows.values())).sum(axis=0) > 0
+        if spent := [v for v in vitals.values() if v.epsilon_spent is not None and v.delta is not None]:
+            most = max(spent, key=lambda v: v.epsilon_spent or 0.0)
+            yield Privacy(
+                round=done, epsilon_spent=most.epsilon_spent, epsilon_left=most.epsilon_left, delta=most.delta or 0.0
+            )
+        accuracies = [e.accuracy for _, e in sorted(evaluated.items())]
+        known = [a for a in accuracies if not np.isnan(a)]
+        yield Evaluation(
+            round=done,
+            accuracy=outcome.evaluation.get("accuracy"),
+            loss=outcome.evaluation.get("loss"),
+            device_accuracy=tuple(accuracies) if len(accuracies) <= _LISTED else (),
+            device_accuracy_quantiles=tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()) if known else (),
+            samples_valued=sum(v.arrivals for v in vitals.values()),
+            bytes_up=tally.up,
+            bytes_down=tally.down,
+            label_coverage=float(held.mean()) if vitals else None,
+        )
+
+    def _members(self, roster: Roster) -> Iterator[Member]:
+        online = roster.online()
+        for device, entry in list(roster.entries().items())[:_LISTED]:
+            said = self._evaluated.get(device)
+            vitals = None if said is None else said.vitals
+            yield Member(
+                device=device,
+                name=entry.name or f"device {device}",
+                online=device in online,
+                seen=roster.last_seen.get(device),
+                capacity=entry.profile.capacity,
+                stored=None if vitals is None else vitals.stored,
+                labels=None if vitals is None else sum(count > 0 for count in vitals.filled),
+                accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
+                refused=self._refused.get(device),
+            )
+
+
+_COUNTS = ("arrivals", "kept", "replaced", "refused")
+
+
+def _by_reason(refusals: tuple[Refusal, ...]) -> dict[str, tuple[int, ...]]:
+    reasons: dict[str, list[int]] = {}
+    for refusal in refusals:
+        reasons.setdefault(refusal.reason, []).append(refusal.device)
+    return {reason: tuple(sorted(devices)) for reason, devices in sorted(reasons.items())}
+
+
+def _without_clock(member: Member) -> Member:
+    return structs.replace(member, seen=None)

@@ -1,0 +1,108 @@
+"""How every message of fedkeep becomes bytes: a head of msgpack, and the arrays that it speaks of beside it.
+
+The same on the agent's socket and in Flower's records. Nothing received can run, nothing is allocated by what a message
+merely claims, and two versions that do not understand each other say so. Messages may hold any dataclass of the core:
+a field added to one is on the wire without another line.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.types import AnyArray
+
+VERSION = 1
+"""To be raised when a message changes so that the other side would misread it."""
+_VERSION = struct.Struct(">H")
+_ARRAY = 1
+_NUMBERS = re.compile(r"[<|][iuf][1248]")
+_MOST_PARTS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A message ready to be sent: its head, and its arrays, which a transport may share between messages."""
+
+    head: bytes
+    arrays: tuple[AnyArray, ...]
+
+
+def pack(message: Any) -> Packed:
+    arrays: list[AnyArray] = []
+
+    def aside(value: Any) -> msgspec.msgpack.Ext:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"no message holds {type(value).__name__}")
+        array = np.ascontiguousarray(value)
+        arrays.append(array)
+        described = (len(arrays) - 1, array.dtype.newbyteorder("<").str, array.shape)
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(described))
+
+    head = _VERSION.pack(VERSION) + msgspec.msgpack.encode(message, enc_hook=aside)
+    return Packed(head, tuple(arrays))
+
+
+def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: Any) -> Any:
+    """The message, if it is one of `kind`; its arrays are read-only views of `parts`."""
+    _require_version(head)
+    used: set[int] = set()
+
+    def array(code: int, described: memoryview) -> AnyArray:
+        index, dtype, shape = msgspec.msgpack.decode(described, type=tuple[int, str, tuple[int, ...]])
+        if code != _ARRAY or not 0 <= index < len(parts) or not _NUMBERS.fullmatch(dtype) or min(shape, default=0) < 0:
+            raise RefusedError("malformed", f"no array {index} of {dtype[:20]!r} and shape {shape[:5]} is sent here")
+        used.add(index)
+        return _array(parts[index], np.dtype(dtype), shape)
+
+    try:
+        message = msgspec.msgpack.Decoder(kind, ext_hook=array).decode(head[_VERSION.size :])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RefusedError("malformed", f"not the message that is expected: {str(error)[:200]}") from error
+    if len(used) != len(parts):
+        raise RefusedError("malformed", f"{len(parts) - len(used)} arrays that it does not speak of")
+    return message
+
+
+def to_bytes(message: Any) -> bytes:
+    """The message as one run of bytes, for a socket."""
+    packed = pack(message)
+    parts = [packed.head, *(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in packed.arrays)]
+    return struct.pack(f">{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def from_bytes(payload: bytes, kind: Any) -> Any:
+    """The message in what `to_bytes` made."""
+    (count,) = struct.unpack_from(">I", payload) if len(payload) >= 4 else (0,)
+    if not 1 <= count <= _MOST_PARTS or len(payload) < 4 * (1 + count):
+        raise RefusedError("malformed", "not a message of fedkeep, or one of a version before 1")
+    lengths = struct.unpack_from(f">{count}I", payload, 4)
+    if 4 * (1 + count) + sum(lengths) != len(payload):
+        raise RefusedError("malformed", f"{len(payload)} bytes are not what its parts add up to")
+    view, parts, start = memoryview(payload), [], 4 * (1 + count)
+    for length in lengths:
+        parts.append(view[start : start + length])
+        start += length
+    return unpack(parts[0], parts[1:], kind)
+
+
+def _require_version(head: bytes | memoryview) -> None:
+    found = _VERSION.unpack_from(head)[0] if len(head) >= _VERSION.size else 0
+    if found != VERSION:
+        raise RefusedError(
+            "version",
+            f"the other side speaks version {found} of the wire, this one {VERSION}: install the same fedkeep",
+        )
+
+
+def _array(data: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> AnyArray:
+    if len(data) != dtype.itemsize * int(np.prod(shape, dtype=object)):
+        raise RefusedError("malformed", f"{len(data)} bytes do not make an array of {dtype} and shape {shape[:5]}")
+    return np.frombuffer(data, dtype).reshape(shape)

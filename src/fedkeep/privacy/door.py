@@ -1,0 +1,167 @@
+"""The one way out of a device: what may leave it, in the clear, under masks or encrypted, is decided here.
+
+Noise comes first, charged to a ledger that is on the disk before anything is sent; then masks or encryption, where
+they are set. Whoever was told to hide something refuses to send it in the clear, whatever the server asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from fedkeep.core.errors import RefusedError
+from fedkeep.core.ports import Kept
+from fedkeep.core.types import IntArray, Profile, Report, State, TrainOrder
+from fedkeep.link.messages import EncryptedProfile, ProfileRequest, Vitals
+
+if TYPE_CHECKING:
+    from fedkeep.privacy.gaussian import NormalSource
+    from fedkeep.privacy.guard import Guard, Spending
+    from fedkeep.privacy.ledger import Ledger
+    from fedkeep.privacy.options import PrivacyOptions
+    from fedkeep.privacy.sealing import ProfileSealer
+    from fedkeep.privacy.sum_member import SumMember
+    from fedkeep.privacy.sum_messages import SumTerms
+
+
+class Door:
+    """A device's only way out; one without a guard, masks and a key lets everything pass as it is.
+
+    A report takes three steps: `terms` or `require_clear` before the device trains, `release` for the noise, and
+    under terms `hold`, of whose answer keys are the first and masked words the last.
+    """
+
+    def __init__(
+        self,
+        guard: Guard | None = None,
+        member: SumMember | None = None,
+        sealer: ProfileSealer | None = None,
+        commit: Callable[[], None] = lambda: None,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._guard, self._member, self._sealer = guard, member, sealer
+        self._commit, self._lock = commit, nullcontext() if lock is None else lock
+
+    def require_clear(self) -> None:
+        """Raises where reports leave under masks only."""
+        if self._member is not None:
+            raise RefusedError("in the clear", "privacy.secure_sum is set here: this device answers secure orders only")
+
+    def terms(self, payload: bytes) -> SumTerms:
+        """The terms of a secure sum, if this device may take part on them."""
+        return self._masking().terms(payload)
+
+    def see(self, ids: IntArray) -> None:
+        """These samples have entered the estimate that grows."""
+        if self._guard is not None:
+            self._guard.see(ids)
+
+    def close_estimate(self) -> None:
+        """That estimate is finished, and what is released next."""
+        if self._guard is not None:
+            self._guard.close_estimate()
+
+    def release(self, report: Report, order: TrainOrder) -> Report:
+        """What may be told of a report: with noise, without an estimator, or nothing (BudgetSpentError)."""
+        with self._lock:
+            return report if self._guard is None else self._guard.release(report, order)
+
+    def hold(self, released: Report, order: TrainOrder, terms: SumTerms) -> bytes:
+        """Keeps a released report for masking; the keys leave once that is committed."""
+        with self._lock:
+            keys = self._masking().hold(released, order, terms)
+            self._commit()
+        return keys
+
+    def answer(self, question: bytes) -> bytes:
+        """The answer to a later exchange of a secure sum."""
+        with self._lock:
+            return self._masking().answer(question)
+
+    def profile(self, declared: Callable[[], tuple[Profile, float]]) -> Profile:
+        """What may be told in the clear of a profile and of the time over which it was counted."""
+        if self._sealer is not None:
+            raise RefusedError("profile asked in the clear", "this device encrypts its profile: nothing was sent")
+        return self._told(declared)
+
+    def sealed_profile(
+        self, request: ProfileRequest, declared: Callable[[], tuple[Profile, float]]
+    ) -> EncryptedProfile:
+        """The same for the key-holder alone; encrypting takes a second, in which the stream goes on."""
+        if self._sealer is None:
+            raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
+        return self._sealer.seal(request, self._told(declared))
+
+    def vitals(self, vitals: Vitals) -> Vitals | None:
+        """The store in numbers; nothing of it where reports are masked, or profiles encrypted or noised."""
+        if self._member is not None or self._sealer is not None or (self._guard and self._guard.hides_profiles):
+            return None
+        spent = self.spending()
+        if spent is None or spent.budget is None:
+            return vitals
+        return structs.replace(vitals, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
+
+    def spending(self) -> Spending | None:
+        """What the privacy ledger says; None where nothing is accounted for."""
+        return None if self._guard is None else self._guard.spending()
+
+    def kept(self, *, under_way: bool) -> dict[str, Kept]:
+        """What must outlive a restart; with `under_way` also a sum that the device is in the middle of.
+
+        A device that forgets such a sum has dropped out of it, which harms nobody.
+        """
+        kept: dict[str, Kept] = {} if self._guard is None else {"gate": self._guard}
+        if self._member is not None:
+            kept["sums"] = self._member if under_way else self._member.differences
+        return kept
+
+    def _told(self, declared: Callable[[], tuple[Profile, float]]) -> Profile:
+        with self._lock:
+            profile, window = declared()
+            return profile if self._guard is None else self._guard.release_profile(profile, window)
+
+    def _masking(self) -> SumMember:
+        if self._member is None:
+            raise RefusedError(
+                "not-secure", "this device masks nothing: set privacy.secure_sum on both sides, or on none"
+            )
+        return self._member
+
+
+def make_door(
+    options: PrivacyOptions,
+    gradient_size: int,
+    commit: Callable[[], None],
+    *,
+    normal: NormalSource | None = None,
+    lock: AbstractContextManager[object] | None = None,
+    ledger: Ledger | None = None,
+    keep: Callable[[State], None] = lambda _: None,
+) -> Door:
+    """The door that the options describe; `commit` makes the device's state durable, or raises.
+
+    A `ledger` that lives apart from that state is made durable by `keep`, before it.
+    """
+    from fedkeep.privacy.gaussian import system_normal
+    from fedkeep.privacy.guard import Guard
+    from fedkeep.privacy.ledger import Ledger
+
+    def charged(spent: State) -> None:
+        keep(spent)
+        commit()
+
+    guard = Guard(options, Ledger() if ledger is None else ledger, charged, normal or system_normal)
+    member: SumMember | None = None
+    sealer: ProfileSealer | None = None
+    if options.secure_sum:
+        from fedkeep.privacy.sum_member import SumMember
+
+        member = SumMember(options, gradient_size)
+    if options.encrypted_profiles:
+        from fedkeep.privacy.sealing import ProfileSealer
+
+        sealer = ProfileSealer(options)
+    return Door(guard, member, sealer, commit, lock)

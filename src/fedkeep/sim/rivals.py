@@ -1,0 +1,133 @@
+"""What others would do about small and unlike stores: server momentum, FedVARP and SCAFFOLD, each on any store.
+
+They need what only a simulation has at no cost: a vector of every device, kept by the server or on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.ports import Kept, Learner
+from fedkeep.core.types import DeviceId, FloatArray, Report, State, Vector
+from fedkeep.sim.options import CorrectionOptions
+
+
+class Rival(Kept, Protocol):
+    """A correction of local steps, of the merged model, or of both."""
+
+    def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
+        """What each of these devices adds to the gradient of its local steps; nothing for a device left out."""
+
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
+        """The model to go on with, where averaging led from `before` to `after` at this local learning rate."""
+
+
+class Plain:
+    """Federated averaging as it is."""
+
+    def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
+        del devices
+        return {}
+
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
+        del before, reports, rate
+        return after
+
+    def snapshot(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing to restore."""
+
+
+class ServerMomentum(Plain):
+    """FedAvgM (Hsu et al., 2019): v <- momentum v + update, w <- w + v."""
+
+    def __init__(self, momentum: float) -> None:
+        self._momentum = momentum
+        self._velocity: FloatArray | None = None
+
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
+        del reports, rate
+        update = after.astype(np.float64) - before
+        self._velocity = update if self._velocity is None else self._momentum * self._velocity + update
+        return (before + self._velocity).astype(np.float32)
+
+    def snapshot(self) -> State:
+        return {} if self._velocity is None else {"velocity": self._velocity}
+
+    def restore(self, state: State) -> None:
+        self._velocity = state.get("velocity")
+
+
+class _OfEachDevice(Plain):
+    """Keeps a vector of every device, zero until it is first known, and their mean by the devices' rates."""
+
+    def __init__(self, rates: FloatArray, size: int) -> None:
+        self._share: FloatArray = rates / rates.sum()
+        self._size = size
+        self._known: dict[DeviceId, Vector] = {}
+        self._mean: FloatArray = np.zeros(size)
+
+    def _of(self, device: DeviceId) -> Vector:
+        return self._known.get(device, np.zeros(self._size, dtype=np.float32))
+
+    def _put(self, device: DeviceId, vector: FloatArray) -> None:
+        new = vector.astype(np.float32)
+        self._mean = self._mean + self._share[device] * (new.astype(np.float64) - self._of(device))
+        self._known[device] = new
+
+    def snapshot(self) -> State:
+        devices = sorted(self._known)
+        state = {f"{device}": self._known[device] for device in devices}
+        return {"devices": np.array(devices, dtype=np.int64), "mean": self._mean, **state}
+
+    def restore(self, state: State) -> None:
+        self._known = {device: state[str(device)] for device in state["devices"].tolist()}
+        self._mean = state["mean"]
+
+
+class FedVarp(_OfEachDevice):
+    """FedVARP (Jhunjhunwala et al., 2022): devices that are away count with the update they last sent."""
+
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
+        del rate
+        if not reports:
+            return after
+        total = sum(report.weight for report in reports.values())
+        expected = sum(report.weight / total * self._of(d).astype(np.float64) for d, report in reports.items())
+        update = self._mean + (after.astype(np.float64) - before) - expected
+        for device, report in reports.items():
+            self._put(device, report.model.astype(np.float64) - before)
+        return (before + update).astype(np.float32)
+
+
+class Scaffold(_OfEachDevice):
+    """SCAFFOLD (Karimireddy et al., 2020), option II: c_i is the mean gradient of a device's last local steps."""
+
+    def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
+        return {device: (self._mean - self._of(device)).astype(np.float32) for device in devices}
+
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
+        mean = self._mean.copy()
+        for device, report in reports.items():
+            gradient = (before.astype(np.float64) - report.model) / (report.steps * rate)
+            self._put(device, self._of(device) - mean + gradient)
+        return after
+
+
+def rival_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -> Rival:
+    """The correction of this name."""
+    if options.name == "momentum":
+        return ServerMomentum(options.momentum)
+    if options.name == "fedvarp":
+        return FedVarp(rates, learner.size)
+    if options.name == "scaffold":
+        if learner.gradient_size != learner.size:
+            raise ConfigError("correction 'scaffold' needs the whole model's gradient: leave out model.last_layers")
+        return Scaffold(rates, learner.size)
+    return Plain()

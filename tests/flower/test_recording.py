@@ -1,0 +1,117 @@
+"""A real fleet's record: the simulator's lines, each round once through any crash, followed by page and report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep.flower.metrics import ServerMetrics
+from fedkeep.flower.recording import FleetRecorder
+from fedkeep.flower.rounds import RoundOptions
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.records import Header, Members, compare, read_run
+from fedkeep.records.versions import versions
+from fedkeep.web.feed import DirectoryFeed
+from tests.flower.small_fleet import SmallFleet
+
+EVALUATED = RoundOptions(participation=1.0, deterministic=True, evaluate_every=2)
+
+
+def recorded(fleet: SmallFleet, path: Path, store: StateStore | None = None) -> FedkeepStrategy:
+    labels = tuple("abcd")
+    header = Header(
+        run="fleet", method="ode", task="fleet", seed=0, config={}, config_hash="0", versions=versions(),
+        labels=labels, devices=0, rounds=4,
+    )  # fmt: skip
+    strategy = fleet.strategy(store)
+    strategy.recorder = FleetRecorder(path, header)
+    return strategy
+
+
+def test_a_fleets_record_says_what_a_simulations_does(tmp_path: Path) -> None:
+    fleet, path = SmallFleet(devices=3, options=EVALUATED), tmp_path / "fleet.jsonl"
+    list(recorded(fleet, path).rounds(fleet.grid(), 4))
+    run = read_run(path)
+    assert [line.round for line in run.rounds] == [1, 2, 3, 4]
+    assert all(line.participants == (0, 1, 2) for line in run.rounds)
+    assert [line.round for line in run.evaluations] == [2, 4]
+    last = run.evaluations[-1]
+    assert last.accuracy is not None
+    assert last.accuracy > 0.3
+    assert len(last.device_accuracy) == 3
+    assert last.bytes_up > 0 < last.bytes_down
+    assert last.label_coverage == 1.0
+    assert run.plans[0].devices == run.holdings[-1].devices == (0, 1, 2)
+    assert sum(map(sum, run.holdings[-1].filled)) <= 3 * 6
+    assert run.end is not None
+    members = run.of(Members)[-1].members
+    assert [(m.name, m.online, m.capacity) for m in members] == [(f"device {n}", True, 6) for n in range(3)]
+    assert all(m.stored and m.labels and m.seen and m.accuracy is not None for m in members)
+    assert compare([run]).rows[0].method == "ode"
+    update = DirectoryFeed(tmp_path).since(0)
+    assert update is not None
+    assert [m.device for m in update.views[0].members] == [0, 1, 2]
+
+
+def test_a_resumed_server_tells_each_round_once(tmp_path: Path) -> None:
+    fleet, path, state = SmallFleet(devices=3, options=EVALUATED), tmp_path / "fleet.jsonl", str(tmp_path / "state.db")
+    rounds = recorded(fleet, path, StateStore(state, "run")).rounds(fleet.grid(), 4)
+    next(rounds)
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    with path.open("ab") as file:  # a round that was written and never committed, and a torn line
+        file.write(path.read_bytes().splitlines(keepends=True)[-1].replace(b'"round":2', b'"round":3') + b'{"kind":"ro')
+    again = recorded(fleet, path, StateStore(state, "run"))
+    assert again.resume()
+    list(again.rounds(fleet.grid(), 4))
+    run = read_run(path)
+    assert [line.round for line in run.rounds] == [1, 2, 3, 4]
+    assert run.evaluations[1].bytes_up > run.evaluations[0].bytes_up, "bytes count on"
+    assert run.end is not None
+
+
+def test_who_leaves_and_who_is_refused_is_named(tmp_path: Path) -> None:
+    options = replace(EVALUATED, deterministic=False, deadline=1.0, quorum=0.1)
+    fleet, path = SmallFleet(devices=3, options=options), tmp_path / "fleet.jsonl"
+    plain = fleet.apps[1]
+
+    def failing(message, context):  # type: ignore[no-untyped-def]
+        if message.metadata.message_type == "train":
+            raise ValueError("no")
+        return plain(message, context)
+
+    fleet.apps[1] = failing
+    grid, strategy = fleet.grid(), recorded(fleet, path)
+    strategy.metrics = ServerMetrics()
+    rounds = strategy.rounds(grid, 3)
+    next(rounds)
+    del grid.nodes[1002]
+    list(rounds)
+    run = read_run(path)
+    assert run.rounds[0].refused_devices == {"error": (1,)}
+    members = {m.device: m for m in run.of(Members)[-1].members}
+    assert (members[2].online, members[0].online) == (False, True)
+    assert members[1].refused == "error"
+    pytest.importorskip("prometheus_client")
+    figures = {m.name: m.samples[0].value for m in strategy.metrics.collect()}
+    assert figures["fedkeep_server_round"] == 3
+    assert figures["fedkeep_server_refusals"] == 3
+    assert figures["fedkeep_server_devices_online"] == 2
+
+
+def test_masked_and_noised_devices_say_nothing_of_their_stores(tmp_path: Path) -> None:
+    pytest.importorskip("Crypto", reason="needs the privacy extra")
+    fleet, path = (
+        SmallFleet(devices=3, options=EVALUATED, table={"privacy": {"secure_sum": True}}),
+        tmp_path / "f.jsonl",
+    )
+    strategy = recorded(fleet, path)
+    list(strategy.rounds(fleet.grid(), 2))
+    run = read_run(path)
+    assert not run.holdings
+    assert all(m.stored is None for m in run.of(Members)[-1].members)
+    assert np.isfinite(run.evaluations[-1].accuracy or np.nan)
