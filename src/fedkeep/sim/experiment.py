@@ -16,7 +16,7 @@ from fedkeep.config import Table, build, merged, put
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean, find
 from fedkeep.data import TASKS, StreamOptions, Task
-from fedkeep.fleet.method import METHOD_KEYS, Method, method_parts, named, rest, table_of, with_preset
+from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, rest, table_of, with_preset
 from fedkeep.fleet.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
 
 _DATA_TABLES: dict[str, type[Any]] = {
@@ -54,7 +54,7 @@ class Experiment(Method):
         An option that is added later, at its default, leaves the hashes of finished runs as they are.
         """
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
-        for key in ("task", "policy", "coordinator", *_PLAIN):
+        for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
             table[key] = _changed(getattr(self, key))
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Kept, Learner
 from fedkeep.core.types import DeviceId, FloatArray, Report, State, Vector
-from fedkeep.sim.options import CorrectionOptions
+from fedkeep.fleet.options import CorrectionOptions
 
 
 class Rival(Kept, Protocol):
