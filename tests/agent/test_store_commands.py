@@ -100,7 +100,7 @@ def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_
 
 @pytest.mark.parametrize("encoding", ["float16", "int8", "uint8"])
 def test_fewer_bytes_hold_more_samples_and_a_restart_changes_none(tmp_path: Path, encoding: str) -> None:
-    wide = {"samples": {"shape": [192], "labels": LABELS}, "store": {"budget": 600_000}}
+    wide: dict[str, Any] = {"samples": {"shape": [192], "labels": LABELS}, "store": {"budget": 600_000}}
     plain = make_agent(tmp_path, **wide)
     room = plain.layout.capacity
     plain.disk.close()

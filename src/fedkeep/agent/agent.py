@@ -77,7 +77,10 @@ class Agent:
             "model": self.model_date,
         }
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
-        self._judged: list[tuple[Arrival, str]] = []
+        self._judged = 0
+        """Samples whose fate is not on the disk yet."""
+        self._awaited: list[tuple[Arrival, str]] = []
+        """Those among them whose senders await an answer."""
         self._training = threading.Lock()
         self.door = Door()
         self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
@@ -162,8 +165,7 @@ class Agent:
         return len(arrivals)
 
     def _commit_due(self) -> float:
-        awaited = any(arrival.acknowledge is not None for arrival, _ in self._judged)
-        return self._last_commit + self._commit_seconds * (1 if awaited else _UNANSWERED)
+        return self._last_commit + self._commit_seconds * (1 if self._awaited else _UNANSWERED)
 
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
@@ -189,7 +191,12 @@ class Agent:
         self.counters.add(f"refused.{reason}")
         if reason not in ("shape", "erased"):
             self.intake.quarantine.add(arrival.source, reason, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
-        self._judged.append((arrival, f"refused.{reason}"))
+        self._decide(arrival, f"refused.{reason}")
+
+    def _decide(self, arrival: Arrival, fate: str) -> None:
+        self._judged += 1
+        if arrival.acknowledge is not None:
+            self._awaited.append((arrival, fate))
 
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
@@ -199,7 +206,8 @@ class Agent:
         outcome = self.device.take_in(batch, self.store.clock.now(), measured)
         names = [_FATES[fate] for fate in outcome.fates.tolist()]
         self.counters.add_all(Counter(names))
-        self._judged += zip(arrivals, names, strict=True)
+        for arrival, fate in zip(arrivals, names, strict=True):
+            self._decide(arrival, fate)
 
     def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
         """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
@@ -212,15 +220,16 @@ class Agent:
         if whole:
             self._last_whole = self._last_commit
         self.counters.add_all(self.intake.counted())
-        judged, self._judged = self._judged, []
+        judged, self._judged = self._judged, 0
+        awaited, self._awaited = self._awaited, []
         lost: str | None = None
         try:
             self.store.commit(self._state() if whole else None, wipe=wipe)
         except OSError as error:
-            log.error("the store could not be written (%s): %d samples dropped", error.strerror, len(judged))
-            self._roll_back(len(judged))
+            log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
+            self._roll_back(judged)
             lost = "dropped.disk"
-        for arrival, verdict in judged:
+        for arrival, verdict in awaited:
             arrival.answer(lost or verdict)
         return lost is None
 

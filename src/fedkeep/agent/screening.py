@@ -34,7 +34,7 @@ def screen(
     sound = screen_samples(x, y, form.shape, labels)[0]
     unlabelled = _unlabelled(y, labels)
     refused += [(rows[i][0], "label" if unlabelled[i] else "not-finite") for i in np.flatnonzero(~sound).tolist()]
-    huge = sound & (np.abs(x.reshape(len(x), -1), dtype=np.float64).max(axis=1) > limit)
+    huge = sound & _beyond(x, limit)
     refused += [(rows[i][0], "huge") for i in np.flatnonzero(huge).tolist()]
     sound &= ~huge
     return _identified(rows, x.astype(form.dtype, copy=False), y, sound, erased, refused)
@@ -59,6 +59,13 @@ def _identified(
             ids.append(id_)
     batch = Batch(x[kept], y[kept].astype(np.int64), np.array(ids, dtype=np.int64))
     return batch, [rows[i][0] for i in kept], refused
+
+
+def _beyond(x: AnyArray, limit: float) -> BoolArray:
+    flat = x.reshape(len(x), -1)
+    largest, least = flat.max(axis=1).astype(np.float64), flat.min(axis=1).astype(np.float64)
+    beyond: BoolArray = (largest > limit) | (least < -limit)
+    return beyond
 
 
 def _number(y: object) -> float | None:
