@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.identity import check_model
+from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources.folder import FolderOptions, FolderSource
 from fedkeep.core.errors import ConfigError
 from fedkeep.link.client import AgentClient
@@ -222,6 +223,16 @@ def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
     assert assembly.agent.counters.counts()["refused.huge"] == 1
     assert "1.e+30" in assembly.agent.intake.quarantine.records()[-1].raw
     assembly.disk.close()
+
+
+def test_samples_far_beyond_the_usual_are_refused_until_they_are_the_usual() -> None:
+    magnitudes = Magnitudes(1e6, 100.0)
+    assert not magnitudes.huge(np.full((20, 3), 2.0)).any()
+    assert magnitudes.huge(np.array([[1.0, -250.0, 0.0], [150.0, 0.0, 0.0]])).tolist() == [True, False]
+    for _ in range(3):
+        last = magnitudes.huge(np.full((32, 3), 500.0))
+    assert not last.any()
+    assert magnitudes.huge(np.array([[2e6, 0, 0]])).all()
 
 
 def test_a_kill_between_two_commits_of_statistics_costs_no_sample(tmp_path: Path) -> None:

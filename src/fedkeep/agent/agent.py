@@ -19,7 +19,7 @@ from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.orders import check_order
-from fedkeep.agent.screening import screen
+from fedkeep.agent.screening import Magnitudes, screen
 from fedkeep.core.device import Device, Prepared
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
@@ -53,7 +53,7 @@ class Agent:
         ttl_seconds: float,
         reserve: int,
         store_path: Path,
-        limit: float,
+        magnitudes: Magnitudes,
         preset: str = "default",
     ) -> None:
         self.device, self.store, self.options = device, store, options
@@ -64,7 +64,7 @@ class Agent:
         self.labels, self.preset = labels, preset
         self.seconds_per_sample = 0.0
         self.model_date = ModelDate()
-        self._form, self._store_path, self._limit = form, store_path, limit
+        self._form, self._store_path, self._magnitudes = form, store_path, magnitudes
         self._batch = min(options.batch, max(1, reserve // 2))
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
@@ -180,7 +180,7 @@ class Agent:
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
     def _judge_group(self, arrivals: list[Arrival]) -> None:
-        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids, self._limit)
+        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids, self._magnitudes)
         self.counters.add("seen", len(arrivals))
         for arrival, reason in refused:
             self._refuse(arrival, reason)

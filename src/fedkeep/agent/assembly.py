@@ -20,6 +20,7 @@ from fedkeep.agent.ledgers import REMEMBERED
 from fedkeep.agent.opening import Opened, open_file
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.privacy import Privacy
+from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.device import DeviceOptions
@@ -154,7 +155,8 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=Path(config.store.path), limit=config.samples.limit, preset=config.preset,
+        store_path=Path(config.store.path),
+        magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
     )  # fmt: skip
     identity = identity_of(config.model, config.samples.labels)
     state = carried_over(store.load(opened.contents), opened.before, identity, learner)
@@ -172,7 +174,11 @@ def _window(seconds: float) -> Window:
 
 def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None) -> int:
     """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
-    of a secure sum's."""
+    of a secure sum's.
+
+    Whatever more a device comes to keep is in its snapshot, and so in every whole commit: with each participation, and
+    at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
+    """
     meter = _BUCKETS * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0

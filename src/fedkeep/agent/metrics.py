@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.options import MetricsOptions
@@ -13,6 +13,9 @@ from fedkeep.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+
+_PATIENCE = 5.0
+"""Seconds that a client of the endpoint may be silent: descriptors are few."""
 
 
 class Collector:
@@ -72,6 +75,9 @@ def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] |
         server, thread = start_http_server(options.port, options.host, registry)
     except OSError as error:
         raise AddressTakenError(f"{options.host}:{options.port}", error.strerror) from error
+    impatient = {"timeout": _PATIENCE}
+    handler = cast(type, server.RequestHandlerClass)
+    server.RequestHandlerClass = type("ImpatientHandler", (handler,), impatient)
 
     def stop() -> None:
         server.shutdown()
