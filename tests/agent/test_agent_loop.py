@@ -176,7 +176,7 @@ def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> No
     feed(agent, 0, 40)
     agent.participate(order(assembly, 2))
     before = held(agent)
-    for lost in ("device.counters", "device.store.quotas", "device.estimator.sum", "device.model", "device.start.seen"):
+    for lost in ("device.counters", "device.store.quotas", "device.window.sum", "device.model", "device.shares.counts"):
         state = agent.store.reload()
         assert state.pop(lost) is not None
         agent.restore(state)

@@ -255,11 +255,15 @@ class Agent:
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
-        """Removes samples from file, log and free space; models that learned from them stay as they are."""
+        """Removes samples from file, log and free space, and starts gist and estimates anew, which may know of them.
+
+        Models that learned from them stay as they are.
+        """
         with self.lock:
             self.intake.quarantine.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
+            self.device.unlearn()
             self.tombstones.add(ids)
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):

@@ -226,7 +226,7 @@ class Device:
                 gradient, count = self._shared(self.gist), 1
         self.adopt(order.model, order.direction, stored)
         if self._divides:
-            self.store.configure(self._shares.targets(self.capacity))
+            self.store.configure(self._shares.divide(self.capacity))
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
@@ -246,6 +246,14 @@ class Device:
             self._revalue(stored)
         if self.options.max_age is not None:
             self.store.expire(self._arrivals - self.options.max_age)
+
+    def unlearn(self) -> None:
+        """Forgets all that was summed up of samples which are no longer there; what they taught the model stays."""
+        for window in self._windows:
+            window.clear()
+        self._estimator.drop()
+        if self.gist is not None:
+            self.gist.keep(None)
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
@@ -273,6 +281,8 @@ class Device:
             names = ("quotas", "label_weights", "mass_per_slot")
             quotas, weights, mass = (state[f"assignment.{name}"] for name in names)
             self._assignment = Assignment(quotas, weights, float(mass))
+        if self._divides and self._shares.targets.any():
+            self.store.configure(self._shares.targets)
         self._model = self._direction = self._probe = None
         if "model" in state:
             self.install(state["model"], state.get("direction"))
@@ -383,7 +393,7 @@ class Device:
         for start, stop, renewed in self._shares.stretches(regions):
             self._shares.see(regions[start : start + 1])
             if renewed:
-                self.store.configure(self._shares.targets(self.capacity))
+                self.store.configure(self._shares.divide(self.capacity))
             self._shares.see(regions[start + 1 : stop])
             part = None if measurements is None else SliceOf(measurements, slice(start, stop))
             parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))
