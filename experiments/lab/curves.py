@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fedkeep.sim.runner import versions
+from fedkeep.records.versions import versions
 from lab.summaries import Curve, Summary, read_summary, write_summary
 
 

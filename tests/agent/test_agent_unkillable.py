@@ -225,6 +225,34 @@ def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
     assembly.disk.close()
 
 
+def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_path: Path) -> None:
+    alone: dict[str, Any] = {"policy": {"name": "draw"}, "store": {"budget": 130_000}}
+    assembly = make_agent(tmp_path, **alone)
+    agent, capacity = assembly.agent, assembly.layout.capacity
+    for id_ in range(3 * capacity):
+        agent.intake.offer(arrival(id_, label=0), wait=True)
+        if len(agent.intake) >= 8:
+            agent.step(0.0)
+    while agent.step(0.0):
+        pass
+    assert len(agent.store) == capacity
+    agent.commit(whole=False)
+    assembly.disk.close()
+    again = make_agent(tmp_path, **alone)
+    assert len(again.agent.store) == capacity
+    for id_ in range(10_000, 10_000 + capacity):
+        again.agent.intake.offer(arrival(id_, label=1), wait=True)
+        if len(again.agent.intake) >= 8:
+            again.agent.step(0.0)
+    while again.agent.step(0.0):
+        pass
+    again.agent.commit()
+    labels = np.bincount(again.agent.store.stored().batch.y, minlength=3)
+    assert labels.sum() == capacity
+    assert labels[1] > 0.2 * capacity
+    again.disk.close()
+
+
 def test_samples_far_beyond_the_usual_are_refused_until_they_are_the_usual() -> None:
     magnitudes = Magnitudes(1e6, 100.0)
     assert not magnitudes.huge(np.full((20, 3), 2.0)).any()

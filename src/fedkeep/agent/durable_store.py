@@ -47,7 +47,7 @@ class DurableStore:
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
-        self._buckets = max(1, -(-capacity // _BUCKET))
+        self._capacity, self._buckets = capacity, max(1, -(-capacity // _BUCKET))
         self._shelf = Shelf()
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
@@ -109,12 +109,19 @@ class DurableStore:
         return {} if self._quotas is None else {"quotas": self._quotas}
 
     def restore(self, state: State) -> None:
-        """Fills the in-memory store from the file that was loaded, under the quotas of `state`."""
+        """Fills the in-memory store from the file that was loaded, under the quotas of `state`.
+
+        Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
+        rest are divided evenly, until the device divides them anew.
+        """
+        held = np.bincount([note.region for note in self._notes.values()], minlength=self._index.regions)
         quotas = state.get("quotas")
+        if quotas is None or not self._index.would_hold(held, quotas):
+            rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
+            quotas = held + rest + (np.arange(len(held)) < extra)
         self._index.restore(self._indexed(quotas))
         self._quotas = None
-        if quotas is not None:
-            self.configure(quotas)
+        self.configure(quotas)
 
     # -- beyond the port -------------------------------------------------------------------------------------------
 
@@ -303,7 +310,7 @@ class DurableStore:
         self._ranks = {name: array for name, array in self._ranks.items() if len(array)}
         self._reranked = set()
 
-    def _indexed(self, quotas: IntArray | None) -> State:
+    def _indexed(self, quotas: IntArray) -> State:
         """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
         ranks = {int(row["ids"]): row for array in self._ranks.values() for row in array}
         rows = []
@@ -328,8 +335,7 @@ class DurableStore:
         state["x"] = x
         state["y"] = np.array([self._notes[i].label for i in ids], dtype=np.int64)
         state["regions"] = np.array([self._notes[i].region for i in ids], dtype=np.int64)
-        everything = np.bincount(state["regions"], minlength=len(self._index.snapshot()["quotas"]))
-        state["quotas"] = everything if quotas is None else quotas
+        state["quotas"] = quotas
         return state
 
 

@@ -17,14 +17,9 @@ from fedkeep.core.types import State
 
 log = logging.getLogger(__name__)
 _LEARNED = (
-    "device.model",
-    "device.direction",
-    "device.estimator.",
-    "device.memory.",
-    "gate.clean",
-    "gate.noisy",
-    "sums.",
-)
+    "device.model", "device.direction", "device.estimator.", "device.window.", "device.told.", "device.gist.",
+    "device.memory.", "gate.clean", "gate.noisy", "sums.",
+)  # fmt: skip
 _COUNTED = ("device.", *_LEARNED)
 
 
