@@ -162,7 +162,7 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
         magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
     )  # fmt: skip
     identity = identity_of(config.model, config.samples.labels)
-    state = carried_over(store.load(opened.contents), opened.before, identity, learner)
+    state = carried_over(store.load(opened.contents), opened.before, identity, learner, regions.count)
     if privacy is not None:
         privacy.guard(agent, state, damaged=bool(opened.contents.damage))
     agent.restore(state)

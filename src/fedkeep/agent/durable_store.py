@@ -192,6 +192,7 @@ class DurableStore:
         self._scales_written = self._codec.ready
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
             note, x = decode_sample(blob)
+            note = note._replace(region=note.label if self._index.regions > 1 else 0)  # the policy may be another
             if note.id in samples:
                 self._obsolete.append(samples[note.id][0].number)
             samples[note.id] = (blob, note)

@@ -36,14 +36,14 @@ class Privacy:
         return cls(options)
 
     @property
-    def counts_samples(self) -> bool:
-        """Whether the ledger tells samples apart by their ids."""
-        return self.options.counts_samples
-
-    @property
     def clip(self) -> float | None:
         """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
         return self.options.clip if self.options.protects("estimator") else None
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the ledger tells samples apart by their ids."""
+        return self.options.counts_samples
 
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
         """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
