@@ -44,7 +44,7 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     for name, array in second.agent.device.snapshot().items():
         np.testing.assert_array_equal(array, state[name], err_msg=name)
     np.testing.assert_array_equal(second.agent.device.profile().velocity, profile.velocity)
-    assert second.agent.store.log.about(before["ids"][0])
+    assert second.agent.store.log.about(before["ids"][-1])
     second.disk.close()
 
 
@@ -176,7 +176,14 @@ def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> No
     feed(agent, 0, 40)
     agent.participate(order(assembly, 2))
     before = held(agent)
-    for lost in ("device.counters", "device.store.quotas", "device.window.sum", "device.model", "device.shares.counts"):
+    for lost in (
+        "device.counters",
+        "device.store.quotas",
+        "device.estimator.counts",
+        "device.window.sum",
+        "device.model",
+        "device.shares.counts",
+    ):
         state = agent.store.reload()
         assert state.pop(lost) is not None
         agent.restore(state)

@@ -117,11 +117,12 @@ def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(tmp
                 one.connect(str(tmp_path / path))
                 idle.append(one)
         with socket.socket(socket.AF_UNIX) as sender:
-            sender.settimeout(20)
             sender.connect(str(tmp_path / "in.sock"))
+            sender.settimeout(20)
             x = np.ones(6, "<f4").tobytes()
             send_frame(sender, msgspec.msgpack.encode({"x": x, "y": 1, "id": 5}))
             assert msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"] == "kept"
+        wait_until_ready(tmp_path, process)  # type: ignore[arg-type]
         with AgentClient(str(tmp_path / "a.sock"), timeout=20) as client:
             assert client.status().samples == 1
         assert process.poll() is None
@@ -162,6 +163,19 @@ def test_another_model_keeps_the_samples_and_learns_anew(tmp_path: Path, caplog:
     assert again.agent.device.model is None
     again.agent.participate(order(again, 1))
     again.disk.close()
+
+
+def test_another_policy_keeps_the_samples(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    feed(assembly.agent, 0, 30)
+    assembly.agent.participate(order(assembly))
+    held = sorted(assembly.agent.store.stored().batch.ids.tolist())
+    assembly.disk.close()
+    for name in ("fifo", "draw", "high-loss", "ode"):
+        again = make_agent(tmp_path, policy={"name": name}, store={"budget": 110_000})
+        assert set(held) <= set(again.agent.store.stored().batch.ids.tolist()), name
+        feed(again.agent, 1000, 3)
+        again.disk.close()
 
 
 def test_a_model_that_does_not_fit_its_samples_is_said_before_anything_is_written(tmp_path: Path) -> None:
@@ -223,6 +237,34 @@ def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
     assert assembly.agent.counters.counts()["refused.huge"] == 1
     assert "1.e+30" in assembly.agent.intake.quarantine.records()[-1].raw
     assembly.disk.close()
+
+
+def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_path: Path) -> None:
+    alone: dict[str, Any] = {"policy": {"name": "draw"}, "store": {"budget": 130_000}}
+    assembly = make_agent(tmp_path, **alone)
+    agent, capacity = assembly.agent, assembly.layout.capacity
+    for id_ in range(3 * capacity):
+        agent.intake.offer(arrival(id_, label=0), wait=True)
+        if len(agent.intake) >= 8:
+            agent.step(0.0)
+    while agent.step(0.0):
+        pass
+    assert len(agent.store) == capacity
+    agent.commit(whole=False)
+    assembly.disk.close()
+    again = make_agent(tmp_path, **alone)
+    assert len(again.agent.store) == capacity
+    for id_ in range(10_000, 10_000 + capacity):
+        again.agent.intake.offer(arrival(id_, label=1), wait=True)
+        if len(again.agent.intake) >= 8:
+            again.agent.step(0.0)
+    while again.agent.step(0.0):
+        pass
+    again.agent.commit()
+    labels = np.bincount(again.agent.store.stored().batch.y, minlength=3)
+    assert labels.sum() == capacity
+    assert labels[1] > 0.2 * capacity
+    again.disk.close()
 
 
 def test_samples_far_beyond_the_usual_are_refused_until_they_are_the_usual() -> None:

@@ -124,17 +124,16 @@ class Agent:
         """The device's state with what is missing as in a new device, or as the stored samples tell it."""
         notes = self.store.notes_loaded()
         following = max((note.arrival for note in notes), default=-1) + 1
-        held = np.unique([note.region for note in notes]).astype(np.int64)
         arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
-        seen = found.get("start.seen", np.empty(0, dtype=np.int64))
-        told = {
-            "counters": np.array([max(arrivals, following), round_]),
-            "start.seen": np.append(seen, held[~np.isin(held, seen)]),
-        }
-        state = {**self._fresh, **found, **told}
+        state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}
+        held = np.bincount([note.region for note in notes], minlength=len(state["shares.counts"]))
+        counts = state["shares.counts"]
+        state["shares.counts"] = np.where(counts > 0, counts, held)
+        state["shares.arrivals"] = np.maximum(state["shares.arrivals"], len(notes))
         if not found.keys() >= _ASSIGNMENT:
-            # Samples may be newer than the quotas that stand beside them: those follow from what has been seen.
-            state = {name: array for name, array in state.items() if name not in _ASSIGNMENT | {"store.quotas"}}
+            state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
+            if found.get("store.quotas", held).sum() != self.device.capacity:
+                state.pop("store.quotas", None)
         if found and not self._fresh.keys() <= found.keys():
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         return state

@@ -162,7 +162,7 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
         magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
     )  # fmt: skip
     identity = identity_of(config.model, config.samples.labels)
-    state = carried_over(store.load(opened.contents), opened.before, identity, learner)
+    state = carried_over(store.load(opened.contents), opened.before, identity, learner, regions.count)
     if privacy is not None:
         privacy.guard(agent, state, damaged=bool(opened.contents.damage))
     agent.restore(state)
@@ -185,6 +185,7 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None)
     meter = _BUCKETS * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
-    vectors = 4 * learner.size + (4 + 8 + 4 + guarded + summed) * learner.gradient_size
     gist = 4 * learner.tail(config.gist.last_layers) if config.gist.kept else 0
-    return vectors + gist + meter + counted + 8 * REMEMBERED + 4096
+    told = 8 if privacy is not None and privacy.clip is not None else 0
+    vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
+    return vectors + meter + counted + 8 * REMEMBERED + 4096

@@ -10,6 +10,7 @@ from fedkeep.agent.audit import Decision, DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.ranks import COLUMNS, Ranks
 from fedkeep.agent.record import SAMPLE, Note, decode_sample, encode_sample
 from fedkeep.agent.shelf import Shelf
 from fedkeep.core.encoding import SampleCodec
@@ -18,18 +19,9 @@ from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
 
-_BUCKET = 64
-"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes."""
-_RANK = np.dtype(
-    [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i8"), ("tiers", "<i8"), ("effective", "<f8")]
-)
-RANK_BYTES = _RANK.itemsize
-_RANKS = _RANK.names or ()
 _CODEC = "codec."
 SCALE_COPIES = 2
 """Without its scales no encoded sample can be read, so they are kept twice."""
-_RANKED = 1
-"""The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
 
 class DurableStore:
@@ -47,13 +39,11 @@ class DurableStore:
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
-        self._buckets = max(1, -(-capacity // _BUCKET))
+        self._capacity, self._ranks = capacity, Ranks(capacity)
         self._shelf = Shelf()
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
         self._staged: dict[int, AnyArray] = {}
-        self._reranked: set[int] | None = set()
-        """Samples whose rank differs from what is written; None stands for all."""
         self._quotas: IntArray | None = None
         self._replaced: dict[int, int] = {}
         """By staged sample, the blob whose place it takes."""
@@ -61,7 +51,6 @@ class DurableStore:
         """Other blobs whose samples have left since the last commit."""
         self._samples: dict[int, bytes] = {}
         self._scales_written = False
-        self._ranks: State = {}
 
     # -- the port --------------------------------------------------------------------------------------------------
 
@@ -94,27 +83,34 @@ class DurableStore:
     def revalue(self, scores: Scores) -> None:
         self._index.revalue(scores)
         self._let_go_of_dropped()
-        self._reranked = None
+        self._ranks.touch_all()
 
     def mark_used(self, ids: IntArray) -> None:
         self._index.mark_used(ids)
-        self._reranked = None
+        self._ranks.touch_all()
 
     def expire(self, before: int) -> None:
         self._index.expire(before)
-        self._reranked = None
+        self._ranks.touch_all()
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""
         return {} if self._quotas is None else {"quotas": self._quotas}
 
     def restore(self, state: State) -> None:
-        """Fills the in-memory store from the file that was loaded, under the quotas of `state`."""
+        """Fills the in-memory store from the file that was loaded, under the quotas of `state`.
+
+        Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
+        rest are divided evenly, until the device divides them anew.
+        """
+        held = np.bincount([note.region for note in self._notes.values()], minlength=self._index.regions)
         quotas = state.get("quotas")
+        if quotas is None or not self._index.would_hold(held, quotas):
+            rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
+            quotas = held + rest + (np.arange(len(held)) < extra)
         self._index.restore(self._indexed(quotas))
         self._quotas = None
-        if quotas is not None:
-            self.configure(quotas)
+        self.configure(quotas)
 
     # -- beyond the port -------------------------------------------------------------------------------------------
 
@@ -169,7 +165,7 @@ class DurableStore:
         gone = np.array([id_ for id_ in ids if id_ in self._notes], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
-        state.update({name: state[name][keep] for name in (*_RANKS, "x", "y", "regions")})
+        state.update({name: state[name][keep] for name in (*COLUMNS, "x", "y", "regions")})
         self._index.restore(state)
         self.log.forget(gone)
         for id_ in gone.tolist():
@@ -185,15 +181,14 @@ class DurableStore:
         self._scales_written = self._codec.ready
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
             note, x = decode_sample(blob)
+            note = note._replace(region=note.label if self._index.regions > 1 else 0)  # the policy may be another
             if note.id in samples:
                 self._obsolete.append(samples[note.id][0].number)
             samples[note.id] = (blob, note)
             self._samples[note.id] = x
         self._notes = {id_: note for id_, (_, note) in samples.items()}
         self._blobs = {id_: blob.number for id_, (blob, _) in samples.items()}
-        self._ranks = {name: array for name, array in state.items() if name.startswith("ranks.")}
-        self._reranked = set()
-        return {name: array for name, array in state.items() if not name.startswith(("ranks.", _CODEC))}
+        return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(_CODEC)}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
@@ -210,10 +205,11 @@ class DurableStore:
         changed: dict[str, tuple[int, bytes]] = {}
         obsolete: list[int] = []
         if state is not None:
-            self._update_ranks()
+            if self._ranks.stale:
+                self._ranks.update(self._index.snapshot())
             scales = self._codec.snapshot().values()
             copies = {f"{_CODEC}{copy}": array for copy in range(SCALE_COPIES) for array in scales}
-            arrays = {**state, **self._ranks, **copies}
+            arrays = {**state, **self._ranks.arrays, **copies}
             changed, obsolete = self._shelf.changes(arrays)
         staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
         add = [(SAMPLE, encode_sample(self._notes[id_], self._encoded(self._staged[id_]))) for id_ in staged]
@@ -252,8 +248,7 @@ class DurableStore:
             self._replaced[by] = blob
         elif blob is not None:
             self._obsolete.append(blob)
-        if self._reranked is not None:
-            self._reranked.discard(id_)
+        self._ranks.forget(id_)
         return self._notes.pop(id_, None)
 
     def _let_go(self, id_: int, verdict: Verdict) -> None:
@@ -278,59 +273,21 @@ class DurableStore:
             )
         )  # fmt: skip
 
-    # -- ranks -----------------------------------------------------------------------------------------------------
-
     def _touch(self, id_: int) -> None:
         if self._index.after_use.name == "discount":
-            self._reranked = None
-        elif self._reranked is not None:
-            self._reranked.add(id_)
+            self._ranks.touch_all()
+        else:
+            self._ranks.touch(id_)
 
-    def _update_ranks(self) -> None:
-        if self._reranked is not None and not self._reranked:
-            return
-        state = self._index.snapshot()
-        written = self._reranked if self._reranked is not None else set(state["ids"].tolist())
-        known = {int(id_) for array in self._ranks.values() for id_ in array["ids"]}
-        keep = np.isin(state["ids"], np.array(sorted(known | written), dtype=np.int64))
-        rows = np.zeros(int(keep.sum()), dtype=_RANK)
-        for name in _RANKS:
-            rows[name] = state[name][keep]
-        buckets = rows["ids"] % self._buckets
-        changed = {id_ % self._buckets for id_ in written}
-        for bucket in range(self._buckets) if self._reranked is None else changed:
-            self._ranks[f"ranks.{bucket}"] = rows[buckets == bucket]
-        self._ranks = {name: array for name, array in self._ranks.items() if len(array)}
-        self._reranked = set()
-
-    def _indexed(self, quotas: IntArray | None) -> State:
+    def _indexed(self, quotas: IntArray) -> State:
         """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
-        ranks = {int(row["ids"]): row for array in self._ranks.values() for row in array}
-        rows = []
-        for id_, note in self._notes.items():
-            rank = ranks.get(id_)
-            known = rank is not None and rank["arrivals"] >= note.arrival
-            rows.append(
-                tuple(rank[name] for name in _RANKS)
-                if rank is not None and known
-                else (id_, note.score, note.arrival, note.uses, _RANKED, note.score)
-            )
-        rows.sort(key=lambda row: row[2])
-        ids = [int(row[0]) for row in rows]
-        columns = zip(*rows, strict=True) if rows else [[] for _ in _RANKS]
+        columns = self._ranks.columns(self._notes.values())
+        ids = columns["ids"].tolist()
         x = self._codec.decode(np.frombuffer(b"".join(self._samples[i] for i in ids), np.uint8))
         self._samples = {}
-        floats = ("scores", "effective")
-        state: State = {
-            name: np.array(column, dtype=np.float64 if name in floats else np.int64)
-            for name, column in zip(_RANKS, columns, strict=True)
-        }
-        state["x"] = x
-        state["y"] = np.array([self._notes[i].label for i in ids], dtype=np.int64)
-        state["regions"] = np.array([self._notes[i].region for i in ids], dtype=np.int64)
-        everything = np.bincount(state["regions"], minlength=len(self._index.snapshot()["quotas"]))
-        state["quotas"] = everything if quotas is None else quotas
-        return state
+        labels = np.array([self._notes[i].label for i in ids], dtype=np.int64)
+        regions = np.array([self._notes[i].region for i in ids], dtype=np.int64)
+        return {**columns, "x": x, "y": labels, "regions": regions, "quotas": quotas}
 
 
 def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:

@@ -17,17 +17,9 @@ from fedkeep.core.types import State
 
 log = logging.getLogger(__name__)
 _LEARNED = (
-    "device.model",
-    "device.direction",
-    "device.estimator.",
-    "device.window.",
-    "device.told.",
-    "device.gist.",
-    "device.memory.",
-    "gate.clean",
-    "gate.noisy",
-    "sums.",
-)
+    "device.model", "device.direction", "device.estimator.", "device.window.", "device.told.", "device.gist.",
+    "device.memory.", "gate.clean", "gate.noisy", "sums.",
+)  # fmt: skip
 _COUNTED = ("device.", *_LEARNED)
 
 
@@ -54,7 +46,7 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
         )
 
 
-def carried_over(state: State, before: Identity | None, now: Identity, learner: Learner) -> State:
+def carried_over(state: State, before: Identity | None, now: Identity, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
     if before is not None and before.labels != now.labels:
         log.warning(
@@ -62,6 +54,10 @@ def carried_over(state: State, before: Identity | None, now: Identity, learner: 
             before.labels,
             now.labels,
         )
+        return _without(state, _COUNTED)
+    counts = state.get("device.shares.counts", state.get("device.store.quotas"))
+    if counts is not None and counts.shape != (regions,):
+        log.warning("[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew")
         return _without(state, _COUNTED)
     model = state.get("device.model")
     if (before is not None and before.model != now.model) or (model is not None and model.shape != (learner.size,)):

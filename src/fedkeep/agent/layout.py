@@ -10,8 +10,9 @@ import numpy as np
 from fedkeep.agent.audit import CHUNK, ROW_BYTES
 from fedkeep.agent.cells import HEADER, PAGE, Geometry
 from fedkeep.agent.cipher import OVERHEAD, Cipher, read_key
-from fedkeep.agent.durable_store import RANK_BYTES, SCALE_COPIES
+from fedkeep.agent.durable_store import SCALE_COPIES
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.ranks import RANK_BYTES
 from fedkeep.agent.record import META_BYTES
 from fedkeep.core.encoding import SCALE_BYTES, EncodingName
 from fedkeep.core.errors import ConfigError

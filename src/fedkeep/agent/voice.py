@@ -33,10 +33,8 @@ def introduce(config: AgentConfig, assembly: Assembly) -> None:
         layout.capacity, layout.geometry.size, layout.geometry.cell_size, len(agent.store),
     )  # fmt: skip
     if agent.device.model is None or agent.model_date.round < 0:
-        log.info(
-            "no server has called yet: until one does, an even random draw of each label seen is kept, "
-            "and slots of labels that have not come are lent to the others"
-        )
+        lent = ", and slots of labels that have not come are lent to the others" * (config.device.quotas == "targets")
+        log.info("no server has called yet: until one does, a random draw of each label seen is kept%s", lent)
     names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
     log.info("ready: reading %s; ask it by `fedkeep agent status --socket %s`", names, config.agent.socket)
 
