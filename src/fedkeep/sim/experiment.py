@@ -55,7 +55,8 @@ class Experiment(Method):
         """
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
         for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
-            table[key] = _changed(getattr(self, key))
+            if stated := _changed(getattr(self, key)):
+                table[key] = stated
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
