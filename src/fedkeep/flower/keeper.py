@@ -18,13 +18,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from fedkeep.config import build
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.factory import make_device
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.ports import Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Assignment, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
-from fedkeep.presets import DEFAULT, device_tables
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
@@ -43,7 +44,7 @@ class Keeper:
         learner: Learner,
         memory: DeviceMemory,
         capacity: int,
-        policy: str = "ode",
+        policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
         seed: int = 0,
     ) -> None:
@@ -65,7 +66,7 @@ class Keeper:
         module: Callable[[], Any],
         capacity: int,
         *,
-        policy: str = "ode",
+        policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
         last_layers: int | None = None,
         directory: str | None = None,
@@ -141,8 +142,9 @@ class Keeper:
             labels=labels,
             regions=LabelRegions(labels),
             after_use=AfterUse(**said["after_use"]),
-            weighting=Weighting(),
+            weighting=Weighting(**said["weights"]),
             options=DeviceOptions(**said["device"]),
+            gist=GistOptions(**said["gist"]),
             seed=self._seed,
         )
 
