@@ -22,6 +22,9 @@ class Curves:
         """The run with these settings, if it was made."""
         return next((curves[digest] for curves in self._tasks.values() if digest in curves), None)
 
+    def all(self) -> list[Curve]:
+        return [curve for curves in self._tasks.values() for curve in curves.values()]
+
     def add(self, task: str, curve: Curve) -> None:
         """Takes a run in and writes its task's file at once: a kill costs the run under way and no other."""
         self._tasks.setdefault(task, {})[curve.config_hash] = curve
