@@ -97,7 +97,7 @@ def test_every_programme_is_sound_and_keeps_the_seeds_apart(path: Path, tmp_path
 
 
 def test_every_committed_run_is_asked_for_by_some_programme() -> None:
-    """A change that gives runs other hashes orphans hours of work: give the curves the new hashes, or run them again."""
+    """A change that gives runs other hashes orphans hours of work: give the curves their new hashes, or run again."""
     curves = Curves(EXPERIMENTS / "results" / "curves")
     programmes = map(read_programme, (EXPERIMENTS / "programmes").glob("*.toml"))
     asked = {run.digest for p in programmes for stage in p.stages for run in p.wanted(stage, curves)}
