@@ -138,6 +138,15 @@ def test_a_programme_runs_what_is_lacking_and_nothing_twice(tmp_path: Path, caps
     assert {run.cell.experiment.label for run in next_runs(found, curves, set())} == {"full-data"}
 
 
+def test_two_that_run_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    found = programme(tmp_path)
+    one, other = Curves(tmp_path / "curves"), Curves(tmp_path / "curves")
+    runs = found.reported(Row("small", "fifo"), 1.0, (0, 1))
+    tell(one, runs[:1], 0.5)
+    tell(other, runs[1:], 0.6)
+    assert {curve.seed for curve in Curves(tmp_path / "curves").all()} == {0, 1}
+
+
 def test_processes_make_the_same_curves(tmp_path: Path) -> None:
     found = programme(tmp_path).only("small", ["fifo"])
     one, two = Curves(tmp_path / "one"), Curves(tmp_path / "two")
