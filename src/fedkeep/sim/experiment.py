@@ -26,27 +26,8 @@ _DATA_TABLES: dict[str, type[Any]] = {
     "regions": RegionOptions,
     "record": RecordOptions,
 }
-_HASHED_FROM_THE_FIRST = frozenset(
-    [
-        "task",
-        "policy",
-        "coordinator",
-        "storage",
-        "weights",
-        "estimator",
-        "gist",
-        "train",
-        "aggregation",
-        "limits",
-        "privacy",
-        "stream",
-        "correction",
-        "profile",
-        "regions",
-        "record",
-    ]
-)
-"""Tables that a run's hash holds though all in them is at its default; a table that is added later is left out then."""
+_ADDED_LATER: frozenset[str] = frozenset()
+"""Tables that came after runs were first kept: at their defaults they leave a run's hash as it was."""
 _KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
 
 
@@ -72,12 +53,12 @@ class Experiment(Method):
     def digest(self) -> str:
         """A short hash of all that is not at its default; two runs with the same hash give the same bytes.
 
-        An option or table that is added later, at its default, leaves the hashes of finished runs as they are.
+        An option that is added later, at its default, leaves the hashes of finished runs as they are.
         """
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
         for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
             stated = _changed(getattr(self, key))
-            if stated or key in _HASHED_FROM_THE_FIRST:
+            if stated or key not in _ADDED_LATER:
                 table[key] = stated
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
