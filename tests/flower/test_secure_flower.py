@@ -15,16 +15,17 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import make_client_app
-from fedkeep.flower.in_process import InProcessGrid
-from fedkeep.flower.node_device import NodeDevice
+from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.secure_rounds import MASK, SHARE, TRAIN, UNMASK
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.link.messages import Answered, DeviceRequest, Participate, Reported
+from fedkeep.link.messages import Answered, DeviceReply, DeviceRequest, Participate, Reported
+from fedkeep.link.participant import reply_of
 from fedkeep.privacy import sum_messages as told
 from fedkeep.privacy.door import Door, make_door
+from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 
 SECURE = {"privacy": {"secure_sum": True}}
@@ -202,9 +203,13 @@ def test_a_question_of_an_earlier_sum_gets_no_answer() -> None:
 class Poisoned:
     """A device whose training goes wrong."""
 
-    def __init__(self, inner: NodeDevice, poison: float, door: Door) -> None:
+    def __init__(self, inner: CatchUpDevice, poison: float, door: Door) -> None:
         self._inner, self._poison, self._door = inner, np.float32(poison), door
-        self.profile, self.evaluate, self.answer = inner.profile, inner.evaluate, door.answer
+        self.profile, self.encrypted_profile = inner.profile, inner.encrypted_profile
+        self.participate, self.answer = inner.participate, door.answer
+
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        return reply_of(self, self._inner.evaluate, request)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
         report = self._inner.participate(order)
@@ -222,7 +227,7 @@ def test_a_device_declines_to_mask_what_a_sum_would_hide(poison: float, reason: 
     strategy = secure.strategy()
     door = make_door(secure.experiment.privacy, strategy.sizes.gradient, lambda: None)
     device = Poisoned(plain.device(2), poison, door)
-    secure.apps[2] = make_client_app(lambda _: device)  # type: ignore[return-value]
+    secure.apps[2] = make_client_app(lambda _: device)
     outcome = next(strategy.rounds(secure.grid(), 1))
     assert outcome.quorate != deterministic
     assert outcome.summary.accepted == (() if deterministic else (0, 1, 3, 4))

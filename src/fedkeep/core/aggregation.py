@@ -35,8 +35,11 @@ class Aggregation:
     """
 
     name: Literal["fedavg", "fednova", "trimmed", "norm-bounded"] = "fedavg"
+    """`fedavg` is Eq. 2; or `module:Class`, a subclass of Aggregation of your own."""
     trim: float = 0.1
+    """The share of values that `trimmed` drops at either end of each coordinate."""
     norm_bound: float = 1.0
+    """How many times the round's median length an update may have under `norm-bounded`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim < 0.5:
@@ -57,7 +60,7 @@ class Aggregation:
 
     def apply(self, model: Vector, total: UpdateSum) -> Vector:
         """The same model from sums alone; robust means must see single updates and cannot do it."""
-        if self.name not in ("fedavg", "fednova"):
+        if type(self) is not Aggregation or self.name not in ("fedavg", "fednova"):
             raise ConfigError(f'aggregation "{self.name}" must see single reports: it cannot work on their sum')
         if not total.weight > 0:
             return model

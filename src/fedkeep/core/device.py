@@ -14,7 +14,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
-from fedkeep.core.policy import SelectionPolicy, View
+from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
@@ -367,7 +367,7 @@ class Device:
             return keys()
         stored_ids = self.store.stored().batch.ids if self.policy.sequential else np.empty(0, dtype=np.int64)
         view = View(measurements, self._direction, arrivals, keys, stored_ids, self.capacity, self._memory, previous)
-        return self.policy.score(batch, view)
+        return sound_scores(self.policy, batch, view)
 
     def _revalue(self, measurements: Measurements | None) -> None:
         stored = self.store.stored()

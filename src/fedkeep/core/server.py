@@ -31,12 +31,19 @@ class Schedule:
     """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds."""
 
     learning_rate: float
+    """eta of Eq. 1 and 12: the step of local training in the first rounds."""
     epochs: int
+    """m of Eq. 1: passes over what is stored when a device takes part."""
     batch_size: int | None = None
+    """Samples a step; left out: all that is stored at once, as in Eq. 12."""
     proximal: float = 0.0
+    """mu of FedProx: how hard a device is pulled back to the model it began with; 0 is FedAvg."""
     decay: float = 0.95
+    """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
     decay_every: int = 100
+    """Rounds between two such steps."""
     floor: float = 0.0
+    """The least that the learning rate falls to."""
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:

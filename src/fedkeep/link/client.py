@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from types import TracebackType
+from types import TracebackType, UnionType
 from typing import TypeVar
 
 from fedkeep.core.errors import FedkeepError, RefusedError
@@ -102,7 +102,7 @@ class AgentClient:
         """How many samples were removed and overwritten."""
         return self.ask(request, Erased).count
 
-    def ask(self, request: Request, expected: type[Answer]) -> Answer:
+    def ask(self, request: Request, expected: type[Answer] | UnionType) -> Answer:
         """The agent's reply, which must be of that kind; its refusal is raised."""
         try:
             send_frame(self._socket, to_bytes(request))

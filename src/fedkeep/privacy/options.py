@@ -24,8 +24,11 @@ class PrivacyOptions:
     epsilon: float | None = None
     """The whole budget of a device, over all that `protect` names."""
     delta: float = 1e-5
+    """The chance with which the promise of `epsilon` may fail."""
     unit: Unit = "sample"
+    """Whose presence the noise hides: one sample's, or all that a device has."""
     protect: tuple[Stream, ...] = ("estimator",)
+    """What leaves a device with noise only: "estimator", "model", "profile"."""
     clip: float = 1.0
     """The longest gradient of one sample that counts in full."""
     model_clip: float = 1.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower.credentials import Credentials
+from fedkeep.deploy.credentials import Credentials
 from fedkeep.link.addresses import is_loopback
 
 CONNECTION = "fedkeep"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.flower.deployment import Deployment
-from fedkeep.flower.local_fleet import LocalFleet, resolved
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet, resolved
 
 log = logging.getLogger("fedkeep.flower")
 

@@ -1,6 +1,6 @@
-"""A stream for a device's agent: samples of the example's task, in real time.
+"""A stream to try an agent with: samples of the embedded task, in real time.
 
-The agent's configuration names it: `[[source]] kind = "iterator"`, `function = "fedkeep_app.stream:arrivals"`.
+An agent's configuration names it: `[[source]] kind = "iterator"`, `function = "fedkeep.data.trickle:arrivals"`.
 Environment: FEDKEEP_DEVICE and FEDKEEP_DEVICES number the device, FEDKEEP_RATE is samples a second.
 """
 
@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 
 from fedkeep.core.types import AnyArray
-from fedkeep.data import TASKS, Stream, StreamOptions
+from fedkeep.data import Stream, StreamOptions
+from fedkeep.data.synthetic import Embedded
 
 _BLOCK = 32
 
@@ -20,7 +21,7 @@ def arrivals() -> Iterator[tuple[AnyArray, int]]:
     """The device's endless stream; after a restart it goes on with new samples, as a sensor would."""
     device, devices = int(os.environ["FEDKEEP_DEVICE"]), int(os.environ["FEDKEEP_DEVICES"])
     pause = 1.0 / float(os.environ.get("FEDKEEP_RATE", "20"))
-    data = TASKS["embedded"](devices=devices).load(seed=0)  # type: ignore[call-arg]
+    data = Embedded(devices=devices).load(seed=0)
     stream = Stream(data, StreamOptions(), seed=int(time.time()))
     position = 0
     while True:

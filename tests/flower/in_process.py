@@ -71,7 +71,7 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self._replies.pop(key) for key in list(message_ids) if key in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # noqa: ARG002
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     def _push(self, message: Message) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from fedkeep.core.errors import FedkeepError, MissingExtraError
-from fedkeep.flower.credentials import provision
-from fedkeep.flower.deployment import Deployment
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.deployment import Deployment
 
 _START_SECONDS = 60.0
 _REVIVE_SECONDS = 5.0
@@ -98,10 +98,8 @@ class LocalFleet:
         A SuperLink refuses a node that it holds for online, and so one that was killed, until its heartbeat runs
         out; the SuperNode then ends.
         """
-        now = time.monotonic()
         for name in self._nodes:
-            process = self._processes.get(name)
-            if process is not None and process.poll() is not None and now - self._begun[name] > _REVIVE_SECONDS:
+            if name in self._processes and self.is_due(name, _REVIVE_SECONDS):
                 self.start_node(int(name.removeprefix("node-")))
 
     def start(
@@ -148,6 +146,15 @@ class LocalFleet:
         if done.returncode and not may_fail:
             raise FedkeepError(f"`{' '.join(command[:3])}` failed: {(done.stdout + done.stderr)[-800:]}")
         return done.stdout + done.stderr
+
+    def is_due(self, name: str, pause: float) -> bool:
+        """Whether a process is to be started: it never was, or it has ended and began that long ago."""
+        process = self._processes.get(name)
+        return process is None or (process.poll() is not None and time.monotonic() - self._begun[name] > pause)
+
+    def alive(self) -> dict[str, int]:
+        """The processes that have not ended, by name."""
+        return {name: process.pid for name, process in self._processes.items() if process.poll() is None}
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
         return self._processes[name]
