@@ -253,7 +253,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
     feed(agent, 0, 12, "one")
     feed(agent, 20, 12, "two")
     content = {note.id: x.tobytes() for note, x in zip(agent.store.notes(), agent.store.stored().batch.x, strict=True)}
-    (tmp_path / "a.store.damaged").write_bytes((tmp_path / "a.store").read_bytes())
+    (tmp_path / "a.store.damaged-3").write_bytes((tmp_path / "a.store").read_bytes())
     with AgentClient(str(path)) as client:
         with pytest.raises(RefusedError, match="say what to erase"):
             client.erase(Erase())
@@ -262,7 +262,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
         assert client.erase(Erase(source="one")) == 7
         assert client.erase(Erase(until=1.0)) == 0
         assert client.erase(Erase(since=1.0)) == 12
-        assert not (tmp_path / "a.store.damaged").exists(), "a copy set aside would outlive the erasure"
+        assert not (tmp_path / "a.store.damaged-3").exists(), "a copy set aside would outlive the erasure"
         image = b"".join(file.read_bytes() for file in tmp_path.glob("a.store*"))
         assert not any(x in image for x in content.values())
         (line,) = client.why("3").decisions

@@ -12,6 +12,8 @@ from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.record import SAMPLE, Note, decode_sample, encode_sample
 from fedkeep.agent.shelf import Shelf
+from fedkeep.core.encoding import SampleCodec
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
@@ -23,6 +25,9 @@ _RANK = np.dtype(
 )
 RANK_BYTES = _RANK.itemsize
 _RANKS = _RANK.names or ()
+_CODEC = "codec."
+SCALE_COPIES = 2
+"""Without its scales no encoded sample can be read, so they are kept twice."""
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
@@ -36,7 +41,7 @@ class DurableStore:
     def __init__(
         self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
     ) -> None:
-        self._file, self._index, self._form = file, index, form
+        self._file, self._index, self._codec = file, index, form.codec()
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
@@ -50,9 +55,12 @@ class DurableStore:
         self._reranked: set[int] | None = set()
         """Samples whose rank differs from what is written; None stands for all."""
         self._quotas: IntArray | None = None
+        self._replaced: dict[int, int] = {}
+        """By staged sample, the blob whose place it takes."""
         self._obsolete: list[int] = []
-        """Blobs whose samples have left since the last commit."""
-        self._samples: dict[int, AnyArray] = {}
+        """Other blobs whose samples have left since the last commit."""
+        self._samples: dict[int, bytes] = {}
+        self._scales_written = False
         self._ranks: State = {}
 
     # -- the port --------------------------------------------------------------------------------------------------
@@ -104,8 +112,8 @@ class DurableStore:
         """Fills the in-memory store from the file that was loaded, under the quotas of `state`."""
         quotas = state.get("quotas")
         self._index.restore(self._indexed(quotas))
+        self._quotas = None
         if quotas is not None:
-            self._quotas = None
             self.configure(quotas)
 
     # -- beyond the port -------------------------------------------------------------------------------------------
@@ -128,7 +136,16 @@ class DurableStore:
 
     @property
     def sample_bytes(self) -> int:
-        return self._form.nbytes
+        return self._codec.nbytes
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether samples staged now could not be read without the state that a whole commit writes."""
+        return self._codec.quantised and not self._scales_written
+
+    def as_stored(self, x: AnyArray) -> AnyArray:
+        """Samples as they come back from the file: what is valued and trained must be what is kept."""
+        return self._codec.settled(x) if len(x) else x.astype(np.float32)
 
     def notes(self) -> list[Note]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
@@ -139,6 +156,13 @@ class DurableStore:
     def notes_loaded(self) -> list[Note]:
         """What is known of each sample in the file, before `restore` has put them to use."""
         return list(self._notes.values())
+
+    def write_down_since(self, arrival: int) -> int:
+        """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
+        notes = sorted((n for n in self._notes.values() if n.arrival >= arrival), key=lambda n: n.arrival)
+        for note in notes:
+            self._write_down(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
+        return len(notes)
 
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
         """Drops samples for good; the commit that follows must wipe. Returns how many there were."""
@@ -155,42 +179,55 @@ class DurableStore:
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
         samples: dict[int, tuple[Blob, Note]] = {}
-        self._samples, self._staged, self._obsolete = {}, {}, []
+        self._samples, self._staged, self._replaced, self._obsolete = {}, {}, {}, []
+        state = self._shelf.load(contents.blobs)
+        restore_codec(self._codec, state, contents.blobs)
+        self._scales_written = self._codec.ready
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
-            note, x = decode_sample(blob, self._form.dtype, self._form.shape)
+            note, x = decode_sample(blob)
             if note.id in samples:
                 self._obsolete.append(samples[note.id][0].number)
             samples[note.id] = (blob, note)
             self._samples[note.id] = x
         self._notes = {id_: note for id_, (_, note) in samples.items()}
         self._blobs = {id_: blob.number for id_, (blob, _) in samples.items()}
-        state = self._shelf.load(contents.blobs)
         self._ranks = {name: array for name, array in state.items() if name.startswith("ranks.")}
         self._reranked = set()
-        return {name: array for name, array in state.items() if name not in self._ranks}
+        return {name: array for name, array in state.items() if not name.startswith(("ranks.", _CODEC))}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
         return self.load(self._file.reload())
 
-    def commit(self, state: State, *, wipe: bool = False) -> None:
+    def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
 
-        Raises OSError if the disk is full or fails. Then nothing was committed, and `reload` gives back what was.
+        Without a `state` only samples are written, each in the place of the one it replaced: no byte besides. Then a
+        crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
+        nothing was committed, and `reload` gives back what was.
         """
-        self._update_ranks()
-        arrays = {**state, **self._ranks}
-        changed, obsolete = self._shelf.changes(arrays)
-        staged = list(self._staged)
-        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_])) for id_ in staged]
+        arrays: State = {}
+        changed: dict[str, tuple[int, bytes]] = {}
+        obsolete: list[int] = []
+        if state is not None:
+            self._update_ranks()
+            scales = self._codec.snapshot().values()
+            copies = {f"{_CODEC}{copy}": array for copy in range(SCALE_COPIES) for array in scales}
+            arrays = {**state, **self._ranks, **copies}
+            changed, obsolete = self._shelf.changes(arrays)
+        staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
+        add = [(SAMPLE, encode_sample(self._notes[id_], self._encoded(self._staged[id_]))) for id_ in staged]
         add += changed.values()
-        remove = [*self._obsolete, *obsolete]
+        remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
-        numbers = self._file.commit(add, remove, wipe=wipe)
-        self._shelf.committed(arrays, changed, numbers[len(staged) :])
+        numbers = self._file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        if state is not None:
+            self._shelf.committed(arrays, changed, numbers[len(staged) :])
+            self._scales_written = self._codec.ready
         self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
         self._staged.clear()
+        self._replaced.clear()
         self._obsolete.clear()
 
     # -- staging ---------------------------------------------------------------------------------------------------
@@ -201,14 +238,20 @@ class DurableStore:
             self._touch(note.id)
             return
         if fate is Fate.REPLACED:
-            self._discard(note.displaced)
+            self._discard(note.displaced, note.id)
         self._notes[note.id] = note
-        self._staged[note.id] = np.array(x, dtype=self._form.dtype)
+        self._staged[note.id] = np.array(x)
 
-    def _discard(self, id_: int) -> Note | None:
+    def _encoded(self, x: AnyArray) -> bytes:
+        return self._codec.encode(x[None]).tobytes()
+
+    def _discard(self, id_: int, by: int | None = None) -> Note | None:
         self._staged.pop(id_, None)
-        if id_ in self._blobs:
-            self._obsolete.append(self._blobs.pop(id_))
+        blob = self._blobs.pop(id_, self._replaced.pop(id_, None))
+        if blob is not None and by is not None:
+            self._replaced[by] = blob
+        elif blob is not None:
+            self._obsolete.append(blob)
         if self._reranked is not None:
             self._reranked.discard(id_)
         return self._notes.pop(id_, None)
@@ -275,7 +318,7 @@ class DurableStore:
         rows.sort(key=lambda row: row[2])
         ids = [int(row[0]) for row in rows]
         columns = zip(*rows, strict=True) if rows else [[] for _ in _RANKS]
-        x = np.array([self._samples[i] for i in ids]) if ids else np.empty((0, *self._form.shape), self._form.dtype)
+        x = self._codec.decode(np.frombuffer(b"".join(self._samples[i] for i in ids), np.uint8))
         self._samples = {}
         floats = ("scores", "effective")
         state: State = {
@@ -288,3 +331,18 @@ class DurableStore:
         everything = np.bincount(state["regions"], minlength=len(self._index.snapshot()["quotas"]))
         state["quotas"] = everything if quotas is None else quotas
         return state
+
+
+def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:
+    """The notes and samples among a file's blobs."""
+    restore_codec(codec, Shelf().load(blobs), blobs)
+    pairs = [decode_sample(blob) for blob in blobs if blob.kind == SAMPLE]
+    return [note for note, _ in pairs], codec.decode(np.frombuffer(b"".join(x for _, x in pairs), np.uint8))
+
+
+def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> None:
+    """Gives a codec the scales that stand among the state; samples without them cannot be read by anyone."""
+    copies = [state[name] for copy in range(SCALE_COPIES) if (name := f"{_CODEC}{copy}") in state]
+    codec.restore({"scales": copies[0]} if copies else {})
+    if not codec.ready and any(blob.kind == SAMPLE for blob in blobs):
+        raise ConfigError("the scales of the store's encoding are lost in both places: its samples cannot be read")

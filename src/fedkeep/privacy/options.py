@@ -77,6 +77,11 @@ class PrivacyOptions:
         return self.epsilon is not None and stream in self.protect
 
     @property
+    def counts_samples(self) -> bool:
+        """Whether a sample that enters two estimators must be charged for both."""
+        return self.unit == "sample" and self.protects("estimator")
+
+    @property
     def may_end_in_silence(self) -> bool:
         """Whether a device with its budget spent takes no part any more."""
         return self.epsilon is not None and (self.when_spent == "absent" or "model" in self.protect)
