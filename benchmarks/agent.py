@@ -108,7 +108,7 @@ def traffic(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
 def ratios(folder: Path, *, quick: bool) -> dict[str, float]:
     """The time to value samples over the time of plain inference: both in turn many times, the best of each."""
     from fedkeep.core.types import Batch
-    from fedkeep.learn.onnx_probe import OnnxLearner, session
+    from fedkeep.learn.onnx_learner import OnnxLearner, session
 
     learner = OnnxLearner(folder / "traffic.onnx")
     probe = learner.probe(learner.initial(0))

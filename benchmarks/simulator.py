@@ -31,8 +31,8 @@ import torch
 from torch import nn
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.ports import FleetLearner, Measurements
-from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.core.ports import FleetLearner, Job, Measurements
+from fedkeep.core.types import Batch, LocalTraining, Scores, Vector
 from fedkeep.data import Federation, Membership, ModelSpec
 from fedkeep.learn import torch_models
 from fedkeep.sim.engine import Simulator
@@ -61,9 +61,7 @@ class Work:
     """The tensor work of some rounds: what was measured and what was trained."""
 
     measured: list[Measured] = field(default_factory=list)
-    trained: list[tuple[Vector, Sequence[Batch], Sequence[FloatArray], LocalTraining, Sequence[int]]] = field(
-        default_factory=list
-    )
+    trained: list[tuple[Vector, Sequence[Job], LocalTraining]] = field(default_factory=list)
 
     @property
     def mean_batch(self) -> float:
@@ -159,8 +157,8 @@ def bare(learner: FleetLearner, work: Work) -> None:
             measured.mean_gradient()
         if each.direction is not None:
             measured.projections(each.direction)
-    for job in work.trained:
-        learner.train_many(*job)
+    for round_ in work.trained:
+        learner.train_many(*round_)
 
 
 def one_by_one(factory: Callable[[], nn.Module], work: Work, valued: int) -> None:
@@ -177,26 +175,21 @@ def one_by_one(factory: Callable[[], nn.Module], work: Work, valued: int) -> Non
                 mean += (gradient - mean) / (i + 1)
             if toward is not None:
                 torch.dot(gradient, toward)
-    for start, batches, weights, local, _ in work.trained:
-        for batch, gamma in zip(batches, weights, strict=True):
-            train_one_by_one(module, parameters, start, batch, gamma, local)
+    for start, jobs, local in work.trained:
+        for job in jobs:
+            train_one_by_one(module, parameters, start, job, local)
 
 
 def train_one_by_one(
-    module: nn.Module,
-    parameters: list[nn.Parameter],
-    start: Vector,
-    batch: Batch,
-    gamma: AnyArray,
-    local: LocalTraining,
+    module: nn.Module, parameters: list[nn.Parameter], start: Vector, job: Job, local: LocalTraining
 ) -> None:
     flat = torch.from_numpy(start.copy())
     for _ in range(local.epochs):
         nn.utils.vector_to_parameters(flat, parameters)
         step = torch.zeros_like(flat)
-        for i, weight in enumerate(gamma.tolist()):
-            step += weight * sample_gradient(module, parameters, batch, i)
-        flat = flat - local.learning_rate / float(gamma.sum()) * step
+        for i, weight in enumerate(job.weights.tolist()):
+            step += weight * sample_gradient(module, parameters, job.batch, i)
+        flat = flat - local.learning_rate / float(job.weights.sum()) * step
 
 
 def sample_gradient(module: nn.Module, parameters: list[nn.Parameter], batch: Batch, i: int) -> torch.Tensor:

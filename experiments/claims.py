@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.config import Table, override, read_experiment
-from fedkeep.core.ports import Learner
+from fedkeep.core.ports import Job, Learner
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
 from fedkeep.sim.assembly import build_learner
@@ -135,7 +135,7 @@ def utilities(
         here = model
         for _ in range(epochs):
             worth[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
-            here = learner.train(here, subset, np.ones(len(subset)), local, 0)
+            here = learner.train(here, Job(subset, np.ones(len(subset)), 0), local)
     return worth
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.config import Table, override, read_experiment
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import build_learner
@@ -84,7 +84,7 @@ def local_steps(here: Scene, model: Vector, batch: Batch, rate: float, epochs: i
     """w^{t,0}, w^{t,1}, ..., w^{t,m}."""
     path = [model]
     for _ in range(epochs):
-        path.append(here.learner.train(path[-1], batch, np.ones(len(batch)), LocalTraining(rate, 1), 0))
+        path.append(here.learner.train(path[-1], Job(batch, np.ones(len(batch)), 0), LocalTraining(rate, 1)))
     return path
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.ports import Learner
+from fedkeep.core.ports import Job, Learner
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.learn.dense_learner import DenseLearner
@@ -50,7 +50,7 @@ def images() -> Batch:
 def trained(public: Batch) -> Vector:
     """A model after some training on images that are not attacked."""
     local = LocalTraining(learning_rate=0.1, epochs=5, batch_size=64)
-    return LEARNER.train(LEARNER.initial(0), public, np.ones(len(public)), local, 0)
+    return LEARNER.train(LEARNER.initial(0), Job(public, np.ones(len(public)), 0), local)
 
 
 class Attack:

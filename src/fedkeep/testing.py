@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.policy import SelectionPolicy, View
-from fedkeep.core.ports import Learner
+from fedkeep.core.ports import Job, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, Scores, TrainOrder
@@ -203,10 +203,11 @@ def _finite_differences(
 
 
 def _training_descends(learner: Learner, model: AnyArray, batch: Batch) -> None:
-    trained = learner.train(model, batch, np.ones(len(batch)), LocalTraining(1e-3, 5), seed=0)
+    job, local = Job(batch, np.ones(len(batch)), seed=0), LocalTraining(1e-3, 5)
+    trained = learner.train(model, job, local)
     before, after = (learner.probe(m).measure(batch).losses().mean() for m in (model, trained))
     _require(bool(after < before), "training lowers the loss")
-    again = learner.train(model, batch, np.ones(len(batch)), LocalTraining(1e-3, 5), seed=0)
+    again = learner.train(model, job, local)
     _require(bool((again == trained).all()), "training repeats to the bit")
 
 

@@ -13,8 +13,8 @@ from torch.func import functional_call  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from fedkeep.learn.chain import Chain  # noqa: E402
-from fedkeep.learn.network import output_error  # noqa: E402
 from fedkeep.learn.pooling import FastPool, with_fast_pools  # noqa: E402
+from fedkeep.learn.torch_loss import output_error  # noqa: E402
 from fedkeep.learn.torch_models import har_dnn, lenet, logistic, traffic_cnn  # noqa: E402
 
 C, N = 3, 4

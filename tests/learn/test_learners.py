@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn import torch_models
 from fedkeep.learn.autograd_measurements import AutogradMeasurements
@@ -128,7 +128,7 @@ def test_a_probe_is_frozen(name: str) -> None:
     probe = learner.probe(model)
     before = probe.measure(batch).losses()
     model += 1.0
-    learner.train(model, batch, np.ones(4), LocalTraining(0.1, 1), seed=0)
+    learner.train(model, Job(batch, np.ones(4), 0), LocalTraining(0.1, 1))
     learner.logits(model, batch.x)
     np.testing.assert_array_equal(probe.measure(batch).losses(), before)
 
@@ -145,7 +145,7 @@ def test_dropout_acts_in_training_only_and_by_the_seed() -> None:
     model, batch = learner.initial(0), batch_of((6,), 3, 5)
     probe, local = learner.probe(model), LocalTraining(0.1, 2)
     np.testing.assert_array_equal(probe.measure(batch).losses(), probe.measure(batch).losses())
-    trained = [learner.train(model, batch, np.ones(5), local, seed) for seed in (1, 1, 2)]
+    trained = [learner.train(model, Job(batch, np.ones(5), seed), local) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(trained[0], trained[1])
     assert not np.array_equal(trained[0], trained[2])
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.ports import Job
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn.onnx_weights import OnnxWeights
 from fedkeep.testing import check_learner
@@ -20,7 +21,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 import torch
 
 from fedkeep.learn.export import export, load_weights
-from fedkeep.learn.onnx_probe import OnnxLearner
+from fedkeep.learn.onnx_learner import OnnxLearner
 from fedkeep.learn.torch_learner import TorchLearner
 
 
@@ -66,7 +67,7 @@ def test_it_measures_what_torch_measures_under_any_model(exported: Path, n: int)
 def test_training_moves_the_head_and_nothing_else(exported: Path) -> None:
     learner = OnnxLearner(exported)
     model = learner.initial(0)
-    trained = learner.train(model, batch(20), np.ones(20), LocalTraining(0.1, 3), 0)
+    trained = learner.train(model, Job(batch(20), np.ones(20), 0), LocalTraining(0.1, 3))
     body = learner.size - learner.gradient_size
     assert np.array_equal(trained[:body], model[:body])
     assert not np.array_equal(trained[body:], model[body:])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.learn.dense_learner import DenseLearner
 
@@ -68,7 +68,7 @@ def check_against_hand(learner: FleetLearner, batch: Batch, proximal: float) -> 
     gamma = np.random.default_rng(2).uniform(0.1, 3.0, len(batch))
     model = learner.initial(0)
     before = model.copy()
-    trained = learner.train(model, batch, gamma, local, seed=0)
+    trained = learner.train(model, Job(batch, gamma, 0), local)
     np.testing.assert_allclose(trained, descend_by_hand(learner, model, batch, gamma, local), atol=2e-6)
     np.testing.assert_array_equal(model, before)
     assert trained.dtype == np.float32
@@ -92,9 +92,9 @@ def test_numpy_and_torch_train_alike_in_mini_batches() -> None:
     gamma = np.random.default_rng(0).uniform(0.5, 2.0, 11)
     in_torch, in_numpy = torch_learner("logistic"), DenseLearner((60, 10))
     model = in_numpy.initial(1)
-    trained = in_numpy.train(model, batch, gamma, local, seed=5)
-    np.testing.assert_allclose(in_torch.train(model, batch, gamma, local, seed=5), trained, atol=1e-6)
-    assert not np.allclose(in_numpy.train(model, batch, gamma, local, seed=6), trained, atol=1e-6)
+    trained = in_numpy.train(model, Job(batch, gamma, 5), local)
+    np.testing.assert_allclose(in_torch.train(model, Job(batch, gamma, 5), local), trained, atol=1e-6)
+    assert not np.allclose(in_numpy.train(model, Job(batch, gamma, 6), local), trained, atol=1e-6)
 
 
 def test_a_mini_batch_is_weighted_within_itself() -> None:
@@ -102,8 +102,8 @@ def test_a_mini_batch_is_weighted_within_itself() -> None:
     learner = DenseLearner((6, 4))
     local = LocalTraining(learning_rate=0.1, epochs=2, batch_size=1)
     batch, model = batch_of((6,), 4, 5), learner.initial(0)
-    light = learner.train(model, batch, np.full(5, 1e-3), local, seed=1)
-    np.testing.assert_allclose(learner.train(model, batch, np.full(5, 1e3), local, seed=1), light, rtol=1e-5)
+    light = learner.train(model, Job(batch, np.full(5, 1e-3), 1), local)
+    np.testing.assert_allclose(learner.train(model, Job(batch, np.full(5, 1e3), 1), local), light, rtol=1e-5)
 
 
 LEARNERS: dict[str, tuple[Callable[[], FleetLearner], tuple[int, ...], int]] = {
@@ -125,7 +125,7 @@ def test_no_weight_or_no_data_leaves_the_model_alone(name: str) -> None:
     model = learner.initial(0)
     for n in (0, 3):
         batch = batch_of(shape, classes, n)
-        np.testing.assert_array_equal(learner.train(model, batch, np.zeros(n), local, seed=0), model)
+        np.testing.assert_array_equal(learner.train(model, Job(batch, np.zeros(n), 0), local), model)
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
@@ -137,10 +137,10 @@ def test_many_devices_train_as_they_would_alone(name: str, sizes: tuple[int, ...
     model = learner.initial(0)
     batches = [batch_of(shape, classes, n, seed) for seed, n in enumerate(sizes)]
     weights = [np.random.default_rng(n).uniform(0.5, 2.0, n) for n in sizes]
-    seeds = list(range(len(sizes)))
-    together = learner.train_many(model, batches, weights, local, seeds)
-    for trained, batch, gamma, seed in zip(together, batches, weights, seeds, strict=True):
-        np.testing.assert_allclose(trained, learner.train(model, batch, gamma, local, seed), atol=2e-6)
+    jobs = [Job(batch, gamma, seed) for seed, (batch, gamma) in enumerate(zip(batches, weights, strict=True))]
+    together = learner.train_many(model, jobs, local)
+    for trained, job in zip(together, jobs, strict=True):
+        np.testing.assert_allclose(trained, learner.train(model, job, local), atol=2e-6)
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 4), (0, 5), (1, 1, 1, 40)])

@@ -20,7 +20,7 @@ from fedkeep.agent.opening import discard_set_aside
 from fedkeep.agent.options import AgentOptions
 from fedkeep.agent.orders import check_order
 from fedkeep.agent.screening import screen
-from fedkeep.core.device import Device, TrainJob
+from fedkeep.core.device import Device, Prepared
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
 from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
@@ -281,27 +281,26 @@ class Agent:
         check_order(order, self.device)
         with self._training:
             with self.lock:
-                job = self.device.prepare(order)
+                prepared = self.device.prepare(order)
                 if self.options.during_training == "continue":
                     # Arrivals during training must not mix gradients of two models.
                     self.device.install(order.model, order.direction)
                 else:
-                    return self._complete(job, self._train(job))
-            trained = self._train(job)
+                    return self._complete(prepared, self._train(prepared))
+            trained = self._train(prepared)
             with self.lock:
-                return self._complete(job, trained)
+                return self._complete(prepared, trained)
 
-    def _train(self, job: TrainJob) -> Vector:
-        if not len(job.batch):
-            return job.order.model
-        return self.device.learner.train(job.order.model, job.batch, job.weights, job.order.local, job.seed)
+    def _train(self, prepared: Prepared) -> Vector:
+        order, job = prepared.order, prepared.job
+        return self.device.learner.train(order.model, job, order.local) if len(job.batch) else order.model
 
-    def _complete(self, job: TrainJob, trained: Vector) -> Report:
-        report = self.device.complete(job, trained)
-        self.model_date.round, self.model_date.received = job.order.round, self.store.clock.now()
+    def _complete(self, prepared: Prepared, trained: Vector) -> Report:
+        report = self.device.complete(prepared, trained)
+        self.model_date.round, self.model_date.received = prepared.order.round, self.store.clock.now()
         self.store.model_version = self.model_date.round
         self.require_commit()
-        return report if self._gate is None else self._gate.release(report, job.order)
+        return report if self._gate is None else self._gate.release(report, prepared.order)
 
     def require_commit(self) -> None:
         """Commits, or raises: what is not on the disk must not be sent."""

@@ -116,7 +116,7 @@ def build_learner(config: AgentConfig) -> Learner:
         )
     if options:
         raise ConfigError(f"a model from a file has no option '{min(options)}': remove it from [model]")
-    from fedkeep.learn.onnx_probe import OnnxLearner
+    from fedkeep.learn.onnx_learner import OnnxLearner
 
     return OnnxLearner(Path(str(path)))
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedkeep.core.estimators import LocalGradientEstimator
 from fedkeep.core.memory import Memory
 from fedkeep.core.policy import SelectionPolicy, View
-from fedkeep.core.ports import Kept, Learner, Measurements, Outcome, Probe, Store
+from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed, uniform_keys
@@ -52,13 +52,11 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainJob:
-    """What a device is about to train on, and what it will say of its stream."""
+class Prepared:
+    """A participation up to the training itself: what to train on, and what the device will say of its stream."""
 
     order: TrainOrder
-    batch: Batch
-    weights: FloatArray
-    seed: int
+    job: Job
     local_gradient: Vector | None
     gradient_samples: int
 
@@ -151,10 +149,10 @@ class Device:
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and reports (steps 5, 6)."""
-        job = self.prepare(order)
-        return self.complete(job, self.learner.train(order.model, job.batch, job.weights, order.local, job.seed))
+        prepared = self.prepare(order)
+        return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
 
-    def prepare(self, order: TrainOrder) -> TrainJob:
+    def prepare(self, order: TrainOrder) -> Prepared:
         """Follows an order up to the training itself, which a caller may do for many devices at once."""
         self._estimator.settle(order.accepted_round)
         gradient, count = self._estimator.freeze(order.round)
@@ -164,12 +162,13 @@ class Device:
         if self.options.gradient_from == "stored" and len(stored.batch):
             gradient = self.learner.probe(order.model).measure(stored.batch).mean_gradient()
             count = len(stored.batch)
-        weights = self._weights(stored.regions)
-        return TrainJob(order, stored.batch, weights, child_seed(self.seed, "train", order.round), gradient, count)
+        job = Job(stored.batch, self._weights(stored.regions), child_seed(self.seed, "train", order.round))
+        return Prepared(order, job, gradient, count)
 
-    def complete(self, job: TrainJob, trained: Vector, stored: Measurements | None = None) -> Report:
+    def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order, n = job.order, len(job.batch)
+        order, job = prepared.order, prepared.job
+        n = len(job.batch)
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)
         self._round = order.round
@@ -181,8 +180,8 @@ class Device:
             weight=float(job.weights.sum()),
             steps=order.local.epochs * per_epoch,
             samples=n,
-            local_gradient=job.local_gradient,
-            gradient_samples=job.gradient_samples,
+            local_gradient=prepared.local_gradient,
+            gradient_samples=prepared.gradient_samples,
         )
 
     def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:

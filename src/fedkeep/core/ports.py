@@ -24,6 +24,9 @@ class Measurements(Protocol):
     def projections(self, direction: Vector) -> Scores:
         """<grad l(w, x, y), direction> per sample (Eq. 6), never by way of an (n, P) matrix."""
 
+    def inner(self, other: Measurements) -> Scores:
+        """<grad l(w, x, y), grad l(w', x, y)> per sample; `other` is this batch under w', by the same learner."""
+
     def norms(self) -> Scores:
         """||grad l(w, x, y)|| per sample."""
 
@@ -46,6 +49,17 @@ class Probe(Protocol):
     def measure(self, batch: Batch) -> Measurements: ...
 
 
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What one device trains on: its samples, what each counts, the seed of its mini-batches, what mends its steps."""
+
+    batch: Batch
+    weights: FloatArray
+    seed: int
+    correction: Vector | None = None
+    """Added to the gradient of every local step, over the valued parameters, which stand last; None: nothing."""
+
+
 class Learner(Protocol):
     """An architecture and its loss; models are flat vectors, so that the core needs to know neither."""
 
@@ -57,12 +71,15 @@ class Learner(Protocol):
     def gradient_size(self) -> int:
         """The length of a direction: P, or fewer where only the last layers are valued ("simplified")."""
 
+    def tail(self, layers: int | None) -> int:
+        """How many parameters the last `layers` valued layers have; None: all that are valued."""
+
     def initial(self, seed: int) -> Vector: ...
 
     def probe(self, model: Vector) -> Probe: ...
 
-    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
-        """Weighted local SGD from `model` (Eq. 12); `seed` orders the mini-batches."""
+    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+        """Weighted local SGD from `model` (Eq. 12); a step whose samples all weigh nothing is none."""
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         """Class scores, (n, classes)."""
@@ -74,15 +91,8 @@ class FleetLearner(Learner, Protocol):
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> Sequence[Measurements]:
         """`probe(model).measure(batch)` for each pair."""
 
-    def train_many(
-        self,
-        model: Vector,
-        batches: Sequence[Batch],
-        weights: Sequence[FloatArray],
-        local: LocalTraining,
-        seeds: Sequence[int],
-    ) -> list[Vector]:
-        """`train` from the same model for each batch, with its weights and seed."""
+    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+        """`train` from the same model for each job."""
 
 
 class Fate(IntEnum):

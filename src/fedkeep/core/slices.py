@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Scores, Vector
+
+Kind = TypeVar("Kind")
 
 
 class SliceOf:
@@ -19,6 +22,12 @@ class SliceOf:
 
     def projections(self, direction: Vector) -> Scores:
         return self._whole.projections(direction)[self._part]
+
+    def inner(self, other: Measurements) -> Scores:
+        same = of_same_kind(self, other)
+        if same._part != self._part:
+            raise TypeError("two parts of measured batches have inner products only if they are the same part")
+        return self._whole.inner(same._whole)[self._part]
 
     def norms(self) -> Scores:
         return self._whole.norms()[self._part]
@@ -45,30 +54,42 @@ class Deferred:
         self._projected: tuple[Vector, Scores] | None = None
 
     def losses(self) -> Scores:
-        return self._measured().losses()
+        return self.measured().losses()
 
     def projections(self, direction: Vector) -> Scores:
         """Kept for the direction asked for last: the parts of a batch all ask for the same."""
         if self._projected is None or self._projected[0] is not direction:
-            self._projected = (direction, self._measured().projections(direction))
+            self._projected = (direction, self.measured().projections(direction))
         return self._projected[1]
 
+    def inner(self, other: Measurements) -> Scores:
+        return self.measured().inner(other)
+
     def norms(self) -> Scores:
-        return self._measured().norms()
+        return self.measured().norms()
 
     def head_norms(self) -> Scores:
-        return self._measured().head_norms()
+        return self.measured().head_norms()
 
     def activations(self) -> AnyArray:
-        return self._measured().activations()
+        return self.measured().activations()
 
     def mean_gradient(self) -> Vector:
-        return self._measured().mean_gradient()
+        return self.measured().mean_gradient()
 
     def weighted_gradient(self, weights: Scores) -> Vector:
-        return self._measured().weighted_gradient(weights)
+        return self.measured().weighted_gradient(weights)
 
-    def _measured(self) -> Measurements:
+    def measured(self) -> Measurements:
+        """The measurements themselves, begun now at the latest."""
         if self._known is None:
             self._known = self._measure()
         return self._known
+
+
+def of_same_kind(mine: Kind, other: object) -> Kind:
+    """`other`, or what it defers to, as the kind of measurements that `mine` is."""
+    plain = other.measured() if isinstance(other, Deferred) else other
+    if not isinstance(plain, type(mine)):
+        raise TypeError(f"{type(mine).__name__} and {type(plain).__name__} come from different learners")
+    return plain

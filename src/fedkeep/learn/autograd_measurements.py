@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
 
+from fedkeep.core.ports import Measurements
+from fedkeep.core.slices import of_same_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.network import Network, as_tensor
+from fedkeep.learn.torch_loss import losses
 from fedkeep.learn.torch_measurements import CHUNK, join, per_sample, pieces
 
 _BLOCK = 1 << 22
-"""Numbers of per-sample gradients held at a time, for norms."""
+"""Numbers of per-sample gradients held at a time."""
 
 
 class AutogradMeasurements:
@@ -36,12 +38,15 @@ class AutogradMeasurements:
         with _plain_attention():
             return per_sample([self._project(x, y, tangents) for x, y in self._pieces(self._chunk)])
 
+    def inner(self, other: Measurements) -> Scores:
+        return self._inner(of_same_kind(self, other), self._network.valued.names)
+
     def norms(self) -> Scores:
-        return self._norms(self._network.valued.names)
+        return np.sqrt(self.inner(self))
 
     def head_norms(self) -> Scores:
         own = len(list(self._network.head.parameters(recurse=False)))
-        return self._norms(self._network.valued.names[-own:])
+        return np.sqrt(self._inner(self, self._network.valued.names[-own:]))
 
     def mean_gradient(self) -> Vector:
         return self.weighted_gradient(np.ones(self._n))
@@ -51,8 +56,8 @@ class AutogradMeasurements:
         shares = torch.split(torch.from_numpy(weights.astype(np.float32)), self._chunk)
         for (x, y), share in zip(self._pieces(self._chunk), shares, strict=False):
             with self._network.differentiable():
-                losses = self._losses(x, y)
-                parts = torch.autograd.grad(losses, self._network.valued_parameters, share, materialize_grads=True)
+                found = self._losses(x, y)
+                parts = torch.autograd.grad(found, self._network.valued_parameters, share, materialize_grads=True)
             total += torch.cat([part.reshape(-1) for part in parts])
         gradient: Vector = total.div_(self._n).numpy()
         return gradient
@@ -65,38 +70,44 @@ class AutogradMeasurements:
         return join(parts)
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(self._network.module(x), y, reduction="none")
+        return losses(self._network.module(x), y)
 
     def _project(self, x: Tensor, y: Tensor, tangents: list[Tensor]) -> Tensor:
         """<grad_i, tangents>, as the derivative of <sum_i v_i grad_i, tangents> by v."""
         with self._network.differentiable():
-            losses = self._losses(x, y)
-            v = torch.ones_like(losses, requires_grad=True)
+            found = self._losses(x, y)
+            v = torch.ones_like(found, requires_grad=True)
             parameters = self._network.valued_parameters
-            mixed = torch.autograd.grad(losses, parameters, v, create_graph=True, materialize_grads=True)
+            mixed = torch.autograd.grad(found, parameters, v, create_graph=True, materialize_grads=True)
         used = [(part, tangent) for part, tangent in zip(mixed, tangents, strict=True) if part.requires_grad]
         parts, along = zip(*used, strict=True)
         return torch.autograd.grad(parts, v, along)[0]
 
-    def _norms(self, names: Sequence[str]) -> Scores:
+    def _inner(self, other: AutogradMeasurements, names: Sequence[str]) -> Scores:
+        """<grad_i, grad'_i> over the parameters `names`, from the gradients of a few samples at a time."""
         width = sum(p.numel() for name, p in self._network.module.named_parameters() if name in names)
-        chunks = self._pieces(min(self._chunk, max(1, _BLOCK // width)))
+        size = min(self._chunk, max(1, _BLOCK // (width if other is self else 2 * width)))
         with _plain_attention():
-            return np.sqrt(per_sample([self._square_norms(x, y, names) for x, y in chunks]))
+            mine = self._gradients(size, names)
+            pairs = ((g, g) for g in mine) if other is self else zip(mine, other._gradients(size, names), strict=True)
+            return per_sample([_products(*pair) for pair in pairs])
 
-    def _square_norms(self, x: Tensor, y: Tensor, names: Sequence[str]) -> Tensor:
+    def _gradients(self, size: int, names: Sequence[str]) -> Iterator[list[Tensor]]:
+        """The gradient of every sample by each parameter of `names`, (n, *shape), `size` samples at a time."""
+        for x, y in self._pieces(size):
+            yield self._gradients_of(x, y, names)
+
+    def _gradients_of(self, x: Tensor, y: Tensor, names: Sequence[str]) -> list[Tensor]:
         parameters = {name: self._network.module.get_parameter(name).detach() for name in names}
         per_sample_gradient = grad(self._single_loss)
         try:
-            gradients = vmap(per_sample_gradient, (None, 0, 0))(parameters, x, y)
+            return list(vmap(per_sample_gradient, (None, 0, 0))(parameters, x, y).values())
         except RuntimeError:  # not every layer can be mapped over (recurrent ones, for instance)
             singles = [per_sample_gradient(parameters, *pair) for pair in zip(x, y, strict=True)]
-            gradients = {name: torch.stack([single[name] for single in singles]) for name in names}
-        squares = [gradient.flatten(1).double().square().sum(1) for gradient in gradients.values()]
-        return torch.stack(squares).sum(0)
+            return [torch.stack([single[name] for single in singles]) for name in names]
 
     def _single_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(functional_call(self._network.module, parameters, (x[None],)), y[None])
+        return losses(functional_call(self._network.module, parameters, (x[None],)), y[None])[0]
 
     def _pieces(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of each chunk, while the model is loaded."""
@@ -104,6 +115,11 @@ class AutogradMeasurements:
             with self._network.lock:
                 self._network.load(self._model, frozen=True)
                 yield x, y
+
+
+def _products(mine: list[Tensor], other: list[Tensor]) -> Tensor:
+    parts = [(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(mine, other, strict=True)]
+    return torch.stack(parts).sum(0)
 
 
 def _plain_attention() -> AbstractContextManager[None]:

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from fedkeep.core.ports import Measurements
+from fedkeep.core.slices import of_same_kind
 from fedkeep.core.types import AnyArray, IntArray, Scores, Vector
 from fedkeep.learn.flat import Layout
 
@@ -115,12 +117,17 @@ class DenseMeasurements:
         ]
         return _float64_sum(parts)
 
+    def inner(self, other: Measurements) -> Scores:
+        theirs = of_same_kind(self, other)._valued
+        return _float64_sum([_inner(one, two) for one, two in zip(self._valued, theirs, strict=True)])
+
     def norms(self) -> Scores:
-        return np.sqrt(_float64_sum([_square_norms(a, e) for a, e in self._valued]))
+        return np.sqrt(self.inner(self))
 
     def head_norms(self) -> Scores:
         a, e = self._trace.head
-        return np.sqrt(_float64_sum([_square_norms(self._own(a), self._own(e))]))
+        head = self._own(a), self._own(e)
+        return np.sqrt(_float64_sum([_inner(head, head)]))
 
     def mean_gradient(self) -> Vector:
         return self._combined(self._valued)
@@ -158,10 +165,11 @@ def _project(a: AnyArray, e: AnyArray, weight: AnyArray, bias: AnyArray) -> AnyA
     return projections
 
 
-def _square_norms(a: AnyArray, e: AnyArray) -> AnyArray:
-    """||e (a, 1)^T||^2 per sample: the outer product's norm is the product of the norms."""
-    squares: AnyArray = (np.vecdot(a, a) + 1.0) * np.vecdot(e, e)
-    return squares
+def _inner(one: tuple[AnyArray, AnyArray], two: tuple[AnyArray, AnyArray]) -> AnyArray:
+    """<e (a, 1)^T, e' (a', 1)^T> per sample: for outer products, the product of the factors' own."""
+    (a, e), (b, f) = one, two
+    products: AnyArray = (np.vecdot(a, b) + 1.0) * np.vecdot(e, f)
+    return products
 
 
 def _float64_sum(parts: list[AnyArray]) -> Scores:

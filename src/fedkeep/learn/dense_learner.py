@@ -12,10 +12,12 @@ from itertools import pairwise
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray, LocalTraining, Vector
-from fedkeep.learn.dense import DenseMeasurements, Layers, Trace, backward, forward, output_error
-from fedkeep.learn.flat import Layout, flatten
-from fedkeep.learn.minibatches import minibatches
+from fedkeep.core.ports import Job
+from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
+from fedkeep.learn.dense import DenseMeasurements, Layers, Trace, forward
+from fedkeep.learn.dense_training import Descent
+from fedkeep.learn.flat import Layout, flatten, require_layers
+from fedkeep.learn.jobs import corrections, minibatches
 
 STACKED_NUMBERS = 1_000_000
 
@@ -38,10 +40,8 @@ class DenseLearner:
         depth = len(widths) - 1
         if depth < 1 or min(widths) < 1:
             raise ConfigError(f"widths must be two or more positive numbers, got {tuple(widths)}")
-        if last_layers is not None and not 1 <= last_layers <= depth:
-            raise ConfigError(f"last_layers must be between 1 and {depth}, got {last_layers}")
         self.widths = tuple(widths)
-        self._first = 0 if last_layers is None else depth - last_layers
+        self._first = depth - require_layers(last_layers, depth)
         self._layout = _layout(self.widths)
         self._valued = self._layout.since(2 * self._first)
 
@@ -57,6 +57,10 @@ class DenseLearner:
     def gradient_size(self) -> int:
         return self._valued.size
 
+    def tail(self, layers: int | None) -> int:
+        valued = len(self.widths) - 1 - self._first
+        return self._valued.since(2 * (valued - require_layers(layers, valued))).size
+
     def initial(self, seed: int) -> Vector:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""
         rng = np.random.default_rng(seed)
@@ -70,37 +74,31 @@ class DenseLearner:
         """What each batch's own model sees in it."""
         if not self._stackable(batches):
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
-        layers = self._layers(models[0][None] if len(models) == 1 else np.stack(models))
+        shared = all(model is models[0] for model in models)
+        layers = self._layers(models[0][None] if shared else np.stack(models))
         trace = Trace(lambda: forward(layers, self._stack(batches)), _labels(batches), layers, self._first)
         return [DenseMeasurements(trace, self._valued, len(batch), c) for c, batch in enumerate(batches)]
 
-    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
-        return self.train_many(model, [batch], [weights], local, [seed])[0]
+    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+        return self._train_stacked(model, [job], local)[0]
 
-    def train_many(
-        self,
-        model: Vector,
-        batches: Sequence[Batch],
-        weights: Sequence[FloatArray],
-        local: LocalTraining,
-        seeds: Sequence[int],
-    ) -> list[Vector]:
-        """Where each batch leads from the same model; mini-batches are not aligned, so they go one by one."""
-        if len(batches) > 1 and (local.batch_size is not None or not self._stackable(batches)):
-            jobs = zip(batches, weights, seeds, strict=True)
-            return [self.train_many(model, [b], [w], local, [s])[0] for b, w, s in jobs]
+    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+        """Where each job leads from the same model; mini-batches are not aligned, so they go one by one."""
+        if local.batch_size is not None or not self._stackable([job.batch for job in jobs]):
+            return [self.train(model, job, local) for job in jobs]
+        return self._train_stacked(model, jobs, local)
+
+    def _train_stacked(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+        batches = [job.batch for job in jobs]
         x, y = self._stack(batches), _labels(batches)
         gamma = np.zeros(y.shape, dtype=np.float32)
-        for c, own in enumerate(weights):
-            gamma[c, : len(own)] = own
-        models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(batches), axis=0)
-        layers = self._layers(models)
+        for c, job in enumerate(jobs):
+            gamma[c, : len(job.weights)] = job.weights
+        models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(jobs), axis=0)
+        descent = Descent(models, self._layers(models), corrections(jobs, self.gradient_size), local)
         with np.errstate(over="ignore", invalid="ignore"):
-            for index in minibatches(y.shape[1], local, seeds[0]):
-                pull = models - model if local.proximal else None
-                _descend(layers, x[:, index], y[:, index], gamma[:, index], local.learning_rate)
-                if pull is not None:
-                    models -= (local.learning_rate * local.proximal) * pull
+            for index in minibatches(y.shape[1], local, jobs[0].seed):
+                descent.step(x[:, index], y[:, index], gamma[:, index])
         return list(models)
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
@@ -118,7 +116,7 @@ class DenseLearner:
     def _stackable(self, batches: Sequence[Batch]) -> bool:
         """Whether one call for all is faster: where calls cost more than copying and padding."""
         padded = len(batches) * max(map(len, batches), default=0)
-        small = padded * self.widths[0] <= STACKED_NUMBERS
+        small = 0 < padded * self.widths[0] <= STACKED_NUMBERS
         return len(batches) == 1 or (small and padded <= 2 * sum(map(len, batches)))
 
     def _stack(self, batches: Sequence[Batch]) -> AnyArray:
@@ -139,17 +137,6 @@ def _labels(batches: Sequence[Batch]) -> IntArray:
     for c, batch in enumerate(batches):
         y[c, : len(batch)] = batch.y
     return y
-
-
-def _descend(layers: Layers, x: AnyArray, y: IntArray, gamma: AnyArray, rate: float) -> None:
-    """One step of Eq. 12 for C models, in place; where no sample weighs anything the model stays."""
-    total = gamma.sum(axis=1, keepdims=True)
-    share = np.divide(gamma, total, out=np.zeros_like(gamma), where=total > 0) * np.float32(rate)
-    inputs, logits = forward(layers, x)
-    errors = backward(layers, inputs, output_error(logits, y) * share[..., None])
-    for (weight, bias), a, e in zip(layers, inputs, errors, strict=True):
-        np.subtract(weight, e.swapaxes(-1, -2) @ a, out=weight)
-        np.subtract(bias, e.sum(axis=1), out=bias)
 
 
 def _layout(widths: Sequence[int]) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Scores, Vector
 
 
@@ -17,6 +18,9 @@ class EmptyMeasurements:
         return np.zeros(0)
 
     def projections(self, direction: Vector) -> Scores:  # noqa: ARG002
+        return np.zeros(0)
+
+    def inner(self, other: Measurements) -> Scores:  # noqa: ARG002
         return np.zeros(0)
 
     def norms(self) -> Scores:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
-from fedkeep.learn.onnx_probe import INPUTS, LAYOUT_KEY, OUTPUTS, OnnxLearner
+from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, OnnxLearner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

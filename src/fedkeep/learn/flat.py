@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
 
 
@@ -53,3 +53,10 @@ class Layout:
 def flatten(arrays: Sequence[AnyArray]) -> Vector:
     """The arrays one after the other, as one float32 vector."""
     return np.concatenate([np.asarray(a, dtype=np.float32).ravel() for a in arrays])
+
+
+def require_layers(count: int | None, depth: int) -> int:
+    """How many of `depth` layers are meant by the option `last_layers`; None: all."""
+    if count is not None and not 1 <= count <= depth:
+        raise ConfigError(f"last_layers must be between 1 and {depth}, got {count}")
+    return depth if count is None else count

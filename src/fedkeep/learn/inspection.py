@@ -12,7 +12,6 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
@@ -20,6 +19,7 @@ from fedkeep.learn.autograd_measurements import AutogradMeasurements
 from fedkeep.learn.head_measurements import HeadMeasurements
 from fedkeep.learn.layers import is_bilinear
 from fedkeep.learn.network import Network, as_tensor
+from fedkeep.learn.torch_loss import losses
 from fedkeep.learn.torch_measurements import TorchMeasurements
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[HeadMeasurements] | type[AutogradMeasurements]
@@ -32,9 +32,9 @@ def choose_measurements(network: Network, model: Vector, batch: Batch) -> Measur
     trial = _trial(batch)
     direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
     with network.lock:
-        losses, projections, norms = _one_by_one(network, model, trial, direction)
+        alone, projections, norms = _one_by_one(network, model, trial, direction)
         together = AutogradMeasurements(network, model, trial, len(trial)).losses()
-        if not np.allclose(together, losses, rtol=_TOLERANCE, atol=_TOLERANCE):
+        if not np.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE):
             raise FedkeepError(
                 "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
                 "gradient of its own: replace the layer that mixes samples"
@@ -71,14 +71,12 @@ def _one_by_one(network: Network, model: Vector, batch: Batch, direction: Vector
     """Loss, projection and norm of each sample's gradient, by backprop of that sample alone."""
     network.load(model)
     rows = [_backprop(network, as_tensor(batch.x[i : i + 1]), as_tensor(batch.y[i : i + 1])) for i in range(len(batch))]
-    losses = np.array([loss for loss, _ in rows])
     gradients = np.stack([gradient for _, gradient in rows]).astype(np.float64)
-    return losses, gradients @ direction, np.linalg.norm(gradients, axis=1)
+    return np.array([loss for loss, _ in rows]), gradients @ direction, np.linalg.norm(gradients, axis=1)
 
 
 def _backprop(network: Network, x: Tensor, y: Tensor) -> tuple[float, AnyArray]:
     with network.differentiable():
-        logits = network.module(x)
-        loss = cross_entropy(logits, y)
+        loss = losses(network.module(x), y)
         parts = torch.autograd.grad(loss, network.valued_parameters, materialize_grads=True)
     return loss.item(), torch.cat([part.reshape(-1) for part in parts]).numpy()

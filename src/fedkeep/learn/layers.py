@@ -6,6 +6,7 @@ of gradients need no gradient per sample: <grad_i, D> = <e_i, D * a_i>.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias, cast
 
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 
 BilinearLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d
 
+Seen: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs and output errors of a layer, sample by sample."""
+
 _BLOCK = 1 << 20
-"""Numbers of per-sample gradients held at a time, for norms."""
+"""Numbers of per-sample gradients held at a time."""
 
 
 def is_bilinear(module: nn.Module) -> bool:
@@ -53,22 +57,30 @@ def summed_gradient(layer: BilinearLayer, a: Tensor, e: Tensor) -> list[Tensor]:
     return parts if layer.bias is not None else parts[:1]
 
 
-def square_norms(layer: BilinearLayer, a: Tensor, e: Tensor) -> Tensor:
-    """||grad_i||^2 per sample."""
-    bias = layer.bias is not None
+def inner_products(layer: BilinearLayer, one: Seen, two: Seen) -> Tensor:
+    """<grad_i, grad'_i> per sample, of the same samples under two models, or one."""
+    (a, e), (b, f) = one, two
     if isinstance(layer, nn.Linear) and a.dim() == 2:
-        return (a.square().sum(1) + bias) * e.square().sum(1)
+        return ((a * b).sum(1) + (layer.bias is not None)) * (e * f).sum(1)
+    mine, same = _explicit_gradients(layer, one), a is b and e is f
+    pairs = ((g, g) for g in mine) if same else zip(mine, _explicit_gradients(layer, two), strict=True)
+    return torch.cat([_products(*pair) for pair in pairs])
+
+
+def _explicit_gradients(layer: BilinearLayer, seen: Seen) -> Iterator[list[Tensor]]:
+    """Each sample's gradient by weight and bias, (n, numbers), for a few samples at a time.
+
+    For weights that are used at several places: their products are summed before anything is made of them.
+    """
     step = max(1, _BLOCK // layer.weight.numel())
-    pairs = zip(torch.split(a, step), torch.split(e, step), strict=True)
-    return torch.cat([_explicit_square_norms(layer, *pair, bias) for pair in pairs])
+    for a, e in zip(*(torch.split(rows, step) for rows in seen), strict=True):
+        columns, errors = _columns(layer, a, e)
+        gradients = [(errors @ columns.transpose(-1, -2)).flatten(1)]
+        yield gradients if layer.bias is None else [*gradients, errors.sum(-1).flatten(1)]
 
 
-def _explicit_square_norms(layer: BilinearLayer, a: Tensor, e: Tensor, bias: bool) -> Tensor:
-    """The same where a weight is used at several places: their products are summed before squaring."""
-    columns, errors = _columns(layer, a, e)
-    gradients = errors @ columns.transpose(-1, -2)
-    squares = gradients.flatten(1).square().sum(1)
-    return squares + errors.sum(-1).flatten(1).square().sum(1) if bias else squares
+def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
+    return torch.stack([(g * h).sum(1) for g, h in zip(one, two, strict=True)]).sum(0)
 
 
 def _columns(layer: BilinearLayer, a: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:

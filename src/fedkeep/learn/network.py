@@ -14,15 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.chain import Chain
-from fedkeep.learn.flat import Layout
+from fedkeep.learn.flat import Layout, require_layers
 from fedkeep.learn.pooling import with_fast_pools
-
-_MINUS_ONE = torch.tensor(-1.0)
+from fedkeep.learn.torch_loss import losses, output_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Record:
     layers: list[tuple[nn.Module, Tensor, Tensor]]
 
     def losses(self) -> Tensor:
-        return cross_entropy(self.logits, self.y, reduction="none")
+        return losses(self.logits, self.y)
 
     @property
     def head_only(self) -> Record:
@@ -64,7 +62,7 @@ class Network:
             parameter.data = self.flat[where].view(parameter.shape)
         self.valued_layers = _last_layers(self.module, last_layers)
         self.valued_counts = [len(_own_parameters(layer)) for layer in self.valued_layers]
-        first = next(i for i, p in enumerate(self.parameters) if p is _own_parameters(self.valued_layers[0])[0])
+        first = self._first_parameter(self.valued_layers[0])
         self.valued = self.layout.since(first)
         self.valued_parameters = self.parameters[first:]
         self._loaded: object = None
@@ -79,6 +77,16 @@ class Network:
     def head(self) -> nn.Module:
         """The last layer that has parameters."""
         return self.valued_layers[-1]
+
+    def tail(self, layers: int | None) -> int:
+        """How many parameters the last `layers` valued layers have; None: all that are valued."""
+        depth = require_layers(layers, len(self.valued_layers))
+        return self.layout.since(self._first_parameter(self.valued_layers[-depth])).size
+
+    def stacked(self, models: Tensor) -> list[Tensor]:
+        """The parameters of C models, (C, P), as views (C, *shape)."""
+        places = zip(self.layout.slices, self.layout.shapes, strict=True)
+        return [models[:, part].view(-1, *shape) for part, shape in places]
 
     def load(self, model: Vector, *, frozen: bool = False) -> None:
         """Makes `model` the parameters; free of charge where it is frozen and was the one loaded last."""
@@ -145,6 +153,10 @@ class Network:
         finally:
             self._notes = None
 
+    def _first_parameter(self, layer: nn.Module) -> int:
+        own = _own_parameters(layer)[0]
+        return next(i for i, parameter in enumerate(self.parameters) if parameter is own)
+
     def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         calls = None if self._notes is None else self._notes.get(id(layer))
         if calls is not None:
@@ -165,13 +177,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(state)
-
-
-def output_error(logits: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each sample's cross-entropy by its logits, softmax(z) - onehot(y); classes are axis 1."""
-    error = torch.softmax(logits, dim=1)
-    index = y[:, None]
-    return error.scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
 
 
 def as_tensor(array: AnyArray) -> Tensor:
@@ -200,6 +205,4 @@ def _last_layers(module: nn.Module, count: int | None) -> list[nn.Module]:
     layers = [part for part in module.modules() if _own_parameters(part)]
     if not layers:
         raise ConfigError("the model has no parameters to train")
-    if count is not None and not 1 <= count <= len(layers):
-        raise ConfigError(f"last_layers must be between 1 and {len(layers)}, got {count}")
-    return layers if count is None else layers[-count:]
+    return layers[-require_layers(count, len(layers)) :]

@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedkeep.core.ports import Measurements
-from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Vector
+from fedkeep.core.ports import Job, Measurements
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
 from fedkeep.learn.empty_measurements import EmptyMeasurements
 from fedkeep.learn.flat import Layout
 from fedkeep.learn.inspection import MeasurementsClass, choose_measurements
-from fedkeep.learn.minibatches import minibatches
-from fedkeep.learn.network import Network, as_tensor, output_error, seeded
-from fedkeep.learn.stacked_training import is_stackable, train_stacked
+from fedkeep.learn.network import Network, as_tensor, seeded
 from fedkeep.learn.torch_measurements import CHUNK
+from fedkeep.learn.torch_training import is_stackable, train_alone, train_stacked
 
 _INFERENCE_CHUNK = 1024
 
@@ -57,6 +56,9 @@ class TorchLearner:
     def gradient_size(self) -> int:
         return self._network.valued.size
 
+    def tail(self, layers: int | None) -> int:
+        return self._network.tail(layers)
+
     def initial(self, seed: int) -> Vector:
         """The parameters of a new module, as its own layers initialise them."""
         with seeded(seed):
@@ -79,33 +81,19 @@ class TorchLearner:
         """What each batch's own model sees in it."""
         return [self.probe(model).measure(batch) for model, batch in zip(models, batches, strict=True)]
 
-    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
-        x, y, gamma = as_tensor(batch.x), as_tensor(batch.y), torch.tensor(weights, dtype=torch.float32)
-        network = self._network
-        with network.training(seed):
-            network.load(model)
-            anchor = network.flat.clone()
-            for index in minibatches(len(batch), local, seed):
-                self._step(x[index], y[index], gamma[index], local, anchor)
-            return np.array(network.flat.numpy())
+    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+        with self._network.training(job.seed):
+            return train_alone(self._network, model, job, local)
 
-    def train_many(
-        self,
-        model: Vector,
-        batches: Sequence[Batch],
-        weights: Sequence[FloatArray],
-        local: LocalTraining,
-        seeds: Sequence[int],
-    ) -> list[Vector]:
-        """Where each batch leads from the same model, in one call where that is possible and faster."""
-        if self._stacks and is_stackable(self._network, batches, local):
+    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+        """Where each job leads from the same model, in one call where that is possible and faster."""
+        if self._stacks and is_stackable(self._network, jobs, local):
             try:
-                with self._network.lock if self._network.chain else self._network.training(seeds[0]):
-                    return train_stacked(self._network, model, batches, weights, local)
+                with self._network.lock if self._network.chain else self._network.training(jobs[0].seed):
+                    return train_stacked(self._network, model, jobs, local)
             except RuntimeError:  # layers that cannot be mapped over: recurrent ones, or ones that draw at random
                 self._stacks = False
-        jobs = zip(batches, weights, seeds, strict=True)
-        return [self.train(model, batch, gamma, local, seed) for batch, gamma, seed in jobs]
+        return [self.train(model, job, local) for job in jobs]
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         with self._network.lock:
@@ -113,16 +101,3 @@ class TorchLearner:
             parts = [self._network.module(part) for part in torch.split(as_tensor(x), _INFERENCE_CHUNK)]
         scores: AnyArray = torch.cat(parts).numpy()
         return scores
-
-    def _step(self, x: Tensor, y: Tensor, gamma: Tensor, local: LocalTraining, anchor: Tensor) -> None:
-        """One step of Eq. 12, in place; samples that all weigh nothing leave the model where it is."""
-        total = gamma.sum()
-        if not total > 0:
-            return
-        network = self._network
-        logits = network.module(x)
-        error = output_error(logits.detach(), y).mul_((gamma / total)[:, None])
-        gradients = torch.autograd.grad(logits, network.parameters, error, materialize_grads=True)
-        if local.proximal:
-            network.flat.lerp_(anchor, local.learning_rate * local.proximal)
-        network.flat.add_(torch.cat([g.reshape(-1) for g in gradients]), alpha=-local.learning_rate)

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.ports import Measurements
+from fedkeep.core.slices import of_same_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
-from fedkeep.learn.layers import BilinearLayer, project, square_norms, summed_gradient
+from fedkeep.learn.layers import BilinearLayer, inner_products, project, summed_gradient
 from fedkeep.learn.network import Network, Record, as_tensor
 
 ValuedLayers: TypeAlias = list[tuple[BilinearLayer, Tensor, Tensor]]
@@ -64,11 +66,19 @@ class TorchMeasurements:
         views = self._views(direction)
         return per_sample(_projections(record, views) for record in self._recorded())
 
+    def inner(self, other: Measurements) -> Scores:
+        theirs = of_same_kind(self, other)
+        if theirs is self:
+            return per_sample(_inner_products(record, record) for record in self._recorded())
+        pairs = zip(self._recorded(), theirs._recorded(), strict=True)
+        return per_sample(_inner_products(*pair) for pair in pairs)
+
     def norms(self) -> Scores:
-        return np.sqrt(per_sample(_square_norms(record) for record in self._recorded()))
+        return np.sqrt(self.inner(self))
 
     def head_norms(self) -> Scores:
-        return np.sqrt(per_sample(_square_norms(record.head_only) for record in self._inferred()))
+        heads = (record.head_only for record in self._inferred())
+        return np.sqrt(per_sample(_inner_products(head, head) for head in heads))
 
     def mean_gradient(self) -> Vector:
         return self._combined(_valued(record) for record in self._recorded())
@@ -108,8 +118,9 @@ def _projections(record: Record, views: list[list[Tensor]]) -> Tensor:
     return _sum(project(layer, a, e, *direction) for (layer, a, e), direction in layers)
 
 
-def _square_norms(record: Record) -> Tensor:
-    return _sum(square_norms(layer, a, e) for layer, a, e in _valued(record))
+def _inner_products(one: Record, two: Record) -> Tensor:
+    layers = zip(_valued(one), _valued(two), strict=True)
+    return _sum(inner_products(layer, (a, e), (b, f)) for (layer, a, e), (_, b, f) in layers)
 
 
 def _sum(terms: Iterable[Tensor]) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkeep.core.ports import FleetLearner, Learner, Measurements, Probe
-from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.core.ports import FleetLearner, Job, Learner, Measurements, Probe
+from fedkeep.core.slices import of_same_kind
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.privacy.gaussian import clip_weights
 
 
@@ -22,6 +23,9 @@ class ClippedMeasurements:
 
     def projections(self, direction: Vector) -> Scores:
         return self.exact.projections(direction)
+
+    def inner(self, other: Measurements) -> Scores:
+        return self.exact.inner(of_same_kind(self, other).exact)
 
     def norms(self) -> Scores:
         return self.exact.norms()
@@ -65,14 +69,17 @@ class ClippedLearner:
     def gradient_size(self) -> int:
         return self._exact.gradient_size
 
+    def tail(self, layers: int | None) -> int:
+        return self._exact.tail(layers)
+
     def initial(self, seed: int) -> Vector:
         return self._exact.initial(seed)
 
     def probe(self, model: Vector) -> Probe:
         return ClippedProbe(self._exact.probe(model), self._clip)
 
-    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
-        return self._exact.train(model, batch, weights, local, seed)
+    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+        return self._exact.train(model, job, local)
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         return self._exact.logits(model, x)
@@ -88,12 +95,5 @@ class ClippedFleetLearner(ClippedLearner):
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[ClippedMeasurements]:
         return [ClippedMeasurements(exact, self._clip) for exact in self._fleet.measure_many(models, batches)]
 
-    def train_many(
-        self,
-        model: Vector,
-        batches: Sequence[Batch],
-        weights: Sequence[FloatArray],
-        local: LocalTraining,
-        seeds: Sequence[int],
-    ) -> list[Vector]:
-        return self._fleet.train_many(model, batches, weights, local, seeds)
+    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+        return self._fleet.train_many(model, jobs, local)

@@ -134,7 +134,7 @@ def _server(experiment: Experiment, learner: FleetLearner, model: Vector, region
         model=model,
         gradient_size=learner.gradient_size,
         regions=regions,
-        schedule=experiment.train.schedule(),
+        schedule=experiment.train,
         coordinator=experiment.coordinator,
         estimator=_estimator(experiment),
         aggregation=experiment.aggregation,

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from fedkeep.core.device import Device, TrainJob
+from fedkeep.core.device import Device, Prepared
 from fedkeep.core.ports import Fate, FleetLearner, Measurements, Outcome
 from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.core.types import Batch, DeviceId, Report, State, TrainOrder, Vector
@@ -57,12 +57,12 @@ class Fleet:
 
     def take_part(self, orders: Mapping[DeviceId, TrainOrder]) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
-        jobs = {d: self.device(d).prepare(order) for d, order in orders.items()}
-        trained = self._train([job for job in jobs.values() if len(job.batch)])
-        stored = self._measure_stored(jobs)
+        prepared = {d: self.device(d).prepare(order) for d, order in orders.items()}
+        trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)})
+        stored = self._measure_stored(prepared)
         return {
-            d: self.device(d).complete(job, trained.get(id(job), job.order.model), stored.get(d))
-            for d, job in jobs.items()
+            d: self.device(d).complete(each, trained.get(d, each.order.model), stored.get(d))
+            for d, each in prepared.items()
         }
 
     def adopt(self, devices: Sequence[DeviceId], model: Vector, direction: Vector) -> None:
@@ -103,21 +103,19 @@ class Fleet:
 
         return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
 
-    def _train(self, jobs: Sequence[TrainJob]) -> dict[int, Vector]:
-        if not jobs:
+    def _train(self, prepared: dict[DeviceId, Prepared]) -> dict[DeviceId, Vector]:
+        if not prepared:
             return {}
-        order = jobs[0].order
-        models = self.learner.train_many(
-            order.model, [j.batch for j in jobs], [j.weights for j in jobs], order.local, [j.seed for j in jobs]
-        )
-        return {id(job): model for job, model in zip(jobs, models, strict=True)}
+        order = next(iter(prepared.values())).order
+        models = self.learner.train_many(order.model, [each.job for each in prepared.values()], order.local)
+        return dict(zip(prepared, models, strict=True))
 
-    def _measure_stored(self, jobs: dict[DeviceId, TrainJob]) -> dict[DeviceId, SliceOf]:
+    def _measure_stored(self, prepared: dict[DeviceId, Prepared]) -> dict[DeviceId, SliceOf]:
         """What is stored, under the model that all participants are about to adopt: one batch for all of them."""
-        if not jobs:
+        if not prepared:
             return {}
-        order = next(iter(jobs.values())).order
-        return self._measure_together(order.model, {d: job.batch for d, job in jobs.items()})
+        order = next(iter(prepared.values())).order
+        return self._measure_together(order.model, {d: each.job.batch for d, each in prepared.items()})
 
     def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
         """Batches under one model, measured as one batch if any is asked for."""

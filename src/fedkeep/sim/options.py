@@ -60,35 +60,25 @@ class EstimatorOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """`train`: rounds, participation and local training."""
+class TrainOptions(Schedule):
+    """`train`: rounds, participation and the schedule of local training."""
 
+    learning_rate: float = 1e-3
+    epochs: int = 5
     rounds: int = 100
     participation: float = 0.1
     """|C_t| / |C|: the share of devices that takes part in a round, at least one."""
-    learning_rate: float = 1e-3
-    epochs: int = 5
-    batch_size: int | None = None
-    proximal: float = 0.0
-    decay: float = 0.95
-    decay_every: int = 100
-    floor: float = 0.0
     dropout: float = 0.0
     """The share of reports that never arrive."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds must be 1 or more, got {self.rounds}")
         if not 0 < self.participation <= 1:
             raise ValueError(f"participation must be above 0 and at most 1, got {self.participation}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        self.schedule()
-
-    def schedule(self) -> Schedule:
-        return Schedule(
-            self.learning_rate, self.epochs, self.batch_size, self.proximal, self.decay, self.decay_every, self.floor
-        )
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.types import DeviceId, FloatArray, Report, TrainOrder
+from fedkeep.core.types import DeviceId, Report, TrainOrder
 from fedkeep.data import Federation, Membership, Stream
 
 
@@ -24,9 +24,8 @@ class FullFleet:
 
     def _report(self, device: DeviceId, order: TrainOrder) -> Report:
         batch = self._stream.training_set(device)
-        weights: FloatArray = np.ones(len(batch))
         seed = child_seed(self._seed, "device", device, "train", order.round)
-        model = self._learner.train(order.model, batch, weights, order.local, seed)
+        model = self._learner.train(order.model, Job(batch, np.ones(len(batch)), seed), order.local)
         per_epoch = -(-len(batch) // order.local.batch_size) if order.local.batch_size else 1
         weight = self._stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(len(batch))
         return Report(order.round, model, weight, order.local.epochs * per_epoch, len(batch), None)

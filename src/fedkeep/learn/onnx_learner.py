@@ -7,14 +7,16 @@ projection on a direction (G, b) is e . (G h + b): inference and two small produ
 from __future__ import annotations
 
 import json
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkeep.core.errors import DataError, MissingExtraError
-from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.core.ports import Job
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
+from fedkeep.learn.dense import DenseMeasurements, Trace
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.flat import Layout
 from fedkeep.learn.onnx_weights import OnnxWeights, read_metadata
@@ -26,99 +28,65 @@ _CHUNK = 256
 _FLOAT32 = np.dtype(np.float32)
 
 
-class OnnxMeasurements:
-    """What a last linear layer sees in a batch; nothing runs before something is asked for.
-
-    Asked for projections first, the session gives them together with activations and logits: for a single sample
-    a few calls into numpy would cost more than the network itself. All else is numpy.
-    """
+class OnnxPass:
+    """One run of the session over a batch, when it is first asked for; what it gave is kept."""
 
     def __init__(self, probe: OnnxProbe, batch: Batch) -> None:
         self._probe, self._batch = probe, batch
         self._seen: tuple[AnyArray, AnyArray] | None = None
 
-    def losses(self) -> Scores:
-        return self._softmax[0].astype(np.float64)
-
-    def projections(self, direction: Vector) -> Scores:
-        if self._seen is None:
-            values, activations, logits = self._probe.run(self._batch.x, self._batch.y, direction)
-            self._seen = activations, logits
-            return values.ravel().astype(np.float64)
-        weight, bias = self._probe.split(direction)
-        response = self._activations @ weight.T
-        response += bias
-        response *= self._softmax[1]
-        return np.asarray(response.sum(axis=1), dtype=np.float64)
-
-    def norms(self) -> Scores:
-        h, error = self._activations, self._softmax[1]
-        squares: Scores = (np.einsum("ni,ni->n", h, h) + 1.0) * np.einsum("no,no->n", error, error)
-        return np.sqrt(squares).astype(np.float64)
-
-    def head_norms(self) -> Scores:
-        return self.norms()
-
-    def mean_gradient(self) -> Vector:
-        return self._mean(self._softmax[1])
-
-    def weighted_gradient(self, weights: Scores) -> Vector:
-        return self._mean(self._softmax[1] * weights.astype(np.float32)[:, None])
-
-    def activations(self) -> AnyArray:
-        return self._activations.copy()
-
-    @property
-    def _activations(self) -> AnyArray:
-        return self._outputs()[0]
-
-    @cached_property
-    def _softmax(self) -> tuple[AnyArray, AnyArray]:
-        """The losses, and the errors softmax(z) - onehot(y)."""
-        logits = self._outputs()[1]
-        z = logits - logits.max(axis=1, keepdims=True)
-        rows, y = np.arange(len(z)), self._batch.y
-        of_label = z[rows, y]
-        error = np.exp(z)
-        total = error.sum(axis=1)
-        error /= total[:, None]
-        error[rows, y] -= 1.0
-        return np.log(total) - of_label, error
-
-    def _mean(self, errors: AnyArray) -> Vector:
-        """The mean of the gradients that these errors of the last layer make."""
-        gradient = np.concatenate([(errors.T @ self._activations).ravel(), errors.sum(axis=0)])
-        gradient /= max(1, len(self._batch))
-        return gradient.astype(np.float32, copy=False)
-
-    def _outputs(self) -> tuple[AnyArray, AnyArray]:
+    def __call__(self) -> tuple[list[AnyArray], AnyArray]:
+        """Input and output of the last layer, as those of one of C models."""
         if self._seen is None:
             self._seen = self._probe.infer(self._batch.x)
-        return self._seen
+        activations, logits = self._seen
+        return [activations[None]], logits[None]
+
+    def projections(self, direction: Vector) -> Scores | None:
+        """The session gives them together with the pass, so only before that."""
+        if self._seen is not None:
+            return None
+        values, *seen = self._probe.run(self._batch.x, self._batch.y, direction)
+        self._seen = seen[0], seen[1]
+        return values.ravel().astype(np.float64)
+
+
+class OnnxMeasurements(DenseMeasurements):
+    """What a last linear layer sees in a batch, by its closed form; nothing runs before something is asked for.
+
+    Asked for projections first, the session gives them: for a single sample a few calls into numpy would cost more
+    than the network itself.
+    """
+
+    def __init__(self, probe: OnnxProbe, batch: Batch) -> None:
+        self._pass = OnnxPass(probe, batch)
+        super().__init__(Trace(self._pass, batch.y[None]), probe.head, len(batch))
+
+    def projections(self, direction: Vector) -> Scores:
+        given = self._pass.projections(direction)
+        return super().projections(direction) if given is None else given
 
 
 class OnnxProbe:
     """A frozen model in an ONNX Runtime session."""
 
-    def __init__(self, data: bytes, shape: tuple[int, ...], head: tuple[int, ...]) -> None:
+    def __init__(self, data: bytes, shape: tuple[int, ...], head: Layout) -> None:
         self.session = session(data)
-        self._shape, self._head = shape, head
-        self._nowhere = np.zeros(head[0] * (head[1] + 1), dtype=np.float32)
+        self.head = head
+        """The layout of the last layer, which alone is valued."""
+        self._shape = shape
+        self._nowhere = np.zeros(head.size, dtype=np.float32)
         self._last: tuple[Vector, AnyArray, AnyArray] | None = None
 
     def measure(self, batch: Batch) -> OnnxMeasurements:
         return OnnxMeasurements(self, batch)
 
-    def split(self, direction: Vector) -> tuple[AnyArray, AnyArray]:
-        """A direction as weight and bias of the last layer."""
-        classes = self._head[0]
-        return direction[:-classes].reshape(self._head), direction[-classes:]
-
     def run(self, x: AnyArray, y: AnyArray, direction: Vector) -> list[AnyArray]:
         """Projections (n, 1), activations (n, d) and logits (n, classes)."""
         last = self._last
         if last is None or last[0] is not direction:
-            self._last = last = (direction, *self.split(direction))
+            weight, bias = self.head.views(direction)
+            self._last = last = (direction, weight, bias)
         if x.dtype is not _FLOAT32 or x.shape[1:] != self._shape:
             x = np.ascontiguousarray(x, dtype=np.float32).reshape(-1, *self._shape)
         feed = {"x": x, "y": y[:, None], "weight": last[1], "bias": last[2]}
@@ -162,19 +130,23 @@ class OnnxLearner:
     def gradient_size(self) -> int:
         return self._head.size
 
+    def tail(self, layers: int | None) -> int:
+        return self._head.tail(layers)
+
     def initial(self, seed: int) -> Vector:  # noqa: ARG002 - the file holds the first model
         return self._weights.read()
 
     def probe(self, model: Vector) -> OnnxProbe:
         if self._loaded is None or self._loaded[0] is not model:
-            self._loaded = (model, OnnxProbe(self._weights.replaced(model), self._shape, self._layout.shapes[-2]))
+            self._loaded = (model, OnnxProbe(self._weights.replaced(model), self._shape, self._head.layout))
         return self._loaded[1]
 
-    def train(self, model: Vector, batch: Batch, weights: FloatArray, local: LocalTraining, seed: int) -> Vector:
+    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+        """Softmax regression on the activations, which do not change while the body does not."""
         body = self.size - self._head.size
-        activations, _ = self.probe(model).infer(batch.x)
-        head = self._head.train(model[body:], Batch(activations, batch.y, batch.ids), weights, local, seed)
-        return np.concatenate([model[:body], head])
+        activations, _ = self.probe(model).infer(job.batch.x)
+        seen = replace(job, batch=Batch(activations, job.batch.y, job.batch.ids))
+        return np.concatenate([model[:body], self._head.train(model[body:], seen, local)])
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         probe = self.probe(model)

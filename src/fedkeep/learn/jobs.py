@@ -1,0 +1,34 @@
+"""What every backend makes of its jobs: the order in which samples are visited, and what mends the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fedkeep.core.ports import Job
+from fedkeep.core.types import AnyArray, IntArray, LocalTraining
+
+
+def minibatches(n: int, local: LocalTraining, seed: int) -> Iterator[IntArray | slice]:
+    """The samples of each step, epoch after epoch; without a batch size each step takes them all (Eq. 12)."""
+    if local.batch_size is None or local.batch_size >= n:
+        for _ in range(local.epochs):
+            yield slice(None)
+        return
+    rng = np.random.default_rng(seed)
+    for _ in range(local.epochs):
+        order = rng.permutation(n)
+        for start in range(0, n, local.batch_size):
+            yield order[start : start + local.batch_size]
+
+
+def corrections(jobs: Sequence[Job], size: int) -> AnyArray | None:
+    """The corrections of C jobs, (C, size), zero for jobs without one or without weight; None where none has one."""
+    if all(job.correction is None for job in jobs):
+        return None
+    stacked = np.zeros((len(jobs), size), dtype=np.float32)
+    for row, job in zip(stacked, jobs, strict=True):
+        if job.correction is not None and job.weights.any():
+            row[:] = job.correction
+    return stacked
