@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from statistics import NormalDist, mean
 from typing import Any
@@ -81,8 +81,7 @@ def honestly(scene: Scene) -> Reports:
 def scaled(factor: float) -> Forge:
     def forge(scene: Scene) -> Reports:
         return {
-            d: _moved(r, scene.model, factor * (r.model.astype(np.float64) - scene.model))
-            for d, r in scene.own.items()
+            d: _moved(r, scene.model, factor * (r.model.astype(np.float64) - scene.model)) for d, r in scene.own.items()
         }
 
     return forge
@@ -332,7 +331,7 @@ def _with_flipped(data: Federation, liars: set[DeviceId]) -> Federation:
     return replace(data, y=y)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _played(setting: Setting, attack: str | None, aggregation: str, seed: int) -> Result:
     return Battle(setting, None if attack is None else ATTACKS[attack], AGGREGATIONS[aggregation], seed).play()
 
@@ -349,7 +348,13 @@ def measure(settings: list[Setting], attacks: list[str], aggregations: list[str]
             clean = accuracy(setting, None, aggregation, seeds)
             shares = {a: accuracy(setting, a, aggregation, seeds) / clean for a in attacks}
             rows.append(
-                {**asdict(setting), "setting": setting.name, "aggregation": aggregation, "clean": clean, "shares": shares}
+                {
+                    **asdict(setting),
+                    "setting": setting.name,
+                    "aggregation": aggregation,
+                    "clean": clean,
+                    "shares": shares,
+                }
             )
             print(_line(rows[-1]), flush=True)
     return {**_figures(rows, settings, seeds), "seeds": seeds, "table": rows}
@@ -357,9 +362,13 @@ def measure(settings: list[Setting], attacks: list[str], aggregations: list[str]
 
 def _figures(rows: list[dict[str, Any]], settings: list[Setting], seeds: int) -> dict[str, Any]:
     defaults = [row for row in rows if row["aggregation"] == DEFAULT]
-    played = [_played(s, a, DEFAULT, seed) for s in settings for a in (None, *rows[0]["shares"]) for seed in range(seeds)]
+    played = [
+        _played(s, a, DEFAULT, seed) for s in settings for a in (None, *rows[0]["shares"]) for seed in range(seeds)
+    ]
     return {
-        "clean_over_fedavg": min(row["clean"] / accuracy(s, None, "fedavg", seeds) for row, s in zip(defaults, settings, strict=True)),
+        "clean_over_fedavg": min(
+            row["clean"] / accuracy(s, None, "fedavg", seeds) for row, s in zip(defaults, settings, strict=True)
+        ),
         "worst_1_of_10": _worst(defaults, 10),
         "worst_3_of_20": _worst(defaults, 20),
         "honest_refused": sum(result.honest_refused for result in played),

@@ -13,6 +13,7 @@ DEFAULT = "default"
 
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
+        "*": {"aggregation": {"name": "robust"}},
         "ode": {
             "policy": {"choice": "drawn"},
             "storage": {"after_use": "renew"},
@@ -22,6 +23,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     },
     "paper": {
         "*": {
+            "aggregation": {"name": "fedavg"},
             "storage": {"after_use": "keep", "revalue": True},
             "weights": {"client_label": 0.0},
             "estimator": {"name": "incremental", "cold_start": "none"},
@@ -31,6 +33,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     },
     "authors": {
         "*": {
+            "aggregation": {"name": "fedavg"},
             "storage": {"after_use": "keep", "revalue": True},
             "coordinator": {"clients_per_label": 1_000_000},
             "weights": {"client_label": 0.0},

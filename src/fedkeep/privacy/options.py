@@ -14,7 +14,7 @@ Unit: TypeAlias = Literal["sample", "device"]
 """Whose presence the noise hides: one sample's, or all that one device has."""
 Stream: TypeAlias = Literal["estimator", "model", "profile"]
 """The three things that leave a device."""
-_ROBUST = frozenset({"trimmed", "norm-bounded"})
+_ROBUST = frozenset({"trimmed", "norm-bounded", "robust"})
 
 
 @dataclass(frozen=True)

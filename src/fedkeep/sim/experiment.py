@@ -202,7 +202,10 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
 def _with_preset(table: Table) -> Table:
     rest = {key: value for key, value in table.items() if key != "preset"}
     policy = _named(rest, "policy", default="ode")["name"]
-    return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), rest)
+    said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
+    if _table(rest, "privacy").get("secure_sum"):  # a robust mean must see single reports
+        said = merged(said, {"aggregation": {"name": "fedavg"}})
+    return merged(said, rest)
 
 
 def _named(table: Table, key: str, default: str | None = None) -> Table:
