@@ -12,6 +12,7 @@ import numpy as np
 
 from fedkeep.core.estimators import LocalGradientEstimator
 from fedkeep.core.memory import Memory
+from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy, View
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
@@ -151,6 +152,10 @@ class Device:
         """Trains on what is stored and reports (steps 5, 6)."""
         prepared = self.prepare(order)
         return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
+
+    def screen(self, order: TrainOrder) -> None:
+        """Raises where an order does not fit this device; to be asked before anything of it is followed."""
+        screen_order(order, self.learner.size, self.learner.gradient_size, self.regions.count, self.capacity)
 
     def prepare(self, order: TrainOrder) -> Prepared:
         """Follows an order up to the training itself, which a caller may do for many devices at once."""

@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from fedkeep.config import build
 from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.orders import screen_order
 from fedkeep.core.ports import Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import AfterUse, MemoryStore
@@ -101,6 +102,7 @@ class Keeper:
     def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
         """Takes the model that came, and the direction beside it in a message, and values what is kept anew."""
         order = self._order(model, direction)
+        screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
         if self._device is not None:
             report = self._device.complete(self._device.prepare(order), order.model)
             self._estimate, self._count = report.local_gradient, report.gradient_samples

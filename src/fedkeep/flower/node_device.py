@@ -94,6 +94,7 @@ class CatchUpDevice:
         return ProfileSealer(self._privacy).seal(request, self._declared())
 
     def participate(self, order: TrainOrder) -> Report:
+        self._device.screen(order)
         digest = _digest(order)
         if self._last and self._last["digest"].tobytes() == digest:
             return _report(self._last)
