@@ -30,6 +30,9 @@ from fedkeep.core.usual import Usual
 _ROBUST_RATIO = 2.0
 """Under a robust mean no g_hat_c is longer than so many times the median; nor heavier than the upper quartile."""
 
+_SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
+"""A sum's mean update may be so many times as long as is usual, a single update in it so many times."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -228,6 +231,7 @@ class Server:
         if not isinstance(self.estimator, GivenEstimator):
             raise TypeError("an estimator that keeps every g_hat_c cannot be given their sum")
         screen_sum(total.updates, total.weight, direction, self.limits)
+        self._screen_mean(total)
         devices = tuple(sorted(counted))
         self.model = self.aggregation.apply(self.model, total)
         if direction is not None:
@@ -237,6 +241,19 @@ class Server:
         self.round = opened.round + 1
         missing = tuple(device for device in opened.participants if device not in devices)
         return RoundSummary(opened.round, opened.participants, devices, (), missing, tuple(opened.refusals))
+
+    def longest_summand(self) -> float:
+        """The length to which a device cuts its update before it is masked, by how long sums have turned out."""
+        return min(self.limits.update_norm, self._usual.longest([], _SUMMAND_RATIO))
+
+    def _screen_mean(self, total: UpdateSum) -> None:
+        """Refuses a mean update longer than sums have been; what is usual follows slowly, so that it can change."""
+        if total.weight > 0:
+            length = float(np.linalg.norm(total.updates)) / total.weight
+            longest = self._usual.longest([], _SUM_RATIO)
+            self._usual.learn_lengths([length])
+            if length > longest:
+                raise RefusedError("large-update", f"the mean update is {length:g} long; {longest:.3g} would be usual")
 
     def rate(self, device: DeviceId) -> float:
         """What the estimator of a device weighs: its rate, as far as it counts."""
