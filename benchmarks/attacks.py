@@ -4,15 +4,16 @@
 
 Each figure is a share of the accuracy of the same fleet without its liars, under the same aggregation, on the test
 samples of the honest devices. Liars see all honest reports of a round before they send theirs, and work together.
-`clean_over_fedavg` compares fleets without liars, the default with FedAvg, the worst task; `honest_refused` counts
-honest reports refused over all runs, and `honest_shortened` is the share of them that the learnt limit shortened.
+`clean_over_fedavg` compares fleets without liars, the default with FedAvg, the worst task. `honest_refused` counts
+honest reports refused over all runs, `honest_outvoted` is the share of them that the robust mean left out. `open_*` is
+what stays open: three liars that push into one direction, each no longer than an honest device (docs/security.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -100,6 +101,20 @@ def any_direction(length: float) -> Forge:
     return forge
 
 
+def as_long_as_honest(forge: Forge) -> Forge:
+    """The same, cut to the longest honest update, as somebody would who knows the limits."""
+
+    def cut(scene: Scene) -> Reports:
+        longest = float(np.linalg.norm(scene.updates, axis=1).max())
+        lies = {d: r.model.astype(np.float64) - scene.model for d, r in forge(scene).items()}
+        return {
+            d: _moved(scene.own[d], scene.model, update * longest / max(float(np.linalg.norm(update)), 1e-12))
+            for d, update in lies.items()
+        }
+
+    return cut
+
+
 def alie(z: float | None) -> Forge:
     """A Little Is Enough (Baruch et al. 2019): as many deviations off the mean as a majority hides; or `z`."""
 
@@ -159,6 +174,7 @@ PLAIN: dict[str, Attack] = {
     "any direction, length 999": Attack(any_direction(999.0)),
     "inner product, x1": Attack(inner_product(1.0)),
     "inner product, x3": Attack(inner_product(3.0)),
+    "inner product, as long as honest": Attack(as_long_as_honest(inner_product(1.0))),
     "a little is enough": Attack(alie(None)),
     "a little more, z = 1.5": Attack(alie(1.5)),
     "min-max": Attack(min_max),
@@ -171,8 +187,15 @@ PLAIN: dict[str, Attack] = {
     "late joiners: sign flipped, x3": Attack(scaled(-3.0), joins_at=0.5),
 }
 INFLATED = {f"inflated profile, {name}": replace(attack, inflated=True) for name, attack in PLAIN.items()}
-ATTACKS = {**PLAIN, "inflated profile": Attack(honestly, inflated=True), **INFLATED}
+OPEN = "any direction, as long as honest"
+ATTACKS = {
+    OPEN: Attack(as_long_as_honest(any_direction(1.0))),
+    **PLAIN,
+    "inflated profile": Attack(honestly, inflated=True),
+    **INFLATED,
+}
 QUICK = (
+    OPEN,
     "sign flipped, x3",
     "any direction, length 999",
     "min-max",
@@ -241,7 +264,7 @@ class Result:
     accuracy: float = 0.0
     honest: int = 0
     honest_refused: int = 0
-    honest_shortened: int = 0
+    honest_outvoted: int = 0
     named: set[DeviceId] = field(default_factory=set)
 
 
@@ -299,11 +322,10 @@ class Battle:
             self.server.receive(device, report)
         summary = self.server.close_round()
         result.honest += len(honest)
+        result.honest_outvoted += len(set(summary.outvoted) - self.liars)
         for refusal in summary.refusals:
             if refusal.device in self.liars:
                 result.named.add(refusal.device)
-            elif refusal.reason == "update-cut":
-                result.honest_shortened += 1
             elif not refusal.reason.endswith("-cut"):
                 result.honest_refused += 1
 
@@ -340,48 +362,48 @@ def accuracy(setting: Setting, attack: str | None, aggregation: str, seeds: int)
     return mean(_played(setting, attack, aggregation, seed).accuracy for seed in range(seeds))
 
 
-def measure(settings: list[Setting], attacks: list[str], aggregations: list[str], seeds: int) -> dict[str, Any]:
-    """The whole table, and the figures it comes down to."""
+def measure(settings: list[Setting], attacks: list[str], seeds: dict[str, int]) -> dict[str, Any]:
+    """The whole table, by how many seeds of which aggregation, and the figures it comes down to."""
     rows = []
     for setting in settings:
-        for aggregation in aggregations:
-            clean = accuracy(setting, None, aggregation, seeds)
-            shares = {a: accuracy(setting, a, aggregation, seeds) / clean for a in attacks}
-            rows.append(
-                {
-                    **asdict(setting),
-                    "setting": setting.name,
-                    "aggregation": aggregation,
-                    "clean": clean,
-                    "shares": shares,
-                }
-            )
+        for aggregation, count in seeds.items():
+            clean = accuracy(setting, None, aggregation, count)
+            shares = {a: accuracy(setting, a, aggregation, count) / clean for a in attacks}
+            told = {"setting": setting.name, "aggregation": aggregation, "clean": clean, "shares": shares}
+            rows.append({**asdict(setting), **told})
             print(_line(rows[-1]), flush=True)
     return {**_figures(rows, settings, seeds), "seeds": seeds, "table": rows}
 
 
-def _figures(rows: list[dict[str, Any]], settings: list[Setting], seeds: int) -> dict[str, Any]:
-    defaults = [row for row in rows if row["aggregation"] == DEFAULT]
-    played = [
-        _played(s, a, DEFAULT, seed) for s in settings for a in (None, *rows[0]["shares"]) for seed in range(seeds)
-    ]
+def _figures(rows: list[dict[str, Any]], settings: list[Setting], seeds: dict[str, int]) -> dict[str, Any]:
+    defaults, count = [row for row in rows if row["aggregation"] == DEFAULT], seeds[DEFAULT]
+    attacks = (None, *rows[0]["shares"])
+    played = [_played(s, a, DEFAULT, seed) for s in settings for a in attacks for seed in range(count)]
+    over = [accuracy(s, None, DEFAULT, count) / accuracy(s, None, "fedavg", count) for s in settings]
     return {
-        "clean_over_fedavg": min(
-            row["clean"] / accuracy(s, None, "fedavg", seeds) for row, s in zip(defaults, settings, strict=True)
-        ),
+        "clean_over_fedavg": min(over),
         "worst_1_of_10": _worst(defaults, 10),
         "worst_3_of_20": _worst(defaults, 20),
         "honest_refused": sum(result.honest_refused for result in played),
-        "honest_shortened": sum(r.honest_shortened for r in played) / max(sum(r.honest for r in played), 1),
+        "honest_outvoted": sum(r.honest_outvoted for r in played) / max(sum(r.honest for r in played), 1),
+        "open_1_of_10": _worst(defaults, 10, [OPEN]),
+        "open_3_of_20": _worst(defaults, 20, [OPEN]),
     }
 
 
-def _worst(rows: list[dict[str, Any]], devices: int) -> float:
-    return min((share for row in rows if row["devices"] == devices for share in row["shares"].values()), default=1.0)
+def _worst(rows: list[dict[str, Any]], devices: int, attacks: Collection[str] = ()) -> float:
+    """The worst share under these attacks, or under all but the open one."""
+    return min(
+        share
+        for row in rows
+        if row["devices"] == devices
+        for attack, share in row["shares"].items()
+        if (attack in attacks if attacks else attack != OPEN)
+    )
 
 
 def _line(row: dict[str, Any]) -> str:
-    worst = min(row["shares"], key=row["shares"].get)
+    worst = min((attack for attack in row["shares"] if attack != OPEN), key=row["shares"].get)
     return (
         f"{row['setting']:34} {row['aggregation']:14} clean {row['clean']:.3f}  "
         f"worst {row['shares'][worst]:.3f} ({worst})"
@@ -391,15 +413,14 @@ def _line(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--quick", action="store_true", help="a few attacks, one seed, everybody takes part")
+    parser.add_argument("--quick", action="store_true", help="a few attacks, two seeds, everybody takes part")
     options = parser.parse_args()
     settings = [s for s in SETTINGS if s.participation == 1] if options.quick else SETTINGS
     attacks = list(QUICK if options.quick else ATTACKS)
-    aggregations = [DEFAULT, "fedavg"] if options.quick else list(AGGREGATIONS)
-    result = measure(settings, attacks, aggregations, seeds=1 if options.quick else 2)
-    for key, value in result.items():
-        if key != "table":
-            print(f"{key}: {value:.4g}")
+    seeds = {DEFAULT: 2, "fedavg": 1} if options.quick else {**dict.fromkeys(AGGREGATIONS, 1), DEFAULT: 3}
+    result = measure(settings, attacks, seeds)
+    for key in (key for key in result if key not in ("seeds", "table")):
+        print(f"{key}: {result[key]:.4g}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
