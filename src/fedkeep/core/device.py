@@ -14,6 +14,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
+from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
@@ -180,6 +181,11 @@ class Device:
         """Trains on what is stored and reports (steps 5, 6)."""
         prepared = self.prepare(order)
         return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
+
+    def screen(self, order: TrainOrder) -> None:
+        """Raises where an order does not fit this device; to be asked before anything of it is followed."""
+        told = self.learner.gradient_size if self.gist is None or not self.gist.options.shared else self.gist.size
+        screen_order(order, self.learner.size, told, self.regions.count, self.capacity)
 
     def follow(self, order: TrainOrder) -> Batch:
         """Takes note of what an order says of the plan, and gives what there is to train on."""
