@@ -247,6 +247,14 @@ class Device:
         if self.options.max_age is not None:
             self.store.expire(self._arrivals - self.options.max_age)
 
+    def forget_stream(self) -> None:
+        """Forgets all that arrivals told, but not what is stored: erases a sample from every sum that it is in."""
+        for window in self._windows:
+            window.clear()
+        self._estimator = LocalGradientEstimator()
+        if self.gist is not None:
+            self.gist.keep(None)
+
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
         state = {f"{part}.{name}": array for part, of in self._parts() for name, array in of.snapshot().items()}
