@@ -144,7 +144,7 @@ def test_the_noise_is_made_for_the_whole_device_and_every_report_composes() -> N
     first = reports(1)[0][0].local_gradient
     assert first is not None
     noisy = first.astype(np.float64) + 1e-6 * multiplier * 2 * CLIP
-    expected = noisy * min(1.0, CLIP / np.linalg.norm(noisy))
+    expected = noisy * min(1.0, CLIP / float(np.linalg.norm(noisy)))
     np.testing.assert_allclose(sent[0].local_gradient, expected, atol=1e-8)
 
 
