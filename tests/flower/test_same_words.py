@@ -19,6 +19,7 @@ from fedkeep.flower.agent_device import AgentDevice
 from fedkeep.flower.device_memory import ContextMemory
 from fedkeep.flower.keeper import Keeper
 from fedkeep.learn.models import learner_for
+from fedkeep.link.messages import AskProfile, Profiled
 from fedkeep.presets import PRESETS, device_tables
 from fedkeep.sim.experiment import Experiment, resolve
 
@@ -98,7 +99,9 @@ def test_an_agent_of_another_method_takes_no_part(tmp_path: Path, run: UserConfi
         service.start()
         device = AgentDevice(socket, run)
         if agrees:
-            assert device.profile().capacity == real.device.capacity
+            said = device.reply(AskProfile())
+            assert isinstance(said, Profiled)
+            assert said.profile.capacity == real.device.capacity
         else:
             with pytest.raises(ConfigError, match="make the two the same"):
-                device.profile()
+                device.reply(AskProfile())

@@ -13,12 +13,12 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.codec import Sizes, decode_report, encode
-from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.link.messages import Reported
 from fedkeep.sim.engine import Simulator
+from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.small_fleet import App, SmallFleet
 
 FAST = RoundOptions(participation=0.5, deadline=0.3)

@@ -15,6 +15,7 @@ from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
 from fedkeep.cli.explain import explain, list_
 from fedkeep.cli.export import export
+from fedkeep.cli.fleet import fleet
 from fedkeep.cli.keyholder import keyholder
 from fedkeep.cli.plan import plan
 from fedkeep.cli.provision import provision
@@ -55,6 +56,7 @@ for verb in (demo, advise, run, report, watch, plan, check, export, provision, s
 app.command("list")(list_)
 app.command()(explain)
 app.add_typer(agent, name="agent")
+app.add_typer(fleet, name="fleet")
 app.add_typer(keyholder, name="keyholder")
 
 
