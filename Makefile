@@ -53,7 +53,7 @@ clean:                ## remove what the other targets made
 	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 reproduce: $(VENV)/.dev             ## the arena, the gist, the choice, when it helps, bytes: goes on where it stopped
-	@for part in gist choice arena helps bytes; do $(BIN)/python experiments/reproduce.py $$part || exit 1; done
+	@for part in gist choice arena helps paper bytes; do $(BIN)/python experiments/reproduce.py $$part || exit 1; done
 
 reproduce-paper: $(VENV)/.dev       ## the paper's Table 2, ablations, claims, theory, Table 3: a night on two cores
 	@$(BIN)/python experiments/reproduce.py a

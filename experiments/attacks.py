@@ -24,11 +24,11 @@ from lab.attacks import (
     similarity,
 )
 
-from fedkeep.core.ports import Job, Learner
+from fedkeep.core.estimators import mean_gradient
+from fedkeep.core.ports import Job
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.privacy.clipping import ClippedLearner
 from fedkeep.privacy.guard import Guard
 from fedkeep.privacy.ledger import Ledger
 from fedkeep.privacy.options import PrivacyOptions
@@ -68,13 +68,12 @@ class Attack:
     @cache  # noqa: B019 - one attacker lives as long as the program
     def typical(self, epsilon: float | None) -> FloatArray:
         """The mean gradient of each label, clipped as on the devices."""
-        probe = device_learner(epsilon).probe(self.model)
-        return np.array([probe.measure(batch).mean_gradient() for batch in self._by_label], dtype=np.float64)
+        return np.array([told(self.model, batch, epsilon) for batch in self._by_label], dtype=np.float64)
 
     def upload(self, batch: Batch, epsilon: float | None, seed: int) -> Vector:
         """What leaves a device that saw this batch, by the code that real devices run."""
         options = PrivacyOptions(epsilon=epsilon)
-        gradient = device_learner(epsilon).probe(self.model).measure(batch).mean_gradient()
+        gradient = told(self.model, batch, epsilon)
         report = Report(0, self.model, 1.0, 1, 1, gradient, len(batch))
         order = TrainOrder(0, self.model, None, LocalTraining(0.1, 1))
         noise = np.random.default_rng(seed).standard_normal
@@ -90,8 +89,9 @@ class Attack:
         return invert_by_matching(self.layer, gradient, labels, self.usual_images[labels])
 
 
-def device_learner(epsilon: float | None) -> Learner:
-    return LEARNER if epsilon is None else ClippedLearner(LEARNER, PrivacyOptions().clip)
+def told(model: Vector, batch: Batch, epsilon: float | None) -> Vector:
+    """What a device tells of a batch before noise: clipped where there is to be any."""
+    return mean_gradient(LEARNER.probe(model).measure(batch), PrivacyOptions().clip if epsilon else None)
 
 
 def unscaled(upload: Vector, epsilon: float | None, n: int) -> Vector:

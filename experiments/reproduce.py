@@ -5,14 +5,15 @@
     python experiments/reproduce.py choice          the stores that the default was chosen from
     python experiments/reproduce.py helps           wrong labels, drift, dropouts and the like, one at a time
     python experiments/reproduce.py bytes           accuracy against bytes at rest
+    python experiments/reproduce.py paper           the paper's tasks at their full scale
     python experiments/reproduce.py a               the paper: Table 2, ablations, claims, theory, Table 3
     python experiments/reproduce.py rest            the paper: motivation, the authors' settings
     python experiments/reproduce.py report          runs nothing: writes RESULTS and the README's table anew
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
-The first five are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
+The first six are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
 so that none is made twice, whichever programme asks, and a call goes on where an earlier one stopped. `--minutes`
-bounds a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets the runs of a method.
+bounds a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets a method's runs.
 
 The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
 they are, which is days of work, and `--set` changes them otherwise. With `--add`, of what the results hold only runs
@@ -51,7 +52,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
-PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes")
+PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes", "paper")
 """Products of tasks and methods in one file each, `programmes/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a program of its own, in tier A."""
@@ -91,6 +92,7 @@ def main() -> None:
         return
     if options.tier == "a" and not options.only:
         run_scripts(HERE / "results", quick=False)
+    write_tables(HERE, Curves(HERE / "results" / "curves"), HERE / "results")
     write_results(HERE, HERE / "results", HERE)
     write_table(HERE.parent / "README.md", HERE / "results")
 
@@ -136,7 +138,7 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
 
 
 def run_one_programme(name: str, options: argparse.Namespace) -> None:
-    """A programme, as far as the time goes, and its tables."""
+    """A programme, as far as the time goes."""
     programme = read_programme(HERE / "programmes" / f"{name}.toml").only(options.only, options.methods)
     curves = Curves(HERE / "results" / "curves")
     if options.again:
@@ -146,7 +148,6 @@ def run_one_programme(name: str, options: argparse.Namespace) -> None:
             print(line, flush=True)
         return
     run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
-    write_tables(HERE, curves, HERE / "results")
 
 
 def committed_settings(path: Path) -> list[str]:
@@ -183,7 +184,7 @@ def run_quickly(out: Path, only: str) -> None:
         run_scripts(results, quick=True)
     curves = Curves(results / "curves")
     for name in [name for name in PROGRAMMES if only in name]:
-        programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY)
+        programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY, everywhere=name == "arena")
         run_programme(programme, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
 

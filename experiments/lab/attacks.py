@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.core.estimators import clip_weights
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import FloatArray, IntArray, Scores, Vector
-from fedkeep.privacy.gaussian import clip_weights
 
 _MOMENTUM, _SCALE, _TINY = 0.9, 0.999, 1e-12
 

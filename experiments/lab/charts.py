@@ -60,6 +60,8 @@ def _line(name: str, number: int, places: Sequence[tuple[float, float]]) -> str:
     colour = _COLOURS[number % len(_COLOURS)]
     dashes = ' stroke-dasharray="5 3"' if number >= len(_COLOURS) else ""
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    if len(places) == 1:
+        path += "m-3 0h6m-3 -3v6"
     y = _TOP + 10 + _LEGEND_LINE * number
     left = _WIDTH - _RIGHT + 10
     return (

@@ -12,7 +12,7 @@ from lab.charts import line_chart
 from lab.choosing import choosing
 from lab.curves import Curves
 from lab.findings import Findings
-from lab.opening import opening, sweeps
+from lab.opening import arena_tables, opening, sweeps
 from lab.paper import Paper, read_paper
 from lab.programme import read_programme
 from lab.programs import programs
@@ -67,6 +67,8 @@ def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Blo
     yield from sweeps(results.figures.get("helps", {}))
     yield Heading("How the default was chosen")
     yield from choosing(results.figures.get("choice", {}))
+    yield Heading("The paper's tasks at their own scale")
+    yield from arena_tables(results.figures.get("paper", {}))
     yield Heading("The paper's claims")
     yield Text(_INTRODUCTION)
     rows = tuple((v.claim, v.word, v.because, _cause(v, paper)) for v in verdicts(results, paper))

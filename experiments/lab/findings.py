@@ -29,15 +29,18 @@ class Findings:
     curves: Curves
 
     def tasks(self) -> list[str]:
-        """Those that a stage names, in that order."""
-        return list(dict.fromkeys(task for stage in self.programme.stages for task in stage.tasks))
+        """Those that a stage names, in the order of the file: those in the order of time come first there."""
+        named = {task for stage in self.programme.stages for task in stage.tasks}
+        return [task for task in self.programme.tasks if task in named]
 
     def methods(self, task: str) -> list[str]:
         named = [m for stage in self.programme.stages if task in stage.tasks for m in stage.methods]
         return list(dict.fromkeys(named))
 
     def runs(self, row: Row, rate: float = 1.0) -> dict[int, Curve]:
-        """By seed, at this many times the task's learning rate."""
+        """By seed, at this many times the task's learning rate; none of what the programme does not have."""
+        if row.task not in self.programme.tasks or row.method not in self.programme.methods:
+            return {}
         seeds = sorted({seed for stage in self.programme.stages for seed in stage.seeds})
         found = [self.curves.find(run.digest) for run in self.programme.reported(row, rate, seeds)]
         return {curve.seed: curve for curve in found if curve is not None}

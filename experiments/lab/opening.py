@@ -16,6 +16,7 @@ LEVEL = 0.5
 """Points within which a task counts as level."""
 SHOWN = "uji-indoor-ordered"
 """The task of the figure by rounds."""
+_LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
 
 
@@ -32,6 +33,7 @@ def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
         chart = bar_chart("How much of the way from FIFO to unlimited storage the better gist goes", percents, " %")
         yield Picture("gap-closed", chart, "share of the gap closed, per task")
     yield from _by_bytes(figures.get("bytes", {}))
+    yield from _by_compute(arena)
     yield Heading("The arena")
     yield from arena_tables(arena)
 
@@ -44,16 +46,21 @@ def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
     span = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
     yield f"{len(arena)} tasks, up to {seeds} seeds a row, {span} rounds; every difference below is taken seed by seed."
     for method in GISTS:
-        yield f"`{method}` against FIFO at the task's rate: {_leads(arena, method, 'over_fifo_shared')}."
-    for method in GISTS:
-        yield f"`{method}` against FIFO, each at its own rate: {_leads(arena, method, 'over_fifo')}."
+        yield f"`{method}` against FIFO, {_both_rates(arena, method)}."
     yield f"Of the way to unlimited storage the better gist goes, shuffled: {_shares(arena, ordered=False)}."
     yield f"The same in the order of time and in bursts: {_shares(arena, ordered=True)}."
-    yield f"Class-balanced FIFO against FIFO: {_leads(arena, BALANCED, 'over_fifo_shared')}."
-    yield f"ODE as the paper has it against FIFO: {_leads(arena, 'ode-est', 'over_fifo_shared')}."
+    yield f"Class-balanced FIFO against FIFO, {_both_rates(arena, BALANCED)}."
+    yield f"ODE as the paper has it against FIFO, {_both_rates(arena, 'ode-est')}."
+    loss_based = "; ".join(f"{method} {_both_rates(arena, method)}" for method in _LOSS_BASED)
+    yield f"What fair rates leave of the lead of those that take larger steps: {loss_based}."
     corrections = "; ".join(f"{m.removeprefix('fifo-')} {_leads(arena, m, 'over_fifo')}" for m in _CORRECTIONS)
     yield f"Corrections that others would use on FIFO's store, at own rates: {corrections}."
     yield f"Where a larger FIFO of no more bytes is the better buy: {_better_buys(bytes_)}."
+
+
+def _both_rates(arena: Table, method: str) -> str:
+    shared, own = _leads(arena, method, "over_fifo_shared"), _leads(arena, method, "over_fifo")
+    return f"at the task's rate: {shared}; each at its own: {own}"
 
 
 def _leads(arena: Table, method: str, key: str) -> str:
@@ -124,6 +131,20 @@ def _by_bytes(table: Table) -> Iterator[Block]:
     series = {m: [(p[0] / 1024, p[2]) for p in points] for m, points in table[task].items() if m != "worth"}
     title = f"{task}: accuracy by kilobytes at rest"
     yield Picture("by-bytes", line_chart(title, series, "kB at rest", "accuracy, %"), title)
+
+
+def _by_compute(arena: Table) -> Iterator[Block]:
+    """One cross a method: what it reaches, and what it asks of the devices."""
+    methods = arena.get(SHOWN, {})
+    fifo = methods.get(FIFO, {}).get("forward_passes")
+    crosses = {
+        method: [(row["forward_passes"] / fifo, (row["own_rate"] or row["shared_rate"])[0])]
+        for method, row in methods.items()
+        if fifo and method != UNLIMITED and (row["own_rate"] or row["shared_rate"])
+    }
+    if crosses:
+        title = f"{SHOWN}: accuracy by device compute, FIFO's forward passes being 1"
+        yield Picture("by-compute", line_chart(title, crosses, "times FIFO's forward passes", "accuracy, %"), title)
 
 
 def arena_tables(arena: Table) -> Iterator[Block]:

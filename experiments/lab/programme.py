@@ -94,8 +94,8 @@ class Programme:
         )
         return replace(self, stages=tuple(stages))
 
-    def tiny(self, smaller: Mapping[str, Table]) -> Programme:
-        """Two rounds of one seed: all methods of a stage on its first task, the first of them on the others."""
+    def tiny(self, smaller: Mapping[str, Table], *, everywhere: bool) -> Programme:
+        """Two rounds of one seed: all methods of a stage on its first task; `everywhere`, the first on all others."""
         tasks = {}
         for name, table in self.tasks.items():
             small = {"task": smaller.get(str(table["task"]["name"]), {}), "train": {"rounds": 2}}
@@ -105,7 +105,8 @@ class Programme:
         for stage in self.stages:
             settings = {key: values[:1] for key, values in stage.settings.items()}
             first = replace(stage, seeds=stage.seeds[:1], settings=settings, tasks=stage.tasks[:1])
-            stages += [first, replace(first, tasks=stage.tasks[1:], methods=stage.methods[:1])]
+            others = stage.tasks[1:] if everywhere else ()
+            stages += [first, replace(first, tasks=others, methods=stage.methods[:1])]
         return replace(self, tasks=tasks, stages=tuple(stages), choice=once, made={})
 
     def rows(self, stage: Stage) -> Iterator[Row]:

@@ -32,8 +32,8 @@ TASKS = {
     "audio-mnist": "spoken digits",
     "audio-mnist-5": "spoken digits, five slots",
 }
-NOTE = """Accuracy in percent at the task's learning rate, ± half of the 95 % interval over the seeds; 100 to 300 rounds.
-Each method at its own best rate, paired differences, worst devices and rarest labels: [RESULTS](experiments/RESULTS.md).
+NOTE = """Accuracy in percent at the task's learning rate, ± half of the 95 % interval; 100 to 300 rounds. Each
+method at its own best rate, paired differences, worst devices and rarest labels: [RESULTS](experiments/RESULTS.md).
 Where the interval of a difference holds 0, nothing is decided.
 """
 

@@ -10,6 +10,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from fedkeep.core.errors import DataError
 from fedkeep.records import read_run
 from fedkeep.sim.runner import play
@@ -17,6 +19,7 @@ from fedkeep.sim.sweep import estimate_seconds
 from lab.curves import Curves
 from lab.programme import Planned, Programme
 from lab.summaries import Curve, curve_of
+from lab.worth import bytes_at_rest
 
 
 def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: int, minutes: float | None) -> None:
@@ -88,7 +91,8 @@ def _played_in_processes(runs: Sequence[Planned], records: Path, jobs: int) -> I
 def _play(run: Planned, records: Path) -> Curve | str:
     """The run's curve; where its data is not here, what to do about it."""
     try:
-        return curve_of(read_run(play(run.cell, records / run.task, resume=True)))
+        curve = curve_of(read_run(play(run.cell, records / run.task, resume=True)))
+        return replace(curve, bytes_at_rest=bytes_at_rest(run.cell.experiment))
     except DataError as error:
         return str(error)
 

@@ -36,6 +36,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Over the whole run."""
     samples_valued: int = 0
     samples_trained: int = 0
+    bytes_at_rest: int = 0
+    """What a device keeps besides the model; 0 where it was not counted."""
 
     @property
     def final(self) -> float:

@@ -35,6 +35,7 @@ def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
 
     tables: dict[str, Callable[[Findings], Table]] = {
         "arena": arena,
+        "paper": arena,
         "bytes": bytes_table,
         "helps": settings_table,
         "choice": settings_table,

@@ -21,8 +21,8 @@ def bytes_table(found: Findings) -> dict[str, Any]:
             runs = found.runs(row)
             accuracy = summed(curve.final for curve in runs.values())
             if accuracy is not None:
-                experiment = found.experiment(row)
-                point = [bytes_at_rest(experiment), experiment.storage.capacity, *accuracy]
+                at_rest = max(curve.bytes_at_rest for curve in runs.values())
+                point = [at_rest, found.experiment(row).storage.capacity, *accuracy]
                 table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
     for task, methods in table.items():
         methods["worth"] = {m: _worth(points, methods.get(FIFO, [])) for m, points in methods.items() if "gist" in m}
@@ -32,7 +32,7 @@ def bytes_table(found: Findings) -> dict[str, Any]:
 
 def bytes_at_rest(experiment: Experiment) -> int:
     """The stored samples in float32, and the gist as it is kept; the model is on every device anyway."""
-    data = load_data(experiment.task, 0)
+    data = load_data(experiment.task, experiment.seed)
     samples = experiment.storage.capacity * math.prod(data.sample_shape) * _FLOAT
     gist = experiment.resolved().get("gist", {"name": "none"})
     if gist["name"] == "none":

@@ -10,9 +10,15 @@ from fedkeep.config import Table, merged
 from fedkeep.core.names import find
 
 DEFAULT = "default"
+DEFAULT_POLICY = "draw"
 
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
+        "draw": {
+            "storage": {"after_use": "renew"},
+            "weights": {"client_label": 1.0},
+            "gist": {"name": "shared"},
+        },
         "ode": {
             "policy": {"choice": "drawn"},
             "storage": {"after_use": "renew"},
@@ -22,7 +28,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     },
     "paper": {
         "*": {
-            "storage": {"after_use": "keep", "revalue": True},
+            "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
             "weights": {"client_label": 0.0},
             "estimator": {"name": "incremental", "cold_start": "none"},
             "stream": {"shuffle": True},
@@ -31,7 +37,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     },
     "authors": {
         "*": {
-            "storage": {"after_use": "keep", "revalue": True},
+            "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
             "coordinator": {"clients_per_label": 1_000_000},
             "weights": {"client_label": 0.0},
             "estimator": {"name": "participants", "cold_start": "exact"},
@@ -60,8 +66,9 @@ def device_tables(preset: str, policy: str) -> Table:
         "weights": said.get("weights", {}),
         "after_use": {new: storage[old] for old, new in _AFTER_USE.items() if old in storage},
         "device": {key: storage[key] for key in _DEVICE if key in storage},
+        "gist": said.get("gist", {}),
     }
 
 
 _AFTER_USE = {"after_use": "name", "discount": "discount"}
-_DEVICE = ("revalue", "max_age")
+_DEVICE = ("revalue", "max_age", "quotas", "targets", "share_forgetting")

@@ -12,6 +12,7 @@ from fedkeep.core.estimators import (
     IncrementalEstimator,
     LocalGradientEstimator,
     ParticipantsEstimator,
+    Window,
 )
 from fedkeep.core.types import Batch, Vector
 from fedkeep.learn.dense_learner import DenseLearner
@@ -29,18 +30,29 @@ def vector(*numbers: float) -> Vector:
     return np.array(numbers, dtype=np.float32)
 
 
-def observe(estimator: LocalGradientEstimator, batch: Batch) -> None:
-    estimator.add(LEARNER.probe(MODEL).measure(batch), len(batch))
+class Told:
+    """An estimator with its window, as a device has them."""
+
+    def __init__(self) -> None:
+        self.window, self.estimator = Window(LEARNER.gradient_size, 3), LocalGradientEstimator()
+
+    def observe(self, batch: Batch, model: Vector = MODEL) -> None:
+        self.window.add(LEARNER.probe(model).measure(batch), batch.y)
+
+    def freeze(self, round_: int) -> tuple[Vector | None, int]:
+        sent = self.estimator.freeze(self.window, round_)
+        self.window.clear()
+        return sent
 
 
 def test_the_local_estimate_is_the_running_mean_of_equation_7() -> None:
-    batch, estimator = samples(9), LocalGradientEstimator(LEARNER.gradient_size)
+    batch, estimator = samples(9), Told()
     running = np.zeros(LEARNER.gradient_size)
     for n in range(1, 10):
         one = batch.take(slice(n - 1, n))
         gradient = LEARNER.probe(MODEL).measure(one).mean_gradient()
         running = (n - 1) / n * running + gradient / n
-        observe(estimator, one)
+        estimator.observe(one)
     sent, count = estimator.freeze(0)
     assert count == 9
     np.testing.assert_allclose(sent, running, rtol=1e-5, atol=1e-6)
@@ -49,47 +61,47 @@ def test_the_local_estimate_is_the_running_mean_of_equation_7() -> None:
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
 def test_the_local_estimate_does_not_depend_on_chunking(cuts: list[int]) -> None:
     batch = samples(sum(cuts))
-    whole, parts = (LocalGradientEstimator(LEARNER.gradient_size) for _ in range(2))
-    observe(whole, batch)
+    whole, parts = (Told() for _ in range(2))
+    whole.observe(batch)
     start = 0
     for cut in cuts:
-        observe(parts, batch.take(slice(start, start + cut)))
+        parts.observe(batch.take(slice(start, start + cut)))
         start += cut
     np.testing.assert_allclose(whole.freeze(0)[0], parts.freeze(0)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_pending_is_sent_until_its_round_is_accepted() -> None:
-    estimator = LocalGradientEstimator(LEARNER.gradient_size)
-    observe(estimator, samples(5))
+    estimator = Told()
+    estimator.observe(samples(5))
     first, _ = estimator.freeze(1)
-    estimator.settle(accepted_round=None)
+    estimator.estimator.settle(accepted_round=None)
     again, count = estimator.freeze(2)
     assert first is again
     assert count == 5
-    estimator.settle(accepted_round=2)
+    estimator.estimator.settle(accepted_round=2)
     assert estimator.freeze(3) == (None, 0)
 
 
 def test_an_unaccepted_estimate_yields_only_to_one_over_as_many_arrivals() -> None:
-    estimator = LocalGradientEstimator(LEARNER.gradient_size)
-    observe(estimator, samples(5))
+    estimator = Told()
+    estimator.observe(samples(5))
     estimator.freeze(1)
-    observe(estimator, samples(2, seed=1))
+    estimator.observe(samples(2, seed=1))
     assert estimator.freeze(2)[1] == 5
-    observe(estimator, samples(6, seed=2))
+    estimator.observe(samples(6, seed=2))
     assert estimator.freeze(3)[1] == 6
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_sample_too_large_to_measure_silences_a_device_for_one_window_only() -> None:
-    estimator = LocalGradientEstimator(LEARNER.gradient_size)
+    estimator = Told()
     huge = samples(20)
     huge.x[3] = [3e38, -3e38, 3e38, -3e38]
-    estimator.add(LEARNER.probe(1000 * MODEL).measure(huge), len(huge))
+    estimator.observe(huge, 1000 * MODEL)
     sent, count = estimator.freeze(0)
     assert sent is None
     assert count == 0
-    observe(estimator, samples(5))
+    estimator.observe(samples(5))
     sent, count = estimator.freeze(1)
     assert count == 5
     assert sent is not None
@@ -97,13 +109,24 @@ def test_a_sample_too_large_to_measure_silences_a_device_for_one_window_only() -
 
 
 def test_the_local_estimator_survives_a_restart() -> None:
-    estimator, other = (LocalGradientEstimator(LEARNER.gradient_size) for _ in range(2))
-    observe(estimator, samples(4))
+    estimator, other = (Told() for _ in range(2))
+    estimator.observe(samples(4))
     estimator.freeze(7)
-    observe(estimator, samples(3, seed=1))
-    other.restore(estimator.snapshot())
-    for name, array in estimator.snapshot().items():
-        np.testing.assert_array_equal(array, other.snapshot()[name])
+    estimator.observe(samples(3, seed=1))
+    for mine, its in ((estimator.window, other.window), (estimator.estimator, other.estimator)):
+        its.restore(mine.snapshot())
+        for name, array in mine.snapshot().items():
+            np.testing.assert_array_equal(array, its.snapshot()[name])
+
+
+def test_each_gradient_is_clipped_before_the_mean() -> None:
+    batch = samples(20)
+    batch.x[3] = 1e4
+    clipped = Window(LEARNER.gradient_size, 3, clip=0.5)
+    clipped.add(LEARNER.probe(MODEL).measure(batch), batch.y)
+    singles = [LEARNER.probe(MODEL).measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(20)]
+    short = [g * min(1.0, 0.5 / float(np.linalg.norm(g))) for g in singles]
+    np.testing.assert_allclose(clipped.mean(), np.mean(short, axis=0), rtol=1e-4, atol=1e-6)
 
 
 def test_the_global_estimate_is_the_running_sum_of_equation_8_over_the_covered_weight() -> None:

@@ -191,3 +191,52 @@ def test_the_store_keeps_its_own_copy() -> None:
     store.offer(batch, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1, dtype=np.int64))
     batch.x[:] = 99
     assert store.stored().batch.x.tolist() == [[1.0]]
+
+
+class NaiveBendingStore:
+    """Targets in the plainest words: everything comes in, then the region most above its target gives one up."""
+
+    def __init__(self, quotas: list[int]) -> None:
+        self.quotas = quotas
+        self.held: dict[int, tuple[float, int, int]] = {}
+
+    def offer(self, arrival: Arrival, number: int) -> None:
+        if arrival.score == -np.inf:
+            self.held.pop(arrival.id, None)
+            return
+        self.held[arrival.id] = (arrival.score, number, arrival.region)
+        if len(self.held) > sum(self.quotas):
+            del self.held[self._victim()]
+
+    def _victim(self) -> int:
+        members = [[i for i, (_, _, r) in self.held.items() if r == region] for region in range(REGIONS)]
+        excess = [(len(m) - q, len(m)) for m, q in zip(members, self.quotas, strict=True)]
+        level = [r for r in range(REGIONS) if excess[r] == max(excess)]
+        giver = min(level, key=lambda r: min(self.held[i][1] for i in members[r]))
+        return min(members[giver], key=lambda i: self.held[i])
+
+
+@given(streams, quotas_lists, st.lists(st.integers(1, 17), min_size=1))
+def test_a_bending_store_keeps_what_a_naive_one_keeps_however_the_stream_is_cut(
+    stream: list[Arrival], quotas: list[int], cuts: list[int]
+) -> None:
+    naive, store = NaiveBendingStore(quotas), MemoryStore(np.array(quotas), bends=True)
+    for number, arrival in enumerate(stream):
+        naive.offer(arrival, number)
+    start = 0
+    while start < len(stream):
+        cut = cuts[start % len(cuts)]
+        offer(store, stream[start : start + cut], start)
+        start += cut
+        assert len(store) <= sum(quotas)
+    stored = store.stored()
+    assert dict(zip(stored.batch.ids.tolist(), stored.scores.tolist(), strict=True)) == {
+        i: score for i, (score, _, _) in naive.held.items()
+    }
+
+
+def test_a_store_with_fewer_slots_shrinks_from_the_region_most_above_its_target() -> None:
+    store = MemoryStore(np.array([1, 3, 0]), bends=True)
+    offer(store, [Arrival(i, 0, float(i)) for i in range(0, 9, 3)] + [Arrival(1, 1, 0.0)], 0)
+    store.configure(np.array([1, 1, 0]))
+    assert sorted(store.stored().batch.ids.tolist()) == [1, 6]

@@ -150,10 +150,13 @@ def _check_table(table: dict[str, Any]) -> None:
     """Reads the table with the part of fedkeep that it is for."""
     from fedkeep.agent.assembly import parse_config
     from fedkeep.config import build
+    from fedkeep.fleet.specification import parse_fleet
     from fedkeep.privacy.options import PrivacyOptions
     from fedkeep.sim.experiment import expand
 
-    if "samples" in table:
+    if "samples" in table and "train" in table:
+        parse_fleet(table)
+    elif "samples" in table:
         parse_config(table)
     elif set(table) == {"privacy"}:
         build(PrivacyOptions, table["privacy"], "privacy")

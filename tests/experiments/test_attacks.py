@@ -14,9 +14,9 @@ from lab.attacks import (
     similarity,
 )
 
+from fedkeep.core.estimators import mean_gradient
 from fedkeep.core.types import Batch, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.privacy.clipping import ClippedLearner
 from fedkeep.privacy.guard import Guard
 from fedkeep.privacy.ledger import Ledger
 from fedkeep.privacy.options import PrivacyOptions
@@ -40,8 +40,7 @@ def samples(n: int, seed: int = 0) -> Batch:
 def uploaded(batch: Batch, epsilon: float | None, seed: int = 0) -> Vector:
     """The estimator that leaves a device which saw this batch."""
     options = PrivacyOptions(epsilon=epsilon)
-    learner = ClippedLearner(LEARNER, options.clip) if epsilon else LEARNER
-    gradient = learner.probe(MODEL).measure(batch).mean_gradient()
+    gradient = mean_gradient(LEARNER.probe(MODEL).measure(batch), options.clip if epsilon else None)
     order = TrainOrder(0, MODEL, None, LocalTraining(0.1, 1))
     noise = np.random.default_rng(seed).standard_normal
     report = Report(0, MODEL, 1.0, 1, 1, gradient, len(batch))
@@ -87,14 +86,14 @@ def test_matching_recovers_a_few_samples_without_noise_and_none_with_it() -> Non
 @pytest.mark.parametrize(("epsilon", "least", "most"), [(None, 0.9, 1.0), (8.0, 0.55, 0.85), (1.0, 0.4, 0.62)])
 def test_membership_shows_without_noise_and_fades_with_it(epsilon: float | None, least: float, most: float) -> None:
     options = PrivacyOptions(epsilon=epsilon)
-    learner = ClippedLearner(LEARNER, options.clip) if epsilon else LEARNER
-    public = samples(2000, seed=77)
-    typical = [learner.probe(MODEL).measure(public.take(public.y == y)).mean_gradient() for y in range(CLASSES)]
+    public, clip = samples(2000, seed=77), options.clip if epsilon else None
+    measured = [LEARNER.probe(MODEL).measure(public.take(public.y == y)) for y in range(CLASSES)]
+    typical = [mean_gradient(of_label, clip) for of_label in measured]
     members, others = [], []
     for seed in range(60):
         batch, strangers = samples(10, seed), samples(10, seed + 1000)
-        clip = options.clip if epsilon else np.inf
-        attack = Membership(uploaded(batch, epsilon, seed), batch.y, np.array(typical, dtype=np.float64), clip)
+        upload, bound = uploaded(batch, epsilon, seed), np.inf if clip is None else clip
+        attack = Membership(upload, batch.y, np.array(typical, dtype=np.float64), bound)
         members.append(attack.scores(LEARNER.probe(MODEL).measure(batch), batch.y))
         others.append(attack.scores(LEARNER.probe(MODEL).measure(strangers), strangers.y))
     assert least <= advantage(np.concatenate(members), np.concatenate(others)) <= most

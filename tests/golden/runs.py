@@ -57,7 +57,7 @@ def embedded(**tables: Any) -> Fingerprint:
     base: Table = {
         "task": {"name": "embedded", "devices": 10},
         "policy": {"name": "fifo"},
-        "storage": {"capacity": 6},
+        "storage": {"capacity": 6, "quotas": "fixed"},
         "train": {"rounds": 12, "participation": 0.4, "learning_rate": 0.05, "epochs": 3},
         "record": {"every": 1000},
     }
@@ -69,7 +69,7 @@ def pictured(module: str, shape: tuple[int, ...], labels: int, **tables: Any) ->
     base: Table = {
         "task": {"name": "embedded"},
         "policy": {"name": "ode"},
-        "storage": {"capacity": 5},
+        "storage": {"capacity": 5, "quotas": "fixed"},
         "train": {"rounds": 6, "participation": 0.5, "learning_rate": 0.05, "epochs": 2},
         "stream": {"rounds_per_pass": 8},
         "record": {"every": 1000},
@@ -146,6 +146,8 @@ DRAWN: Table = {
     "estimator": {"name": "participants"},
 }
 
+GIST: Table = {"policy": {"name": "draw"}, "gist": {"name": "shared"}, "storage": {"quotas": "targets"}}
+
 RUNS: dict[str, Callable[[], Fingerprint]] = {
     "softmax-fifo": embedded,
     "softmax-reservoir": lambda: embedded(policy={"name": "reservoir"}),
@@ -171,4 +173,11 @@ RUNS: dict[str, Callable[[], Fingerprint]] = {
     "torch-mapped": lambda: pictured("tests.golden.modules:normalised", (12,), 4, policy={"name": "gradient-norm"}),
     "torch-recurrent": lambda: pictured("tests.golden.modules:recurrent", (5, 4), 4),
     "onnx-head": headed,
+    "softmax-bending": lambda: embedded(
+        policy=ODE, storage={"quotas": "targets", "capacity": 4}, stream={"drift": 1.0}
+    ),
+    "softmax-gist": lambda: embedded(**GIST),
+    "softmax-gist-int8": lambda: embedded(**merged(GIST, {"gist": {"name": "local", "encoding": "int8"}})),
+    "mlp-gist-last-layer": lambda: embedded(**merged(GIST, {"model": {"name": "mlp"}, "gist": {"last_layers": 1}})),
+    "lenet-gist": lambda: pictured("lenet", *PICTURES, **GIST),
 }

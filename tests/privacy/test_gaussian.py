@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import clip_weights
 from fedkeep.privacy.gaussian import (
     Observer,
     Sampling,
     amplified_epsilon,
     budget_cost,
-    clip_weights,
     clipped,
     epsilon_spent,
     noise_multiplier,

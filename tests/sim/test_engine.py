@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeep.config import Table
+from fedkeep.config import Table, merged
 from fedkeep.records import read_run
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell, expand, resolve
@@ -281,7 +281,8 @@ def test_a_refused_report_is_no_dropout(tmp_path: Path) -> None:
 )
 def test_the_record_tells_of_what_the_plan_divides(tmp_path: Path, tables: Table, names: tuple[str, ...]) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    run = read_run(play(expand(experiment(**tables))[0], tmp_path))
+    fixed = {"policy": {"name": "ode"}, "storage": {"quotas": "fixed"}}
+    run = read_run(play(expand(merged(experiment(**tables), fixed))[0], tmp_path))
     (plan,) = run.plans
     assert plan.regions == names
     filled = dict(zip(run.holdings[-1].devices, run.holdings[-1].filled, strict=True))

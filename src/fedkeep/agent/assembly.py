@@ -22,20 +22,21 @@ from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.device import DeviceOptions
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.factory import make_device, regions_for
+from fedkeep.core.factory import make_device, memory_store, regions_for
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Learner
-from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.store import AfterUse
 from fedkeep.core.velocity import VelocityMeter, Window
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
-from fedkeep.presets import DEFAULT, device_tables
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
 
 _TABLES = (
-    "preset", "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "metrics", "privacy",
-    "source",
+    "preset", "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "gist", "metrics",
+    "privacy", "source",
 )  # fmt: skip
 _HOUR = 3600.0
 _BUCKETS = 12
@@ -55,6 +56,7 @@ class AgentConfig:
     device: DeviceOptions
     after_use: AfterUse
     weights: Weighting
+    gist: GistOptions
     metrics: MetricsOptions
     policy_name: str
     policy: SelectionPolicy
@@ -76,7 +78,7 @@ def parse_config(table: Table) -> AgentConfig:
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
-    preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", "ode"))
+    preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", DEFAULT_POLICY))
     table = merged(device_tables(preset, policy_name), table)
     samples = build(SampleOptions, table.get("samples", {}), "samples")
     policy = build(find_policy(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
@@ -94,6 +96,7 @@ def parse_config(table: Table) -> AgentConfig:
         device=build(DeviceOptions, table["device"], "device"),
         after_use=build(AfterUse, table["after_use"], "after_use"),
         weights=build(Weighting, table["weights"], "weights") if policy.coordinated else UNCOORDINATED,
+        gist=build(GistOptions, table["gist"], "gist"),
         metrics=build(MetricsOptions, table.get("metrics", {}), "metrics"),
         policy_name=policy_name,
         policy=policy,
@@ -113,12 +116,10 @@ class Assembly:
 def assemble(config: AgentConfig) -> Assembly:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    privacy = Privacy.configured(config.privacy, config.device) if config.privacy else None
-    if privacy is not None:
-        learner = privacy.clipping(learner)
+    privacy = Privacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
     layout = plan(config.store, config.form, _state_bytes(learner, config))
     regions = regions_for(config.policy, config.samples.labels)
-    index = MemoryStore(np.zeros(regions.count, dtype=np.int64), config.after_use)
+    index = memory_store(regions, config.after_use, config.device)
     file, contents, disk = open_file(config.store, config.form, layout.geometry)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
@@ -134,6 +135,8 @@ def assemble(config: AgentConfig) -> Assembly:
         meter=VelocityMeter(regions.count, _window(config.agent.velocity_window_seconds)),
         weighting=config.weights,
         options=config.device,
+        gist=config.gist,
+        clip=None if privacy is None else privacy.clip,
         seed=config.agent.seed,
     )
     agent = Agent(
@@ -159,4 +162,7 @@ def _state_bytes(learner: Learner, config: AgentConfig) -> int:
     of a secure sum's."""
     meter = _BUCKETS * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
-    return 4 * learner.size + (4 + 8 + 4 + guarded + summed) * learner.gradient_size + meter + 8 * REMEMBERED + 4096
+    gist = 4 * learner.tail(config.gist.last_layers) if config.gist.kept else 0
+    return (
+        4 * learner.size + (4 + 8 + 4 + guarded + summed) * learner.gradient_size + gist + meter + 8 * REMEMBERED + 4096
+    )

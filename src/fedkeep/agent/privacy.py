@@ -10,7 +10,7 @@ from fedkeep.agent.disk import StoreError
 from fedkeep.config import Table, build
 from fedkeep.core.device import DeviceOptions
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Learner
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.types import State
 
 if TYPE_CHECKING:
@@ -24,19 +24,20 @@ class Privacy:
     options: PrivacyOptions
 
     @classmethod
-    def configured(cls, table: Table, device: DeviceOptions) -> Privacy:
+    def configured(cls, table: Table, device: DeviceOptions, gist: GistOptions) -> Privacy:
         from fedkeep.privacy.options import PrivacyOptions
 
         options = build(PrivacyOptions, table, "privacy")
         if options.protects("estimator") and options.unit == "sample" and device.gradient_from == "stored":
             raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
+        if options.protects("estimator") and options.unit == "sample" and gist.shared:
+            raise ConfigError("a shared gist tells of a sample in many rounds: set privacy.unit = 'device'")
         return cls(options)
 
-    def clipping(self, learner: Learner) -> Learner:
-        """The learner whose mean gradients are bounded as the noise needs it."""
-        from fedkeep.privacy.clipping import ClippedLearner
-
-        return ClippedLearner(learner, self.options.clip) if self.options.protects("estimator") else learner
+    @property
+    def clip(self) -> float | None:
+        """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
+        return self.options.clip if self.options.protects("estimator") else None
 
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
         """Puts the door before the agent; a ledger that damage took is not an empty one: then nothing starts."""

@@ -10,15 +10,17 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.estimators import LocalGradientEstimator
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import LocalGradientEstimator, Window
+from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
 from fedkeep.core.policy import SelectionPolicy, View
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed, uniform_keys
+from fedkeep.core.shares import Shares, Targets
 from fedkeep.core.slices import SliceOf
-from fedkeep.core.start import BalancedStart
 from fedkeep.core.types import (
     Assignment,
     Batch,
@@ -32,7 +34,7 @@ from fedkeep.core.types import (
     Vector,
 )
 from fedkeep.core.velocity import Meter
-from fedkeep.core.weighting import Weighting
+from fedkeep.core.weighting import Weighting, own_mass
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,18 @@ class DeviceOptions:
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
     gradient_from: Literal["arrivals", "stored"] = "arrivals"
     """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
+    quotas: Literal["targets", "fixed"] = "targets"
+    """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
+    targets: Targets = "root"
+    """How slots are divided where no plan does it: `even`, by the `root` of each region's share, or by `share`."""
+    share_forgetting: float = 0.99
+    """What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
     def __post_init__(self) -> None:
         if self.max_age is not None and self.max_age < 1:
             raise ValueError(f"max_age must be 1 or more arrivals, got {self.max_age}")
+        if not 0 < self.share_forgetting <= 1:
+            raise ValueError(f"share_forgetting must be above 0 and at most 1, got {self.share_forgetting}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +69,8 @@ class Prepared:
     job: Job
     local_gradient: Vector | None
     gradient_samples: int
+    mending: Mending | None = None
+    """What the gist has to say of this participation; None without one."""
 
 
 class Device:
@@ -77,21 +89,37 @@ class Device:
         labels: int,
         weighting: Weighting = Weighting(),  # noqa: B008 - frozen
         options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+        gist: GistOptions = GistOptions(),  # noqa: B008 - frozen
+        clip: float | None = None,
         seed: int = 0,
     ) -> None:
+        if gist.kept and gist.matched and regions.count > 1 and weighting.client_label != 1:
+            raise ConfigError(
+                "gist.matched needs weights by client and label: set weights.client_label = 1, or matched = false"
+            )
         self.learner, self.policy, self.store = learner, policy, store
         self.regions, self.meter, self.weighting = regions, meter, weighting
         self.capacity, self.options, self.seed = capacity, options, seed
         self._shape, self._labels = sample_shape, labels
         self._memory = Memory()
-        self._estimator = LocalGradientEstimator(learner.gradient_size if policy.uses_direction else 0)
-        self._estimates = policy.uses_direction and options.gradient_from == "arrivals"
+        self.gist = Gist(gist, learner.tail(gist.last_layers), seed) if gist.kept else None
+        self._estimator = LocalGradientEstimator()
+        self._tells = policy.uses_direction and not gist.shared
+        """Whether g_hat_c is reported."""
+        told = learner.gradient_size if self._tells and options.gradient_from == "arrivals" else 0
+        seen = learner.gradient_size if gist.kept else told if clip is None else 0
+        self._window = Window(seen, regions.count)
+        """All arrivals since the model last changed."""
+        self._told = self._window if clip is None else Window(told, regions.count, clip)
+        """The same as far as it is told: with each sample's gradient shortened to `clip`, if there is one."""
+        self._windows = [w for w in dict.fromkeys((self._window, self._told)) if w.size]
+        self._clip = clip
         self._probe: Probe | None = None
         self._model: Vector | None = None
         self._direction: Vector | None = None
         self._assignment: Assignment | None = None
         self._declared: FloatArray | None = None
-        self._start = BalancedStart(regions.count)
+        self._shares = Shares(regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
         self._arrivals = 0
         self._round = -1
 
@@ -113,7 +141,8 @@ class Device:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
         self._assignment = assignment
         quotas = assignment.quotas
-        self.store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self.policy.unbounded else quotas)
+        if not self._divides:
+            self.store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self.policy.unbounded else quotas)
 
     def profile(self) -> Profile:
         """What the device declares to the server (step 1), and weighs itself by until it declares anew.
@@ -141,38 +170,63 @@ class Device:
             return Outcome.of_none()
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
-        if measurements is not None and self._estimates:
-            self._estimator.add(measurements, len(batch))
-        if self._assignment is None:
-            return self._take_in_unplanned(batch, regions)
-        return self._offer(batch, regions, measurements)
+        if measurements is not None:
+            for window in self._windows:
+                window.add(measurements, regions)
+        offer = self._offer_divided if self._divides else self._offer
+        return offer(batch, regions, measurements)
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and reports (steps 5, 6)."""
         prepared = self.prepare(order)
         return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
 
-    def prepare(self, order: TrainOrder) -> Prepared:
-        """Follows an order up to the training itself, which a caller may do for many devices at once."""
+    def follow(self, order: TrainOrder) -> Batch:
+        """Takes note of what an order says of the plan, and gives what there is to train on."""
         self._estimator.settle(order.accepted_round)
-        gradient, count = self._estimator.freeze(order.round)
         if order.assignment is not None:
             self.assign(order.assignment)
+        return self.store.stored().batch
+
+    def prepare(
+        self, order: TrainOrder, before: Measurements | None = None, after: Measurements | None = None
+    ) -> Prepared:
+        """Follows an order up to the training itself, which a caller may do for many devices at once.
+
+        `before` and `after` are what is stored as measured under the model the device has and under the order's, if
+        known: a gist needs them both.
+        """
+        batch = self.follow(order)
         stored = self.store.stored()
-        if self.options.gradient_from == "stored" and len(stored.batch):
-            gradient = self.learner.probe(order.model).measure(stored.batch).mean_gradient()
-            count = len(stored.batch)
-        job = Job(stored.batch, self._weights(stored.regions), child_seed(self.seed, "train", order.round))
-        return Prepared(order, job, gradient, count)
+        weights = self._weights(stored.regions)
+        mending = None
+        if self.gist is not None and self._probe is not None and weights.sum() > 0:
+            before = self._probe.measure(batch) if before is None else before
+            after = self.learner.probe(order.model).measure(batch) if after is None else after
+            gradients = StoredGradients(weights / weights.sum(), stored.regions, before, after)
+            mending = self._mend(self.gist, gradients, order)
+        gradient, count = self._tell(order, batch)
+        for window in self._windows:
+            window.clear()
+        correction = None if mending is None else self._padded(mending.correction)
+        job = Job(batch, weights, child_seed(self.seed, "train", order.round), correction)
+        return Prepared(order, job, gradient, count, mending)
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
         order, job = prepared.order, prepared.job
-        n = len(job.batch)
+        n, gradient, count = len(job.batch), prepared.local_gradient, prepared.gradient_samples
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)
         self._round = order.round
+        self._shares.age()
+        if self.gist is not None:
+            self.gist.keep(prepared.mending)
+            if self.gist.options.shared:
+                gradient, count = self._shared(self.gist), 1
         self.adopt(order.model, order.direction, stored)
+        if self._divides:
+            self.store.configure(self._shares.targets(self.capacity))
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
@@ -180,8 +234,8 @@ class Device:
             weight=float(job.weights.sum()),
             steps=order.local.epochs * per_epoch,
             samples=n,
-            local_gradient=prepared.local_gradient,
-            gradient_samples=prepared.gradient_samples,
+            local_gradient=gradient,
+            gradient_samples=count if gradient is not None else 0,
         )
 
     def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:
@@ -224,11 +278,16 @@ class Device:
             self.install(state["model"], state.get("direction"))
 
     def _weights(self, regions: IntArray) -> FloatArray:
-        """What each stored sample counts; all alike before there is a plan."""
-        if self._assignment is None:
-            return np.ones(len(regions))
+        """What each stored sample counts; before there is a plan they count 1 each on average."""
+        if self._assignment is not None:
+            return self.weighting.weigh(regions, self._assignment, self._stream())
+        own = self.weighting.client_label == 1 and len(regions) > 0
+        return len(regions) * own_mass(regions, self._shares.values())[regions] if own else np.ones(len(regions))
+
+    def _stream(self) -> FloatArray:
+        """How much of each region the device takes to come: what weights and gist are made for."""
         velocity = self.meter.velocity() if self._declared is None else self._declared
-        return self.weighting.weigh(regions, self._assignment, velocity).values
+        return velocity.sum() * self._shares.values() if self._divides else velocity
 
     def _parts(self) -> tuple[tuple[str, Kept], ...]:
         return (
@@ -236,8 +295,45 @@ class Device:
             ("meter", self.meter),
             ("memory", self._memory),
             ("estimator", self._estimator),
-            ("start", self._start),
+            ("window", self._window),
+            ("shares", self._shares),
+            *((("told", self._told),) if self._told is not self._window else ()),
+            *((("gist", self.gist),) if self.gist is not None else ()),
         )
+
+    @property
+    def _divides(self) -> bool:
+        """Whether the device divides its slots by itself: by policy, and before there is a plan."""
+        return self.policy.balanced or self._assignment is None
+
+    def _shared(self, gist: Gist) -> Vector | None:
+        """The gist as it is told: where each sample is to be hidden, no longer than `clip` as a whole."""
+        vector = gist.vector()
+        if vector is None or self._clip is None:
+            return vector
+        return (vector * min(1.0, self._clip / max(float(np.linalg.norm(vector)), 1e-30))).astype(np.float32)
+
+    def _mend(self, gist: Gist, stored: StoredGradients, order: TrainOrder) -> Mending:
+        moved = self._model is None or not np.array_equal(self._model, order.model)
+        fleet = order.direction if gist.options.shared else None
+        stream = self._shares.values() if self._assignment is None else self._stream()
+        shares = stream / max(stream.sum(), 1e-30)
+        return gist.mend(stored, self._window, shares, fleet, moved=moved)
+
+    def _padded(self, correction: Vector | None) -> Vector | None:
+        """A correction of the last layers as one of all that is valued."""
+        if correction is None or len(correction) == self.learner.gradient_size:
+            return correction
+        return np.pad(correction, (self.learner.gradient_size - len(correction), 0))
+
+    def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
+        """g_hat_c as far as it is to be told, and the samples behind it."""
+        if not self._tells:
+            return None, 0
+        if self.options.gradient_from == "stored":
+            gradient = self.learner.probe(order.model).measure(stored).mean_gradient() if len(stored) else None
+            return gradient, len(stored)
+        return self._estimator.freeze(self._told, order.round)
 
     def _offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         if not self.policy.sequential or len(batch) <= 1:
@@ -281,11 +377,14 @@ class Device:
         measured = measurements if measurements is not None else self.measure(stored.batch)
         self.store.revalue(self._score(stored.batch, measured, stored.arrivals, keys, stored.scores))
 
-    def _take_in_unplanned(self, batch: Batch, regions: IntArray) -> Outcome:
-        """Before there is a plan: a reservoir whose slots are divided evenly among the regions seen so far."""
+    def _offer_divided(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
+        """Offers samples to slots that the device divides by what it has seen of each region so far."""
         parts = []
-        for start, stop in self._start.between_sightings(regions):
-            self._start.see(regions[start:stop])
-            self.store.configure(self._start.quotas(self.capacity))
-            parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], None))
+        for start, stop, renewed in self._shares.stretches(regions):
+            self._shares.see(regions[start : start + 1])
+            if renewed:
+                self.store.configure(self._shares.targets(self.capacity))
+            self._shares.see(regions[start + 1 : stop])
+            part = None if measurements is None else SliceOf(measurements, slice(start, stop))
+            parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))
         return Outcome.concatenate(parts)

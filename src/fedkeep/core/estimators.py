@@ -9,7 +9,61 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.core.ports import Measurements
-from fedkeep.core.types import DeviceId, FloatArray, State, Vector
+from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Vector
+
+
+def clip_weights(norms: Scores, clip: float) -> Scores:
+    """min(1, clip / norm) per sample: multiplied by it, no gradient is longer than `clip`."""
+    return clip / np.maximum(norms, clip)
+
+
+def mean_gradient(measurements: Measurements, clip: float | None) -> Vector:
+    """The mean of the samples' gradients, each first shortened to `clip`, so that their mean is never longer."""
+    if clip is None:
+        return measurements.mean_gradient()
+    return measurements.weighted_gradient(clip_weights(measurements.norms(), clip))
+
+
+class Window:
+    """The gradients of all arrivals since the model last changed, summed in float64, and their counts by region.
+
+    With `clip` each sample's gradient is first shortened to that length: the bound that privacy's noise is made for.
+    """
+
+    def __init__(self, size: int, regions: int, clip: float | None = None) -> None:
+        self._sum = np.zeros(size, dtype=np.float64)
+        self._clip = clip
+        self.counts = np.zeros(regions)
+
+    @property
+    def size(self) -> int:
+        return len(self._sum)
+
+    @property
+    def count(self) -> int:
+        """N, the arrivals counted."""
+        return int(self.counts.sum())
+
+    def add(self, measurements: Measurements, regions: IntArray) -> None:
+        """Counts arrivals, measured under the present model."""
+        if len(regions):
+            self._sum += mean_gradient(measurements, self._clip).astype(np.float64) * len(regions)
+            self.counts += np.bincount(regions, minlength=len(self.counts))
+
+    def mean(self) -> FloatArray:
+        """The mean gradient over all arrivals (Eq. 7)."""
+        mean: FloatArray = self._sum / max(1, self.count)
+        return mean
+
+    def clear(self) -> None:
+        self._sum[:] = 0.0
+        self.counts[:] = 0.0
+
+    def snapshot(self) -> State:
+        return {"sum": self._sum.copy(), "counts": self.counts.copy()}
+
+    def restore(self, state: State) -> None:
+        self._sum, self.counts = (np.array(state[name], dtype=np.float64) for name in ("sum", "counts"))
 
 
 class LocalGradientEstimator:
@@ -22,45 +76,33 @@ class LocalGradientEstimator:
     with it every later report of this device would be refused.
     """
 
-    def __init__(self, size: int) -> None:
-        self._sum = np.zeros(size, dtype=np.float64)
-        self.count = 0
+    def __init__(self) -> None:
         self._pending: Vector | None = None
         self._pending_count = 0
         self._pending_round = -1
-
-    def add(self, measurements: Measurements, n: int) -> None:
-        """Counts n arrivals, measured under the present model."""
-        if n:
-            self._sum += measurements.mean_gradient().astype(np.float64) * n
-            self.count += n
 
     def settle(self, accepted_round: int | None) -> None:
         """Forgets a pending estimate that the server has accepted."""
         if accepted_round is not None and accepted_round >= self._pending_round:
             self._pending, self._pending_count = None, 0
 
-    def freeze(self, round_: int) -> tuple[Vector | None, int]:
-        """The estimate to send in `round_` and the arrivals behind it; a fresh one begins."""
-        if self.count and self.count >= self._pending_count:
+    def freeze(self, window: Window, round_: int) -> tuple[Vector | None, int]:
+        """The estimate to send in `round_` and the arrivals behind it: the window's, or one not yet accepted."""
+        if window.count and window.count >= self._pending_count:
             with np.errstate(over="ignore", invalid="ignore"):
-                estimate = (self._sum / self.count).astype(np.float32)
+                estimate = window.mean().astype(np.float32)
             if np.isfinite(estimate).all():
-                self._pending, self._pending_count = estimate, self.count
-        self._sum[:] = 0.0
-        self.count = 0
+                self._pending, self._pending_count = estimate, window.count
         self._pending_round = round_
         return self._pending, self._pending_count
 
     def snapshot(self) -> State:
         pending = np.empty(0, dtype=np.float32) if self._pending is None else self._pending
-        counts = np.array([self.count, self._pending_count, self._pending_round])
-        return {"sum": self._sum.copy(), "pending": pending.copy(), "counts": counts}
+        return {"pending": pending.copy(), "counts": np.array([self._pending_count, self._pending_round])}
 
     def restore(self, state: State) -> None:
-        self._sum = np.array(state["sum"], dtype=np.float64)
         self._pending = np.array(state["pending"], dtype=np.float32) if len(state["pending"]) else None
-        self.count, self._pending_count, self._pending_round = state["counts"].tolist()
+        self._pending_count, self._pending_round = state["counts"].tolist()
 
 
 @dataclass(frozen=True, eq=False)

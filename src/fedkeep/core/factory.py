@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Learner, Store
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
@@ -26,6 +27,8 @@ def make_device(
     after_use: AfterUse = AfterUse(),  # noqa: B008 - frozen
     weighting: Weighting | None = None,
     options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+    gist: GistOptions = GistOptions(),  # noqa: B008 - frozen
+    clip: float | None = None,
     seed: int = 0,
 ) -> Device:
     """A device that keeps `capacity` samples by the policy; what is not given is as the policy needs it.
@@ -36,7 +39,7 @@ def make_device(
     return Device(
         learner=learner,
         policy=policy,
-        store=store if store is not None else MemoryStore(np.zeros(regions.count, dtype=np.int64), after_use),
+        store=store if store is not None else memory_store(regions, after_use, options),
         regions=regions,
         meter=meter if meter is not None else VelocityMeter(regions.count),
         capacity=capacity,
@@ -44,10 +47,17 @@ def make_device(
         labels=labels,
         weighting=weighting if weighting is not None else (Weighting() if policy.coordinated else UNCOORDINATED),
         options=options,
+        gist=gist,
+        clip=clip,
         seed=seed,
     )
 
 
+def memory_store(regions: Regions, after_use: AfterUse, options: DeviceOptions) -> MemoryStore:
+    """A store without a slot yet; the plan or the device gives it some."""
+    return MemoryStore(np.zeros(regions.count, dtype=np.int64), after_use, bends=options.quotas == "targets")
+
+
 def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
-    """Labels, where a plan divides them among devices; else one region for everything."""
-    return LabelRegions(labels) if policy.coordinated else SingleRegion()
+    """Labels, where slots are divided among them, by a plan or by the device; else one region for everything."""
+    return LabelRegions(labels) if policy.coordinated or policy.balanced else SingleRegion()

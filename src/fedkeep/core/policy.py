@@ -69,6 +69,8 @@ class SelectionPolicy(ABC):
     """Whether devices estimate gradients for it, and the server merges them (Eq. 7, 8)."""
     coordinated: ClassVar[bool] = False
     """Whether the server divides the labels among the devices by default."""
+    balanced: ClassVar[bool] = False
+    """Whether a device divides its slots among the labels by itself, by what it has seen of each."""
     unbounded: ClassVar[bool] = False
     """Whether the device keeps everything, whatever its capacity."""
 

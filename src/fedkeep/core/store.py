@@ -57,14 +57,36 @@ class _Entry:
 
 
 class MemoryStore:
-    """Implements the `Store` port with one heap per region; an offer costs O(log k), a hopeless one almost nothing."""
+    """Implements the `Store` port with one heap per region; an offer costs O(log k), a hopeless one almost nothing.
 
-    def __init__(self, quotas: IntArray, after_use: AfterUse = AfterUse()) -> None:  # noqa: B008 - frozen
-        self.after_use = after_use
+    Where the store `bends`, quotas are targets: a region may use what the others leave free, and when all slots are
+    taken the lowest sample of the region most above its target goes (of equals the region that holds most, then the
+    one with the oldest sample). Otherwise no region ever holds more than its quota, as in the paper.
+
+    >>> store = MemoryStore(np.array([1, 1]), bends=True)
+    >>> def come(number, region, score):
+    ...     batch = Batch(np.zeros((1, 2)), np.array([region]), np.array([number]))
+    ...     return Fate(store.offer(batch, batch.y, np.array([score]), batch.ids).fates[0]).name
+    >>> [come(1, 0, 0.9), come(2, 0, 0.8), come(3, 0, 0.7)]  # region 1 lends its slot
+    ['KEPT', 'KEPT', 'REFUSED']
+    >>> come(4, 1, 0.1)  # and takes it back
+    'REPLACED'
+    >>> store.stored().batch.ids.tolist()
+    [1, 4]
+    """
+
+    def __init__(
+        self,
+        quotas: IntArray,
+        after_use: AfterUse = AfterUse(),  # noqa: B008 - frozen
+        *,
+        bends: bool = False,
+    ) -> None:
+        self.after_use, self.bends = after_use, bends
         self._entries: dict[int, _Entry] = {}
         self._heaps: list[list[tuple[_Key, int]]] = [[] for _ in quotas]
         self._sizes = [0] * len(quotas)
-        self._quotas = [0] * len(quotas)
+        self._quotas, self._capacity = [0] * len(quotas), 0
         self._samples: tuple[Batch, IntArray, IntArray] | None = None
         """What `stored` says of samples, regions and arrivals, until one of them changes."""
         self.configure(quotas)
@@ -75,10 +97,9 @@ class MemoryStore:
     def configure(self, quotas: IntArray) -> None:
         if len(quotas) != len(self._heaps):
             raise ValueError(f"expected quotas for {len(self._heaps)} regions, got {len(quotas)}")
-        self._quotas = quotas.tolist()
-        for region, quota in enumerate(self._quotas):
-            while self._sizes[region] > quota:
-                self._drop(self._lowest(region))
+        self._set_quotas(quotas)
+        while (region := self._overfull()) is not None:
+            self._drop(self._lowest(region))
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         n = len(batch)
@@ -135,7 +156,7 @@ class MemoryStore:
         }
 
     def restore(self, state: State) -> None:
-        self._quotas = state["quotas"].tolist()
+        self._set_quotas(state["quotas"])
         self._entries, self._samples = {}, None
         self._sizes = [0] * len(self._quotas)
         self._heaps = [[] for _ in self._quotas]
@@ -147,6 +168,10 @@ class MemoryStore:
             entry.uses = uses
             entry.key = (tier, effective, arrival)
             self._insert(entry)
+
+    def _set_quotas(self, quotas: IntArray) -> None:
+        self._quotas = quotas.tolist()
+        self._capacity = sum(self._quotas)
 
     def _seen_before(self, ids: IntArray) -> BoolArray:
         """Which samples are stored or come twice in the batch: their offers may lower what is there."""
@@ -167,11 +192,11 @@ class MemoryStore:
         arrivals: IntArray,
         outcome: Outcome,
     ) -> int:
-        """Offers samples from `start` until a refresh lowers a floor; returns where to go on.
+        """Offers samples from `start` until one of them lowers a floor; returns where to go on.
 
         Floors only rise otherwise, so a sample below its region's floor now stays hopeless and is skipped.
         """
-        lowest = [self._lowest_key(region) for region in range(len(self._quotas))]
+        lowest = [self._key_to_beat(region) for region in range(len(self._quotas))]
         floors, unreachable = _floors(lowest)
         outcome.floors[start:] = floors[regions[start:]]
         hopeful = (scores[start:] >= unreachable[regions[start:]]) & (scores[start:] > -np.inf)
@@ -179,33 +204,67 @@ class MemoryStore:
         plain = (index, batch.ids[index], regions[index], scores[index], arrivals[index])
         for i, id_, region, score, arrival in zip(*(column.tolist() for column in plain), strict=True):
             entry = self._entries.get(id_)
+            to_beat = self._key_to_beat(region) if self.bends else lowest[region]
             if entry is not None:
                 if self._refresh(entry, score, arrival, i, outcome):
                     return int(i) + 1
-            elif (_RANKED, score, arrival) < lowest[region] or not score > -np.inf:
-                outcome.floors[i] = lowest[region][1]
+            elif (_RANKED, score, arrival) < to_beat or not score > -np.inf:
+                outcome.floors[i] = to_beat[1]
                 continue
             else:
-                self._make_room(region, i, outcome)
+                divided_anew = self._make_room(region, i, outcome)
                 self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
-            lowest[region] = self._lowest_key(region)
+                if divided_anew:
+                    return int(i) + 1
+            lowest[region] = self._key_to_beat(region)
         return len(batch)
 
-    def _lowest_key(self, region: int) -> _Key:
+    def _key_to_beat(self, region: int) -> _Key:
         """The key that a newcomer of the region must not be below."""
-        quota = self._quotas[region]
-        if self._sizes[region] < quota:
+        giver = self._giver(region)
+        if giver != region:
             return _ROOM
-        return self._lowest(region).key if quota else _NO_ROOM
+        return self._lowest(region).key if self._sizes[region] else _NO_ROOM
 
-    def _make_room(self, region: int, i: int, outcome: Outcome) -> None:
-        """Drops what the sample at `i` displaces, if its region is full, and notes what became of the sample."""
-        if self._sizes[region] < self._quotas[region]:
+    def _giver(self, region: int) -> int | None:
+        """The region that gives up a sample for a newcomer of `region`; None while there is room."""
+        if not self.bends:
+            return region if self._sizes[region] >= self._quotas[region] else None
+        return self._most_above(region) if len(self._entries) >= self._capacity else None
+
+    def _most_above(self, newcomer: int | None = None) -> int:
+        """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
+        held = list(self._sizes)
+        if newcomer is not None:
+            held[newcomer] += 1
+        rank = [(size - quota, size) for size, quota in zip(held, self._quotas, strict=True)]
+        highest = max(rank)
+        level = [region for region, of_region in enumerate(rank) if of_region == highest]
+        if len(level) == 1:
+            return level[0]
+        oldest = dict.fromkeys(level, np.inf)
+        for entry in self._entries.values():
+            if entry.region in oldest:
+                oldest[entry.region] = min(oldest[entry.region], entry.arrival)
+        return min(level, key=lambda region: oldest[region])
+
+    def _overfull(self) -> int | None:
+        """A region that holds more than it may; None if there is none."""
+        if self.bends:
+            return self._most_above() if len(self._entries) > self._capacity else None
+        sizes = zip(self._sizes, self._quotas, strict=True)
+        return next((region for region, (size, quota) in enumerate(sizes) if size > quota), None)
+
+    def _make_room(self, region: int, i: int, outcome: Outcome) -> bool:
+        """Drops what the sample at `i` displaces, if need be; True if regions other than its own are concerned."""
+        giver = self._giver(region)
+        if giver is None:
             outcome.fates[i], outcome.floors[i] = Fate.KEPT, np.nan
-            return
-        displaced = self._lowest(region)
+            return self.bends and len(self._entries) + 1 == self._capacity
+        displaced = self._lowest(giver)
         self._drop(displaced)
         outcome.fates[i], outcome.displaced[i], outcome.floors[i] = Fate.REPLACED, displaced.id, displaced.key[1]
+        return giver != region
 
     def _refresh(self, entry: _Entry, score: float, arrival: int, i: int, outcome: Outcome) -> bool:
         """Renews a stored sample's score; True if its region is easier to enter than before."""
@@ -221,7 +280,7 @@ class MemoryStore:
             return True
         tier = _GIVES_WAY if self.after_use.gives_way(entry.uses) else _RANKED
         self._rekey(entry, (tier, score, arrival))
-        return entry.key < before
+        return self.bends or entry.key < before
 
     def _by_arrival(self) -> list[_Entry]:
         return sorted(self._entries.values(), key=attrgetter("arrival"))

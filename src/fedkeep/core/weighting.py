@@ -23,14 +23,6 @@ def label_weights(mass: FloatArray, stored: IntArray) -> FloatArray:
     return weights
 
 
-@dataclass(frozen=True, eq=False)
-class SampleWeights:
-    """One weight per stored sample, (n,), and the arrivals per unit of time of labels seen but not stored."""
-
-    values: FloatArray
-    spread: float
-
-
 @dataclass(frozen=True)
 class Weighting:
     """Weights between `label` (0) and `client-label` (1), a linear shrinkage of the second towards the first.
@@ -46,26 +38,26 @@ class Weighting:
         if not 0 <= self.client_label <= 1:
             raise ValueError(f"client_label must be between 0 and 1, got {self.client_label}")
 
-    def weigh(self, regions: IntArray, assignment: Assignment, velocity: FloatArray) -> SampleWeights:
-        """The weights of stored samples that lie in `regions`, on a device that sees `velocity`."""
-        stored = np.bincount(regions, minlength=len(velocity))
-        spread = float(velocity[stored == 0].sum())
-        weights = assignment.label_weights[regions]
-        if self.client_label and assignment.mass_per_slot > 0:
-            own = _own_mass(stored, velocity)[regions] / assignment.mass_per_slot
-            weights = (1 - self.client_label) * weights + self.client_label * own
-        return SampleWeights(weights, spread)
+    def weigh(self, regions: IntArray, assignment: Assignment, velocity: FloatArray) -> FloatArray:
+        """The weights of stored samples that lie in `regions`, (n,), on a device that sees `velocity`."""
+        if not self.client_label or not assignment.mass_per_slot > 0:
+            return assignment.label_weights[regions]
+        own: FloatArray = own_mass(regions, velocity)[regions] / assignment.mass_per_slot
+        if self.client_label == 1:
+            return own
+        return (1 - self.client_label) * assignment.label_weights[regions] + self.client_label * own
 
 
 UNCOORDINATED = Weighting(client_label=1.0)
 """Where no plan divides the labels, a device weighs what its own stream weighs."""
 
 
-def _own_mass(stored: IntArray, velocity: FloatArray) -> FloatArray:
-    """The stream of this device that one stored sample of each region stands for.
+def own_mass(regions: IntArray, velocity: FloatArray) -> FloatArray:
+    """The stream of this device that one stored sample of each region stands for, given what regions are stored.
 
     Labels seen but not stored are spread over the stored ones in proportion, so that the device keeps its rate.
     """
+    stored = np.bincount(regions, minlength=len(velocity))
     held = stored > 0
     share = np.where(held, velocity, 0.0)
     if share.sum() == 0:

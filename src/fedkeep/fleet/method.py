@@ -10,15 +10,17 @@ from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import find
 from fedkeep.core.policy import SelectionPolicy
+from fedkeep.core.ports import Learner
 from fedkeep.core.screening import Limits
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.options import EstimatorOptions, StorageOptions, TrainOptions
-from fedkeep.presets import DEFAULT, experiment_tables
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.registry import find_policy
 
@@ -26,6 +28,7 @@ METHOD_TABLES: dict[str, type[Any]] = {
     "storage": StorageOptions,
     "weights": Weighting,
     "estimator": EstimatorOptions,
+    "gist": GistOptions,
     "train": TrainOptions,
     "aggregation": Aggregation,
     "limits": Limits,
@@ -45,6 +48,7 @@ class Method:
     storage: StorageOptions
     weights: Weighting
     estimator: EstimatorOptions
+    gist: GistOptions
     train: TrainOptions
     aggregation: Aggregation
     limits: Limits
@@ -65,11 +69,15 @@ class Method:
             table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
         return table | {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
 
-    def make_server(self, model: Vector, gradient_size: int, regions: int) -> Server:
+    def told_size(self, learner: Learner) -> int:
+        """The length of what devices tell of their stream: of an estimator, or of a shared gist."""
+        return learner.tail(self.gist.last_layers) if self.gist.shared else learner.gradient_size
+
+    def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device."""
         return Server(
             model=model,
-            gradient_size=gradient_size,
+            gradient_size=self.told_size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
@@ -80,19 +88,20 @@ class Method:
         )
 
     def _estimator(self) -> GlobalEstimator:
-        if not self.policy.uses_direction or self.estimator.name == "exact":
+        if not (self.policy.uses_direction or self.gist.shared) or self.estimator.name == "exact":
             return GivenEstimator()
         return global_estimator(self.estimator.name, self.estimator.max_age)
 
 
 def method_parts(table: Table) -> dict[str, Any]:
     """The fields of the method that a table, its preset's words included, describes; other keys are the caller's."""
-    policy_table = named(table, "policy", default="ode")
+    policy_table = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_table["name"]), rest(policy_table), "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
     plain = {key: build(cls, table_of(table, key), key) for key, cls in METHOD_TABLES.items()}
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
+    _refuse_contradictions(policy, plain["gist"], plain["privacy"])
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
@@ -101,10 +110,21 @@ def method_parts(table: Table) -> dict[str, Any]:
     return {"model": model, "policy": policy, "coordinator": coordinator, "seed": seed, "names": names, **plain}
 
 
+def _refuse_contradictions(policy: SelectionPolicy, gist: GistOptions, privacy: PrivacyOptions) -> None:
+    if gist.shared and gist.last_layers is not None and policy.uses_direction:
+        raise ConfigError(
+            "gist.last_layers would shorten the direction that the policy values by: set model.last_layers"
+        )
+    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
+        raise ConfigError(
+            "a shared gist tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
+        )
+
+
 def with_preset(table: Table) -> Table:
     """The table over what its preset says of its policy."""
     remaining = {key: value for key, value in table.items() if key != "preset"}
-    policy = named(remaining, "policy", default="ode")["name"]
+    policy = named(remaining, "policy", default=DEFAULT_POLICY)["name"]
     return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), remaining)
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fedkeep.core.device import DeviceOptions
 from fedkeep.core.server import Schedule
+from fedkeep.core.shares import Targets
 from fedkeep.core.store import AfterUse
 
 
@@ -20,6 +21,12 @@ class StorageOptions:
     discount: int = 1
     revalue: bool = True
     max_age: int | None = None
+    quotas: Literal["targets", "fixed"] = "targets"
+    """`targets` lends the slots of labels that have not come to those that have; `fixed` is the paper."""
+    targets: Targets = "root"
+    """How a device divides its slots where no plan does: `even`, by the `root` of each label's share, or by `share`."""
+    share_forgetting: float = 0.99
+    """What earlier arrivals count after one more participation, in the labels' shares of the stream."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -32,7 +39,14 @@ class StorageOptions:
         return AfterUse(self.after_use, self.discount)
 
     def device(self, estimator: EstimatorOptions) -> DeviceOptions:
-        return DeviceOptions(self.revalue, self.max_age, "stored" if estimator.name == "stored" else "arrivals")
+        return DeviceOptions(
+            revalue=self.revalue,
+            max_age=self.max_age,
+            gradient_from="stored" if estimator.name == "stored" else "arrivals",
+            quotas=self.quotas,
+            targets=self.targets,
+            share_forgetting=self.share_forgetting,
+        )
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ class FleetSpec(Method):
     @property
     def regions(self) -> Regions:
         """What the plan divides among the devices."""
-        return SingleRegion() if self.names["coordinator"] == "none" else LabelRegions(self.samples.labels)
+        divided = self.policy.balanced or self.names["coordinator"] != "none"
+        return LabelRegions(self.samples.labels) if divided else SingleRegion()
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ class FleetSpec(Method):
     def server(self) -> Server:
         """A server with its first model, before it knows any device."""
         learner = self.learner
-        return self.make_server(learner.initial(self.model_seed), learner.gradient_size, self.regions.count)
+        return self.make_server(learner, learner.initial(self.model_seed), self.regions.count)
 
 
 def read_fleet(path: Path) -> FleetSpec:

@@ -23,13 +23,14 @@ from fedkeep.config import build
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.ports import Fate, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Assignment, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
-from fedkeep.presets import DEFAULT, device_tables
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
@@ -64,7 +65,7 @@ class Keeper:
         learner: Learner,
         memory: DeviceMemory,
         capacity: int,
-        policy: str = "ode",
+        policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
         seed: int = 0,
     ) -> None:
@@ -92,7 +93,7 @@ class Keeper:
         module: Callable[[], Any],
         capacity: int,
         *,
-        policy: str = "ode",
+        policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
         last_layers: int | None = None,
         directory: str | None = None,
@@ -210,8 +211,9 @@ class Keeper:
             labels=labels,
             regions=LabelRegions(labels),
             after_use=AfterUse(**said["after_use"]),
-            weighting=Weighting(),
+            weighting=Weighting(**said["weights"]),
             options=DeviceOptions(**said["device"]),
+            gist=GistOptions(**said["gist"]),
             seed=self._seed,
         )
 

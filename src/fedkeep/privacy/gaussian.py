@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MissingExtraError
-from fedkeep.core.types import AnyArray, FloatArray, Scores
+from fedkeep.core.types import AnyArray, FloatArray
 
 NormalSource: TypeAlias = Callable[[int], FloatArray]
 """Draws that many independent standard normal numbers."""
@@ -94,11 +94,6 @@ def amplified_epsilon(
         accountant = rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
         event = accounting.SampledWithoutReplacementDpEvent(population, participants, release)
     return float(accountant.compose(event, rounds).get_epsilon(require_delta(delta)))
-
-
-def clip_weights(norms: Scores, clip: float) -> Scores:
-    """min(1, clip / norm) per sample: multiplied by it, no gradient is longer than `clip`."""
-    return clip / np.maximum(norms, clip)
 
 
 def clipped(vector: AnyArray, bound: float) -> FloatArray:

@@ -96,6 +96,21 @@ class Round(_Line, frozen=True, kw_only=True, tag="round"):
     """The mean age in rounds of the local gradients that g_hat is made of."""
 
 
+class Gist(_Line, frozen=True, kw_only=True, tag="gist"):
+    """What gists did since the line of this kind before, on average over the participations that had one."""
+
+    round: int
+    participations: int
+    trust: float
+    """beta: how much of the gist was used."""
+    likeness: float
+    """rho: how alike a sample's gradients were under the device's old model and the new one."""
+    worth: float
+    """n: how many samples a gist was worth."""
+    reach: float
+    """The correction's length over that of the stored samples' gradient."""
+
+
 class Plan(_Line, frozen=True, kw_only=True, tag="plan"):
     """The coordination: who stores which label. Large fleets may list only some devices."""
 
@@ -211,7 +226,7 @@ class Timing(_Line, frozen=True, kw_only=True, tag="timing"):
     """Since the start, without the time a run lay still before it was resumed."""
 
 
-Line: TypeAlias = Header | Evaluation | Round | Plan | Holdings | Device | Members | Privacy | End | Timing
+Line: TypeAlias = Header | Evaluation | Round | Gist | Plan | Holdings | Device | Members | Privacy | End | Timing
 KINDS = frozenset(
-    {"header", "evaluation", "round", "plan", "holdings", "device", "members", "privacy", "end", "timing"}
+    {"header", "evaluation", "round", "gist", "plan", "holdings", "device", "members", "privacy", "end", "timing"}
 )

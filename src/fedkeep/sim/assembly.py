@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity, Meter, VelocityMeter, Window
 from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.learn.models import learner_for
-from fedkeep.privacy.clipping import ClippedFleetLearner
 from fedkeep.sim.division import divide, region_counts
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import Fleet
@@ -43,17 +42,11 @@ class Ground:
     velocities: FloatArray
     """V as declared, (C, Y)."""
 
-    @cached_property
-    def on_devices(self) -> FleetLearner:
-        """The learner on the devices, which clips gradients where noise is to hide them."""
-        options = self.experiment.privacy
-        return ClippedFleetLearner(self.learner, options.clip) if options.protects("estimator") else self.learner
-
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
         experiment = self.experiment
         made = make_device(
-            self.on_devices,
+            self.learner,
             experiment.policy,
             capacity=experiment.storage.capacity,
             sample_shape=self.data.sample_shape,
@@ -63,6 +56,8 @@ class Ground:
             after_use=experiment.storage.rule(),
             weighting=experiment.weights,
             options=experiment.storage.device(experiment.estimator),
+            gist=experiment.gist,
+            clip=experiment.privacy.clip if experiment.privacy.protects("estimator") else None,
             seed=child_seed(experiment.seed, "device", number),
         )
         made.install(self.model, direction)
@@ -108,7 +103,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     """The parts of the experiment, its data loaded unless given."""
     ground = lay_ground(experiment, data)
     data, stream, learner = ground.data, ground.stream, ground.learner
-    server = experiment.make_server(ground.model, learner.gradient_size, ground.regions.count)
+    server = experiment.make_server(learner, ground.model, ground.regions.count)
     guards = guards_for(experiment)
     if not experiment.profile.measured:
         profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
@@ -121,9 +116,9 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     rival = rival_for(experiment.correction, learner, stream.rates)
     if experiment.policy.unbounded:
         so_far = isinstance(experiment.policy, FullData) and experiment.policy.so_far
-        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.seed, so_far=so_far)
+        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
     else:
-        fleet = Fleet(ground.on_devices, stream, partial(_planned, ground, server, server.estimator.direction()))
+        fleet = Fleet(learner, stream, partial(_planned, ground, server, server.estimator.direction()))
     found = oracle if exact else None
     return Assembly(data, stream, learner, server, ground.regions, ground.velocities, fleet, found, guards, rival)
 

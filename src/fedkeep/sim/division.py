@@ -17,8 +17,8 @@ _SUMMARISED = 200
 
 
 def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
-    """The regions of this experiment: one without coordination, else by label or by clusters agreed upon."""
-    if experiment.names["coordinator"] == "none":
+    """The regions of this experiment: one where nobody divides slots, else by label or by clusters agreed upon."""
+    if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
         return SingleRegion()
     options = experiment.regions
     if options.name == "label":

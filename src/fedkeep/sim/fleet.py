@@ -48,9 +48,11 @@ class Fleet:
         """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
         woken = [self.device(d) for d in devices]
         batches = [self.stream.arrivals(d, self._seen[d], until) for d in devices]
-        measured = self._measure(woken, batches)
-        for d, device, batch, measurements in zip(devices, woken, batches, measured, strict=True):
-            outcome = device.take_in(batch, self._rounds(d, len(batch), until), measurements)
+        busy = [i for i, batch in enumerate(batches) if len(batch)]
+        measured = self._measure([_model(woken[i]) for i in busy], [batches[i] for i in busy])
+        known = dict(zip(busy, measured, strict=True))
+        for i, (d, device, batch) in enumerate(zip(devices, woken, batches, strict=True)):
+            outcome = device.take_in(batch, self._rounds(d, len(batch), until), known.get(i))
             self._seen[d] = until
             self._count(outcome)
             for watch in self.watchers:
@@ -70,11 +72,12 @@ class Fleet:
         self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
     ) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
-        prepared = {d: self.device(d).prepare(order) for d, order in orders.items()}
+        batches = {d: self.device(d).follow(order) for d, order in orders.items()}
+        before, after = self._measure_stored(orders, batches)
+        prepared = {d: self.device(d).prepare(order, before.get(d), after.get(d)) for d, order in orders.items()}
         trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)}, corrections)
-        stored = self._measure_stored(prepared)
         return {
-            d: self.device(d).complete(each, trained.get(d, each.order.model), stored.get(d))
+            d: self.device(d).complete(each, trained.get(d, each.order.model), after.get(d))
             for d, each in prepared.items()
         }
 
@@ -105,16 +108,14 @@ class Fleet:
             self._seen[d] = seen
         self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
 
-    def _measure(self, devices: Sequence[Device], batches: Sequence[Batch]) -> list[Measurements | None]:
-        """Each batch under its device's own model, all in one call if any is asked for; None for an empty batch."""
-        busy = [i for i, batch in enumerate(batches) if len(batch)]
+    def _measure(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
+        """Each batch under its own model, all in one call if any is asked for."""
 
         @cache
-        def together() -> dict[int, Measurements]:
-            models = [_model(devices[i]) for i in busy]
-            return dict(zip(busy, self.learner.measure_many(models, [batches[i] for i in busy]), strict=True))
+        def together() -> Sequence[Measurements]:
+            return self.learner.measure_many(models, batches)
 
-        return [Deferred(partial(_pick, together, i)) if len(batches[i]) else None for i in range(len(batches))]
+        return [Deferred(partial(_pick, together, i)) for i in range(len(batches))]
 
     def _train(
         self, prepared: dict[DeviceId, Prepared], corrections: Mapping[DeviceId, Vector]
@@ -126,12 +127,20 @@ class Fleet:
         models = self.learner.train_many(order.model, jobs, order.local)
         return dict(zip(prepared, models, strict=True))
 
-    def _measure_stored(self, prepared: dict[DeviceId, Prepared]) -> dict[DeviceId, SliceOf]:
-        """What is stored, under the model that all participants are about to adopt: one batch for all of them."""
-        if not prepared:
-            return {}
-        order = next(iter(prepared.values())).order
-        return self._measure_together(order.model, {d: each.job.batch for d, each in prepared.items()})
+    def _measure_stored(
+        self, orders: Mapping[DeviceId, TrainOrder], batches: dict[DeviceId, Batch]
+    ) -> tuple[Mapping[DeviceId, Measurements], Mapping[DeviceId, Measurements]]:
+        """What is stored, under the models that the participants have (for gists alone) and are about to adopt."""
+        filled = [d for d, batch in batches.items() if len(batch)]
+        if not filled:
+            return {}, {}
+        order = orders[filled[0]]
+        if self.device(filled[0]).gist is None:
+            return {}, self._measure_together(order.model, batches)
+        devices, own = [self.device(d) for d in filled], [batches[d] for d in filled]
+        before = self._measure([_model(device) for device in devices], own)
+        after = self._measure([order.model] * len(filled), own)
+        return dict(zip(filled, before, strict=True)), dict(zip(filled, after, strict=True))
 
     def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
         """Batches under one model, measured as one batch if any is asked for."""
@@ -158,7 +167,7 @@ def _corrected(job: Job, correction: Vector | None) -> Job:
     return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
-def _pick(together: Callable[[], dict[int, Measurements]], index: int) -> Measurements:
+def _pick(together: Callable[[], Sequence[Measurements]], index: int) -> Measurements:
     return together()[index]
 
 

@@ -10,10 +10,11 @@ from operator import attrgetter
 import numpy as np
 
 from fedkeep.core.coordination import LabelLimits
+from fedkeep.core.gist import Mending
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.regions import CentroidRegions
 from fedkeep.core.types import AnyArray, Batch, DeviceId
-from fedkeep.records import Change, Device, Evaluation, Holdings, Line, Plan, Privacy, Round, Slot
+from fedkeep.records import Change, Device, Evaluation, Gist, Holdings, Line, Plan, Privacy, Round, Slot
 from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
 from fedkeep.sim.evaluation import Evaluated
 from fedkeep.sim.fleet import Fleet
@@ -45,6 +46,7 @@ class Observer:
         self._participants: list[DeviceId] = []
         self._arrivals = self._dropouts = 0
         self._refused: Counter[str] = Counter()
+        self._mendings: list[Mending] = []
         self._known = {(d, id_) for d, stored in self._stores() for id_ in stored.batch.ids.tolist()}
         for changes in self._changes.values():
             changes.clear()
@@ -58,6 +60,9 @@ class Observer:
         refused = {refusal.device for refusal in record.summary.refusals}
         self._dropouts += len(set(record.summary.missing) - refused)
         self._refused.update(refusals_by_reason(record.summary))
+        if self._fleet is not None:
+            gists = [self._fleet.devices[d].gist for d in record.summary.participants]
+            self._mendings += [gist.latest for gist in gists if gist is not None and gist.latest is not None]
 
     def opening(self) -> Iterator[Line]:
         """The lines before the first round: the plan, and how good the untrained model is."""
@@ -79,6 +84,8 @@ class Observer:
         yield self._round(round_)
         if self._fleet is not None:
             yield from self._stored_lines(round_)
+        if self._mendings:
+            yield self._gist(round_)
         spending = self._simulator.parts.guards.most_spent()
         if spending is not None:
             yield Privacy(round=round_, epsilon_spent=spending.spent, epsilon_left=spending.left, delta=spending.delta)
@@ -123,6 +130,18 @@ class Observer:
             dropouts=self._dropouts,
             refused_reports=dict(self._refused),
             staleness=self._simulator.server.estimator.staleness(round_),
+        )
+
+    def _gist(self, round_: int) -> Gist:
+        columns = np.array([[m.trust, m.likeness, m.worth, m.reach] for m in self._mendings])
+        trust, likeness, worth, reach = columns.mean(axis=0).tolist()
+        return Gist(
+            round=round_,
+            participations=len(self._mendings),
+            trust=trust,
+            likeness=likeness,
+            worth=worth,
+            reach=reach,
         )
 
     def _stored_lines(self, round_: int) -> Iterator[Line]:

@@ -2,6 +2,7 @@
 
 from fedkeep.core.policies import (
     central,
+    draw,
     fedbalancer,
     fifo,
     full_data,
@@ -12,4 +13,15 @@ from fedkeep.core.policies import (
     sld,
 )
 
-__all__ = ["central", "fedbalancer", "fifo", "full_data", "gradient_norm", "high_loss", "ode", "reservoir", "sld"]
+__all__ = [
+    "central",
+    "draw",
+    "fedbalancer",
+    "fifo",
+    "full_data",
+    "gradient_norm",
+    "high_loss",
+    "ode",
+    "reservoir",
+    "sld",
+]

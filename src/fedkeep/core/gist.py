@@ -1,0 +1,225 @@
+"""The gist: a running estimate of the whole stream's gradient, with which a device mends each of its local steps.
+
+A store of k samples gives the gradient of the loss with the noise of k samples. But the device has seen all N that
+came, and their mean gradient g under the model it had then, w_old. Where a sample's gradients under the old and the new
+model are alike, what the store says too much or too little under w_old it says under w_new as well: so the device adds
+beta (m - a(w_old)) to each step, where a is the store's gradient and m, the gist, the best it knows of the stream's.
+
+With V the variance of a sample's gradient, rho its likeness under the two models and m worth n samples,
+
+    Var[a(w_new) + beta (m - a(w_old))] = V (1/k + beta^2 (1/n + 1/k) - 2 beta rho / k),
+
+which is least at beta = rho n / (n + k), where it is V (1 - rho beta) / k: never more than the store's own V / k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedkeep.core.estimators import Window
+from fedkeep.core.packing import Encoding, Packed, pack
+from fedkeep.core.ports import Measurements
+from fedkeep.core.seeds import child_seed
+from fedkeep.core.types import FloatArray, IntArray, State, Vector
+
+
+@dataclass(frozen=True)
+class GistOptions:
+    """`gist`: whether devices keep a gist of their stream, and how they use it."""
+
+    name: Literal["none", "local", "shared"] = "none"
+    """`local` sends nothing that plain federated averaging does not; `shared` sends each gist to the server, which
+    sends back the fleet's: it also corrects the drift between devices."""
+    kappa: float = 0.5
+    """How far steps turn from the device's gist to the fleet's (`shared`), times the fourth power of the likeness."""
+    matched: bool = True
+    """Compare stream and store label by label: without it, a window of one label is taken for the whole world."""
+    memory: float = 100.0
+    """The most samples a gist counts for: the more, the steadier, and the slower to follow a drift."""
+    encoding: Encoding = "float32"
+    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
+    last_layers: int | None = None
+    """Let the gist cover the last layers only; None: all that are valued."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kappa <= 1:
+            raise ValueError(f"kappa must be between 0 and 1, got {self.kappa}")
+        if not self.memory >= 1:
+            raise ValueError(f"memory must be 1 or more samples, got {self.memory}")
+        if self.last_layers is not None and self.last_layers < 1:
+            raise ValueError(f"last_layers must be 1 or more, got {self.last_layers}")
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a gist at all."""
+        return self.name != "none"
+
+    @property
+    def shared(self) -> bool:
+        return self.name == "shared"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredGradients:
+    """What is stored, as measured under the model the device had (`before`) and the one it has been sent (`after`)."""
+
+    weights: FloatArray
+    """What each sample counts, (k,); they add up to 1."""
+    regions: IntArray
+    before: Measurements
+    after: Measurements
+
+    @property
+    def effective_size(self) -> float:
+        """1 / sum w_i^2: how many samples of equal weight would be as noisy."""
+        return 1.0 / float(self.weights @ self.weights)
+
+    def under(self, measurements: Measurements, weights: FloatArray) -> FloatArray:
+        """sum_i w_i grad_i."""
+        return measurements.weighted_gradient(weights * len(weights)).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Mending:
+    """What a gist does in one participation, and what is left of it afterwards."""
+
+    correction: Vector | None
+    """Added to the gradient of each local step; None: nothing is known yet."""
+    trust: float
+    """beta: how much of the gist is used, 0 to 1."""
+    likeness: float
+    """rho: how alike a sample's gradients are under the old model and the new, 0 to 1."""
+    worth: float
+    """n: how many samples the gist is worth, after this participation."""
+    reach: float
+    """The correction's length over that of the stored samples' gradient."""
+    gist: FloatArray | None
+    """m, carried over to the new model."""
+
+
+class Gist:
+    """The gist m of one device and what it is worth; it changes only when the device takes part."""
+
+    def __init__(self, options: GistOptions, size: int, seed: int = 0) -> None:
+        self.options, self.size, self._seed = options, size, seed
+        self._kept: Packed | None = None
+        self._changes = 0
+        self.worth = 0.0
+        """n, in samples."""
+        self.latest: Mending | None = None
+        """What it did when the device last took part."""
+
+    def vector(self) -> Vector | None:
+        """m as it is kept; None while nothing is known."""
+        return None if self._kept is None else self._kept.unpack()
+
+    def mend(
+        self, stored: StoredGradients, window: Window, shares: FloatArray, fleet: Vector | None, *, moved: bool
+    ) -> Mending:
+        """What to add to each local step; `moved` says whether the new model differs from the old.
+
+        `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
+        """
+        before = stored.under(stored.before, stored.weights)
+        after = stored.under(stored.after, stored.weights)
+        gist, worth = self._taken_in(stored, window, shares)
+        rho = _likeness(stored, before, after) if moved else 1.0
+        if gist is None:
+            return Mending(None, 0.0, rho, 0.0, 0.0, None)
+        k = stored.effective_size
+        beta = rho * worth / (worth + k)
+        mended = beta * (gist - self._own(before))
+        correction = mended if fleet is None else mended + self.options.kappa * rho**4 * (fleet - gist)
+        left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
+        reach = _length(correction) / max(_length(after), 1e-30)
+        return Mending(correction.astype(np.float32), beta, rho, left, reach, self._own(after) + mended)
+
+    def keep(self, mending: Mending | None) -> None:
+        """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
+        self.latest = mending
+        self._changes += 1
+        if mending is None or mending.gist is None or not np.isfinite(mending.gist).all():
+            self._kept, self.worth = None, 0.0
+        else:
+            seed = child_seed(self._seed, "gist", self._changes)
+            self._kept, self.worth = pack(mending.gist, self.options.encoding, seed), mending.worth
+
+    def snapshot(self) -> State:
+        state: State = {"state": np.array([self.worth, self._changes])}
+        return state if self._kept is None else state | self._kept.snapshot()
+
+    def restore(self, state: State) -> None:
+        worth, changes = state["state"].tolist()
+        self.worth, self._changes, self.latest = worth, int(changes), None
+        self._kept = Packed.from_snapshot(state, self.options.encoding) if "packed" in state else None
+
+    def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[FloatArray | None, float]:
+        """m and n with the window's arrivals counted in."""
+        known = None if self._kept is None else self._kept.unpack().astype(np.float64)
+        if not window.count:
+            return known, self.worth
+        news, worth = self._news(stored, window, shares)
+        if known is None:
+            return news, min(worth, self.options.memory)
+        total = self.worth + worth
+        return (self.worth * known + worth * news) / total, min(total, self.options.memory)
+
+    def _news(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[FloatArray, float]:
+        """z, the window's word on the whole stream's gradient under the old model, and how many samples it is worth."""
+        mean = self._own(window.mean())
+        if not self.options.matched:
+            return mean, float(window.count)
+        match = _match(stored.weights, stored.regions, window.counts, shares)
+        rest = self._own(stored.under(stored.before, match.weights))
+        return match.seen * mean + rest, match.worth
+
+    def _own(self, gradient: FloatArray) -> FloatArray:
+        """The part of a gradient that the gist covers: the last of it."""
+        return gradient[len(gradient) - self.size :]
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """z = seen * g + sum_i weights_i grad_i: what the window saw, the rest as the store has it."""
+
+    seen: float
+    """s: the long-run share of the regions that the window saw."""
+    weights: FloatArray
+    worth: float
+    """N_z, in samples."""
+
+
+def _match(weights: FloatArray, regions: IntArray, counts: FloatArray, shares: FloatArray) -> _Match:
+    """Matches a window's regions, (Y,) arrivals, with the store's: z = a + s (g - a_q) in the letters of the paper.
+
+    a_q is the store's gradient with its regions weighted as in the window; what of the window the store lacks counts
+    with a itself.
+    """
+    window = counts / counts.sum()
+    mass = np.bincount(regions, weights, minlength=len(counts))
+    squares = np.bincount(regions, weights**2, minlength=len(counts))
+    held, arrived = mass > 0, counts > 0
+    lacking = window[~held].sum()
+    seen = float(shares[arrived].sum())
+    change = np.where(held, 1.0 - seen * lacking - seen * window / np.where(held, mass, 1.0), 0.0)
+    variance = (change**2 * squares).sum() + (seen**2 * window[arrived] ** 2 / counts[arrived]).sum()
+    return _Match(seen, weights * change[regions], float(1.0 / max(variance, 1e-30)))
+
+
+def _likeness(stored: StoredGradients, before: FloatArray, after: FloatArray) -> float:
+    """rho: the covariance of the stored samples' gradients under the two models over their mean variance, in [0, 1].
+
+    Of a single sample, which has no variance, the gradients themselves are compared.
+    """
+    both = stored.weights @ stored.after.inner(stored.before)
+    each = stored.weights @ (stored.after.norms() ** 2 + stored.before.norms() ** 2) / 2
+    if len(stored.weights) > 1:
+        both, each = both - after @ before, each - (after @ after + before @ before) / 2
+    return float(np.clip(both / each, 0.0, 1.0)) if each > 0 else 0.0
+
+
+def _length(vector: FloatArray) -> float:
+    return float(np.sqrt(vector @ vector))
