@@ -19,9 +19,10 @@ def check_order(order: TrainOrder, device: Device) -> None:
 
 
 def _check_plan(plan: Assignment, device: Device) -> None:
-    regions = (device.regions.count,)
-    if plan.quotas.dtype != np.int64 or plan.quotas.shape != regions or plan.label_weights.shape != regions:
-        raise RefusedError("plan-shape", f"expected quotas and weights for {regions[0]} regions")
+    shapes = {(device.regions.count,), (1,) if device.policy.balanced else (device.regions.count,)}
+    fits = plan.quotas.dtype == np.int64 and plan.quotas.shape == plan.label_weights.shape
+    if not fits or plan.quotas.shape not in shapes:
+        raise RefusedError("plan-shape", f"expected quotas and weights for {device.regions.count} regions")
     if plan.quotas.min(initial=0) < 0 or plan.quotas.sum() > device.capacity:
         raise RefusedError("plan-size", f"the quotas must be 0 or more and sum to {device.capacity} at most")
     weights = np.append(plan.label_weights, plan.mass_per_slot)
