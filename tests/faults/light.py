@@ -33,7 +33,7 @@ def take(run: Scripted, step: int) -> None:
 
 
 def judge(run: Scripted, acknowledged: set[int], losses: Losses) -> None:
-    """A sample of an acknowledged step may be missing only where newer ones of its region take all the room, but for the
+    """A sample of an acknowledged step may be missing only where newer ones of its region take the room, but for the
     places of one batch: of two newcomers a crash may leave the one that replaced it, and not the other."""
     held = run.store.stored().batch
     losses.tried += 1
