@@ -104,11 +104,10 @@ def test_valuation_goes_on_during_training_if_so_configured(tmp_path: Path) -> N
         thread = threading.Thread(target=agent.participate, args=(order(assembly, 1),))
         thread.start()
         assert training.wait(10)
-        free = agent.lock.acquire(timeout=0.2)
-        if free:
-            agent.lock.release()
-            feed(agent, 20, 20)
-        assert free == (mode == "continue")
+        assert agent.lock.acquire(timeout=5), "nobody waits for training"
+        agent.lock.release()
+        agent.intake.offer(arrival(20), wait=True)
+        assert agent.step(0.0) == (1 if mode == "continue" else 0)
         go_on.set()
         thread.join()
         assert agent.store.model_version == 1

@@ -18,7 +18,6 @@ from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
 from fedkeep.agent.options import AgentOptions
-from fedkeep.agent.orders import check_order
 from fedkeep.agent.screening import Magnitudes, screen
 from fedkeep.core.device import Device, Prepared
 from fedkeep.core.errors import RefusedError
@@ -36,6 +35,7 @@ _STATISTICS_SECONDS = 60.0
 """How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
+_PAUSE_SECONDS = 0.05
 
 
 class Agent:
@@ -151,7 +151,7 @@ class Agent:
 
     def step(self, timeout: float) -> int:
         """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
-        arrivals = self.intake.take(self._batch, timeout, self.options.linger_ms / 1000)
+        arrivals = self._next_arrivals(timeout)
         with self.lock:
             if arrivals:
                 self.judge(arrivals)
@@ -165,6 +165,13 @@ class Agent:
 
     def _commit_due(self) -> float:
         return self._last_commit + self._commit_seconds * (1 if self._awaited else _UNANSWERED)
+
+    def _next_arrivals(self, timeout: float) -> list[Arrival]:
+        """What waits to be valued; while the device trains nothing, where it is told to pause."""
+        if self.options.during_training == "pause" and self._training.locked():
+            time.sleep(min(timeout, _PAUSE_SECONDS))
+            return []
+        return self.intake.take(self._batch, timeout, self.options.linger_ms / 1000)
 
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
@@ -254,11 +261,15 @@ class Agent:
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
-        """Removes samples from file, log and free space; models that learned from them stay as they are."""
+        """Removes samples from file, log and free space, and starts gist and estimates anew, which may know of them.
+
+        Models that learned from them stay as they are.
+        """
         with self.lock:
             self.intake.quarantine.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
+            self.device.unlearn()
             self.tombstones.add(ids)
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):
@@ -283,17 +294,14 @@ class Agent:
         return self.door.answer(question)
 
     def _take_part(self, order: TrainOrder) -> Report:
-        check_order(order, self.device)
+        self.device.screen(order)
         with self._training:
             with self.lock:
                 prepared = self.device.prepare(order)
                 self.door.close_estimate()
-                if self.options.during_training == "continue":
-                    # Arrivals during training must not mix gradients of two models.
-                    self.device.install(order.model, order.direction)
-                else:
-                    return self._complete(prepared, self._train(prepared))
-            trained = self._train(prepared)
+                # Arrivals during training must not mix gradients of two models.
+                self.device.install(order.model, order.direction)
+            trained = self._train(prepared)  # without the lock: whoever asks or stops the agent need not wait
             with self.lock:
                 return self._complete(prepared, trained)
 

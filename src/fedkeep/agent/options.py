@@ -22,8 +22,8 @@ class AgentOptions:
     """The process's nice level: 19 yields to everything else."""
     cpu_cap: float = 1.0
     """The share of one core that valuation may take."""
-    during_training: Literal["continue", "pause"] = "pause"
-    """Whether arrivals are valued while the device trains, or wait in the queue."""
+    during_training: Literal["continue", "pause"] = "continue"
+    """Whether arrivals are valued while the device trains, or wait in the queue until it has."""
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
     seed: int = 0

@@ -135,7 +135,10 @@ def with_preset(table: Table) -> Table:
     """The table over what its preset says of its policy."""
     remaining = {key: value for key, value in table.items() if key != "preset"}
     policy = named(remaining, "policy", default=DEFAULT_POLICY)["name"]
-    return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), remaining)
+    said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
+    if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
+        said = merged(said, {"aggregation": {"name": "fedavg"}})
+    return merged(said, remaining)
 
 
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
