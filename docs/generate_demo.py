@@ -21,6 +21,7 @@ TABLE = re.compile(r"(?<=<!-- demo -->\n```text\n).*?(?=```)", re.DOTALL)
 FIGURE = Path(__file__).parent / "figures" / "demo.svg"
 COLOURS = {
     "full-data": "#888888",
+    "gist": "#6c4fd3",
     "ode": "#d33682",
     "high-loss": "#b58900",
     "fifo": "#268bd2",
@@ -29,7 +30,7 @@ COLOURS = {
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 52, 100, 18, 44
 STYLE = (
     "text{font:13px sans-serif;fill:#333}.line{fill:none;stroke-width:2.2;stroke-linejoin:round}"
-    ".grid{stroke:#999;stroke-opacity:.3}.ode{stroke-width:3.4}"
+    ".grid{stroke:#999;stroke-opacity:.3}.gist{stroke-width:3.4}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 )
 Curve = dict[int, float]

@@ -17,6 +17,7 @@ from fedkeep.sim.experiment import expand
 from fedkeep.web.server import LiveServer
 
 METHODS = {
+    "gist": {"policy": {"name": "draw"}},
     "fifo": {"policy": {"name": "fifo"}},
     "reservoir": {"policy": {"name": "reservoir"}},
     "high-loss": {"policy": {"name": "high-loss"}},
@@ -40,7 +41,7 @@ def demo(
 ) -> None:
     """Compare what to keep, on a small task, in a minute.
 
-    ODE beside FIFO, random, high-loss and unlimited storage, three seeds each; writes report.html beside the records.
+    A draw with a gist, ODE, FIFO, random, high-loss and unlimited storage, three seeds each; writes report.html beside the records.
     """
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
     make_folder(directory)
