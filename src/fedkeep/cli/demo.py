@@ -41,7 +41,8 @@ def demo(
 ) -> None:
     """Compare what to keep, on a small task, in a minute.
 
-    A draw with a gist, ODE, FIFO, random, high-loss and unlimited storage, three seeds each; writes report.html beside the records.
+    A draw with a gist, ODE, FIFO, random, high-loss and unlimited storage, three seeds each; writes report.html beside
+    the records.
     """
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
     make_folder(directory)
