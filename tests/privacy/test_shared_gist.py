@@ -188,7 +188,7 @@ def test_a_device_that_forgets_its_stream_has_no_sum_left_that_a_sample_could_be
         played.observe(world(round_), float(round_))
         played.participate(order(round_))
     played.observe(world(9), 9.0)
-    played.forget_stream()
+    played.unlearn()
     state = played.snapshot()
     assert not any(part.startswith("gist.packed") for part in state)
     assert not np.any(state["window.sum"])

@@ -32,9 +32,10 @@ class Aggregation:
     divides each update by its local steps before it averages them, so that devices that take more steps do not
     pull harder. `trimmed` drops at least the share `trim` of the largest and of the smallest values of each coordinate;
     `norm-bounded` scales updates longer than `norm_bound` times the round's median length down to that length.
+    `robust` is Eq. 2 over updates that the server has tamed by what is usual in the fleet (`core.usual`).
     """
 
-    name: Literal["fedavg", "fednova", "trimmed", "norm-bounded"] = "fedavg"
+    name: Literal["fedavg", "fednova", "trimmed", "norm-bounded", "robust"] = "fedavg"
     """`fedavg` is Eq. 2; or `module:Class`, a subclass of Aggregation of your own."""
     trim: float = 0.1
     """The share of values that `trimmed` drops at either end of each coordinate."""

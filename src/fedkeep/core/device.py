@@ -14,6 +14,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
+from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
@@ -181,6 +182,12 @@ class Device:
         prepared = self.prepare(order)
         return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
 
+    def screen(self, order: TrainOrder) -> None:
+        """Raises where an order does not fit this device; to be asked before anything of it is followed."""
+        told = self.learner.gradient_size if self.gist is None or not self.gist.options.shared else self.gist.size
+        undivided = self.policy.balanced and order.assignment is not None and len(order.assignment.quotas) == 1
+        screen_order(order, self.learner.size, told, 1 if undivided else self.regions.count, self.capacity)
+
     def follow(self, order: TrainOrder) -> Batch:
         """Takes note of what an order says of the plan, and gives what there is to train on."""
         self._estimator.settle(order.accepted_round)
@@ -226,7 +233,7 @@ class Device:
                 gradient, count = self._shared(self.gist), 1
         self.adopt(order.model, order.direction, stored)
         if self._divides:
-            self.store.configure(self._shares.targets(self.capacity))
+            self.store.configure(self._shares.divide(self.capacity))
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
@@ -247,11 +254,11 @@ class Device:
         if self.options.max_age is not None:
             self.store.expire(self._arrivals - self.options.max_age)
 
-    def forget_stream(self) -> None:
-        """Forgets all that arrivals told, but not what is stored: erases a sample from every sum that it is in."""
+    def unlearn(self) -> None:
+        """Forgets all that was summed up of samples which are no longer there; what they taught the model stays."""
         for window in self._windows:
             window.clear()
-        self._estimator = LocalGradientEstimator()
+        self._estimator.drop()
         if self.gist is not None:
             self.gist.keep(None)
 
@@ -281,6 +288,8 @@ class Device:
             names = ("quotas", "label_weights", "mass_per_slot")
             quotas, weights, mass = (state[f"assignment.{name}"] for name in names)
             self._assignment = Assignment(quotas, weights, float(mass))
+        if self._divides and self._shares.targets.any():
+            self.store.configure(self._shares.targets)
         self._model = self._direction = self._probe = None
         if "model" in state:
             self.install(state["model"], state.get("direction"))
@@ -391,7 +400,7 @@ class Device:
         for start, stop, renewed in self._shares.stretches(regions):
             self._shares.see(regions[start : start + 1])
             if renewed:
-                self.store.configure(self._shares.targets(self.capacity))
+                self.store.configure(self._shares.divide(self.capacity))
             self._shares.see(regions[start + 1 : stop])
             part = None if measurements is None else SliceOf(measurements, slice(start, stop))
             parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))

@@ -74,11 +74,15 @@ class Method:
             table["aggregation"]["name"] = self.names["aggregation"]
         return table
 
+    def told_size(self, learner: Learner) -> int:
+        """The length of what devices tell of their stream: of an estimator, or of a shared gist."""
+        return learner.tail(self.gist.last_layers) if self.gist.shared else learner.gradient_size
+
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device."""
         return Server(
             model=model,
-            gradient_size=learner.tail(self.gist.last_layers) if self.gist.shared else learner.gradient_size,
+            gradient_size=self.told_size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
@@ -135,7 +139,10 @@ def with_preset(table: Table) -> Table:
     """The table over what its preset says of its policy."""
     remaining = {key: value for key, value in table.items() if key != "preset"}
     policy = named(remaining, "policy", default=DEFAULT_POLICY)["name"]
-    return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), remaining)
+    said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
+    if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
+        said = merged(said, {"aggregation": {"name": "fedavg"}})
+    return merged(said, remaining)
 
 
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:

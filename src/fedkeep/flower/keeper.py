@@ -24,6 +24,7 @@ from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.orders import screen_order
 from fedkeep.core.ports import Fate, Job, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import AfterUse
@@ -141,6 +142,7 @@ class Keeper:
     def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
         """Takes the model that came, and the direction beside it in a message, and values what is kept anew."""
         order = self._order(model, direction)
+        screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
         if self._device is not None:
             prepared = self._device.prepare(order)
             self._correction = self._for_equal_weights(prepared.job, order.model)

@@ -27,6 +27,8 @@ _DATA_TABLES: dict[str, type[Any]] = {
     "regions": RegionOptions,
     "record": RecordOptions,
 }
+_ADDED_LATER: frozenset[str] = frozenset()
+"""Tables that came after runs were first kept: at their defaults they leave a run's hash as it was."""
 TABLES: dict[str, type[Any]] = {**METHOD_TABLES, **_DATA_TABLES}
 """The tables of an experiment whose keys are always the same."""
 _KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
@@ -60,7 +62,9 @@ class Experiment(Method):
         """
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
         for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
-            table[key] = _changed(getattr(self, key))
+            stated = _changed(getattr(self, key))
+            if stated or key not in _ADDED_LATER:
+                table[key] = stated
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
