@@ -44,8 +44,8 @@ def pack(vector: FloatArray, encoding: Encoding, seed: int) -> Packed:
     """The vector in that encoding; `int8` rounds at random by the seed, so that on average nothing is lost.
 
     >>> packed = pack(np.array([1.0, -0.5, 0.25]), "int8", seed=0)
-    >>> packed.nbytes, np.round(packed.unpack(), 2).tolist()
-    (7, [1.0, -0.5, 0.25])
+    >>> packed.nbytes, [f"{number:.2f}" for number in packed.unpack()]
+    (7, ['1.00', '-0.50', '0.24'])
     """
     if encoding == "float32":
         return Packed(vector.astype(np.float32), np.empty(0, dtype=np.float32))
