@@ -57,6 +57,7 @@ PUBLIC = {
         "Slot",
         "Timing",
         "compare",
+        "frame",
         "read_run",
         "read_runs",
     ],

@@ -73,7 +73,7 @@ class FakeRun:
                 task=task,
                 seed=seed,
                 setting=setting,
-                config={"train": {"rounds": rounds}},
+                config={"train": {"rounds": rounds}, "policy": {"name": method}, "seed": seed},
                 config_hash=f"{seed:08x}",
                 versions={"fedkeep": "0.1.0"},
                 labels=tuple(labels),

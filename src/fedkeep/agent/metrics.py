@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.options import MetricsOptions
@@ -13,6 +13,9 @@ from fedkeep.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+
+_PATIENCE = 5.0
+"""Seconds that a client of the endpoint may be silent: descriptors are few."""
 
 
 class Collector:
@@ -34,6 +37,7 @@ class Collector:
             ("labels", "Labels of the task", status.labels),
             ("stride", "One of this many arrivals is valued", status.stride),
             ("model_round", "The round of the model last received, -1 before the first", status.round),
+            ("sample_bytes", "Bytes of one stored sample with what is known of it", status.sample_bytes),
             ("seconds_per_sample", "Time to value and judge one sample", self._agent.seconds_per_sample),
         ):
             yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
@@ -71,6 +75,9 @@ def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] |
         server, thread = start_http_server(options.port, options.host, registry)
     except OSError as error:
         raise AddressTakenError(f"{options.host}:{options.port}", error.strerror) from error
+    impatient = {"timeout": _PATIENCE}
+    handler = cast(type, server.RequestHandlerClass)
+    server.RequestHandlerClass = type("ImpatientHandler", (handler,), impatient)
 
     def stop() -> None:
         server.shutdown()

@@ -34,6 +34,7 @@ def summarise(agent: Agent) -> Status:
             labels=agent.labels,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
+            sample_bytes=META_BYTES + agent.store.sample_bytes,
         )
 
 

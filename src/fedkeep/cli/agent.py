@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkeep.agent.assembly import read_config
+from fedkeep.cli.agent_store import store
 from fedkeep.core.errors import ConfigError
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import Erase, Reason, Status
 
 agent = typer.Typer(help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None)
+agent.add_typer(store, name="store")
 
 Socket = Annotated[str, typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table.")]
 
@@ -42,7 +44,7 @@ def status(socket: Socket = "fedkeep.sock") -> None:
         now = client.status()
     console = Console()
     console.print(f"samples  {now.samples} of {now.capacity}, labels {now.labels_held} of {now.labels}")
-    console.print(f"bytes    {now.bytes} of {now.budget}")
+    console.print(f"bytes    {now.bytes} of {now.budget}, {now.sample_bytes} per sample")
     age = "none yet" if now.model_age_seconds is None else f"round {now.round}, {_duration(now.model_age_seconds)} old"
     console.print(f"model    {age}")
     console.print(f"policy   {now.policy}, preset {now.preset}")
@@ -68,6 +70,18 @@ def show(socket: Socket = "fedkeep.sock") -> None:
     console.print(table)
     if now.epsilon_spent is not None:
         console.print(f"privacy  {privacy(now)}")
+
+
+@agent.command()
+def refused(socket: Socket = "fedkeep.sock") -> None:
+    """Show the records that were refused last, as they came."""
+    with AgentClient(socket, timeout=30) as client:
+        records = client.refused()
+    console = Console(soft_wrap=True, markup=False)
+    for record in records:
+        console.print(f"{_when(record.time)}  {record.source}  {record.reason}  {record.raw}")
+    if not records:
+        console.print("none was refused since the agent started")
 
 
 @agent.command()

@@ -14,7 +14,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
-from fedkeep.core.policy import SelectionPolicy, View
+from fedkeep.core.orders import screen_order
+from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
@@ -181,6 +182,11 @@ class Device:
         prepared = self.prepare(order)
         return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
 
+    def screen(self, order: TrainOrder) -> None:
+        """Raises where an order does not fit this device; to be asked before anything of it is followed."""
+        told = self.learner.gradient_size if self.gist is None or not self.gist.options.shared else self.gist.size
+        screen_order(order, self.learner.size, told, self.regions.count, self.capacity)
+
     def follow(self, order: TrainOrder) -> Batch:
         """Takes note of what an order says of the plan, and gives what there is to train on."""
         self._estimator.settle(order.accepted_round)
@@ -226,7 +232,7 @@ class Device:
                 gradient, count = self._shared(self.gist), 1
         self.adopt(order.model, order.direction, stored)
         if self._divides:
-            self.store.configure(self._shares.targets(self.capacity))
+            self.store.configure(self._shares.divide(self.capacity))
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
@@ -246,6 +252,14 @@ class Device:
             self._revalue(stored)
         if self.options.max_age is not None:
             self.store.expire(self._arrivals - self.options.max_age)
+
+    def unlearn(self) -> None:
+        """Forgets all that was summed up of samples which are no longer there; what they taught the model stays."""
+        for window in self._windows:
+            window.clear()
+        self._estimator.drop()
+        if self.gist is not None:
+            self.gist.keep(None)
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
@@ -273,6 +287,8 @@ class Device:
             names = ("quotas", "label_weights", "mass_per_slot")
             quotas, weights, mass = (state[f"assignment.{name}"] for name in names)
             self._assignment = Assignment(quotas, weights, float(mass))
+        if self._divides and self._shares.targets.any():
+            self.store.configure(self._shares.targets)
         self._model = self._direction = self._probe = None
         if "model" in state:
             self.install(state["model"], state.get("direction"))
@@ -367,7 +383,7 @@ class Device:
             return keys()
         stored_ids = self.store.stored().batch.ids if self.policy.sequential else np.empty(0, dtype=np.int64)
         view = View(measurements, self._direction, arrivals, keys, stored_ids, self.capacity, self._memory, previous)
-        return self.policy.score(batch, view)
+        return sound_scores(self.policy, batch, view)
 
     def _revalue(self, measurements: Measurements | None) -> None:
         stored = self.store.stored()
@@ -383,7 +399,7 @@ class Device:
         for start, stop, renewed in self._shares.stretches(regions):
             self._shares.see(regions[start : start + 1])
             if renewed:
-                self.store.configure(self._shares.targets(self.capacity))
+                self.store.configure(self._shares.divide(self.capacity))
             self._shares.see(regions[start + 1 : stop])
             part = None if measurements is None else SliceOf(measurements, slice(start, stop))
             parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))

@@ -24,10 +24,11 @@ from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.ports import Fate, Learner
+from fedkeep.core.orders import screen_order
+from fedkeep.core.ports import Fate, Job, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import AfterUse
-from fedkeep.core.types import AnyArray, Assignment, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
@@ -84,7 +85,7 @@ class Keeper:
         if state:
             self._device = self._make(tuple(state["shape"].tolist()), int(state["labels"]))
             self._device.restore(_under("device/", state))
-        self._form = {name: state[name] for name in ("shape", "labels", "seen") if name in state}
+        self._form = {name: state[name] for name in ("shape", "labels") if name in state}
 
     @classmethod
     def open(
@@ -133,7 +134,6 @@ class Keeper:
         if self._device is None:
             self._begin(samples)
         assert self._device is not None
-        self._divide(self._device, labels)
         batch = Batch(samples, labels, _ids(samples, labels))
         outcome, unsound = self._device.observe(batch, time=0.0)
         fates = Counter(f"fate.{Fate(fate).name.lower()}" for fate in outcome.fates.tolist())
@@ -142,11 +142,19 @@ class Keeper:
     def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
         """Takes the model that came, and the direction beside it in a message, and values what is kept anew."""
         order = self._order(model, direction)
+        screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
         if self._device is not None:
             prepared = self._device.prepare(order)
-            self._correction = prepared.job.correction
+            self._correction = self._for_equal_weights(prepared.job, order.model)
             report = self._device.complete(prepared, order.model)
             self._estimate, self._count = report.local_gradient, report.gradient_samples
+
+    def _for_equal_weights(self, job: Job, model: Vector) -> Vector | None:
+        """The correction of a loop in which all samples count alike, whatever they should count: the difference too."""
+        if job.correction is None:
+            return None
+        measured = self._learner.probe(model).measure(job.batch)
+        return job.correction + measured.weighted_gradient(job.weights / job.weights.mean() - 1.0)
 
     def correct(self, model: Any) -> None:
         """Mends the gradients of a torch model by the gist of the stream; call it after each `loss.backward()`.
@@ -197,7 +205,6 @@ class Keeper:
         self._form = {
             "shape": np.array(samples.shape[1:], dtype=np.int64),
             "labels": np.array(labels),
-            "seen": np.zeros(labels, dtype=bool),
         }
         self._device = self._make(samples.shape[1:], labels)
 
@@ -216,16 +223,6 @@ class Keeper:
             gist=GistOptions(**said["gist"]),
             seed=self._seed,
         )
-
-    def _divide(self, device: Device, labels: IntArray) -> None:
-        """Slots are divided evenly among the labels seen so far; dividing labels among devices takes a server."""
-        known = int(self._form["labels"])
-        seen = self._form["seen"] | np.isin(np.arange(known), labels)
-        if (seen != self._form["seen"]).any():
-            share, rest = divmod(self._capacity, int(seen.sum()))
-            quotas = np.where(seen, share + (np.cumsum(seen) <= rest), 0)
-            device.assign(Assignment(quotas, np.ones(known), 1.0))
-            self._form["seen"] = seen
 
     def _order(self, model: Message | ArrayRecord | Vector, direction: Vector | None) -> TrainOrder:
         round_, accepted = 0, None

@@ -107,6 +107,7 @@ class CatchUpDevice:
 
     def _released(self, order: TrainOrder) -> Report:
         """The report to an order as it may leave; the same one to an order that has come before."""
+        self._device.screen(order)
         digest = _digest(order)
         if self._last and self._last["digest"].tobytes() == digest:
             return _report(self._last)

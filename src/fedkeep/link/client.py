@@ -12,6 +12,7 @@ from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
     Answered,
     AskProfile,
+    AskRefused,
     AskStatus,
     AskStored,
     AskSum,
@@ -27,6 +28,8 @@ from fedkeep.link.messages import (
     Profiled,
     ProfileRequest,
     Reasons,
+    RefusedRecord,
+    RefusedRecords,
     Reply,
     Reported,
     Request,
@@ -94,6 +97,10 @@ class AgentClient:
 
     def stored(self) -> StoredSummary:
         return self.ask(AskStored(), StoredSummary)
+
+    def refused(self) -> tuple[RefusedRecord, ...]:
+        """The records that were refused last, oldest first."""
+        return self.ask(AskRefused(), RefusedRecords).records
 
     def why(self, id_: str) -> Reasons:
         return self.ask(AskWhy(id_), Reasons)

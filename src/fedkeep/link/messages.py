@@ -66,6 +66,10 @@ class AskStored(msgspec.Struct, frozen=True, tag=True):
     """What is stored, by label. Answered by `StoredSummary`."""
 
 
+class AskRefused(msgspec.Struct, frozen=True, tag=True):
+    """The records that were refused last. Answered by `RefusedRecords`."""
+
+
 class AskWhy(msgspec.Struct, frozen=True, tag=True):
     """Why a sample is stored or is not. Answered by `Reasons`."""
 
@@ -164,6 +168,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     epsilon_spent: float | None = None
     """What was spent of the privacy budget; None where nothing is accounted for."""
     epsilon_budget: float | None = None
+    sample_bytes: int = 0
+    """Of one stored sample, with what is known of it."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -179,6 +185,18 @@ class LabelSummary(msgspec.Struct, frozen=True):
 
 class StoredSummary(msgspec.Struct, frozen=True, tag=True):
     labels: tuple[LabelSummary, ...]
+
+
+class RefusedRecord(msgspec.Struct, frozen=True):
+    time: float
+    source: str
+    reason: str
+    raw: str
+    """How the record began."""
+
+
+class RefusedRecords(msgspec.Struct, frozen=True, tag=True):
+    records: tuple[RefusedRecord, ...]
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -215,6 +233,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
 """What a server asks of a device."""
 DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
-Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskWhy | Erase
+Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase
 """All that an agent answers: the server's questions, and those of whoever looks after the device."""
-Reply: TypeAlias = DeviceReply | Status | StoredSummary | Reasons | Erased | Failed
+Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reasons | Erased | Failed

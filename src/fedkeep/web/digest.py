@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,7 +31,7 @@ POINTS = 300
 """Evaluations a curve shows at most, about."""
 BINS = 120
 """Points of a chart of what happens every round: fewer, so that it shows more than noise."""
-ROWS = 400
+ROWS = 1000
 """Devices the coordination matrix lists at most."""
 _CURVES = (
     "round",
@@ -140,6 +142,7 @@ class Digest:
             modified=modified,
             image=header.image,
             seconds=self.seconds,
+            config=dict(_flat(header.config)),
             damaged=self.damaged,
             evaluations=self._curves(),
             activity=self._rates(),
@@ -174,6 +177,15 @@ class Digest:
             columns[name] = [item.counts[place] / span for item, span in zip(items, spans, strict=True)]
         columns["staleness"] = [item.staleness for item in items]
         return columns
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and their values as JSON, whatever a record's configuration nests."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", msgspec.json.encode(value).decode()
 
 
 def _at(values: tuple[float | None, ...], place: int) -> float | None:
