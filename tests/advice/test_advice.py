@@ -19,7 +19,8 @@ from fedkeep.advice.look import look, worries
 from fedkeep.advice.panel import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel
 from fedkeep.advice.trial import Trial
 from fedkeep.advice.verdict import advise, recommended
-from fedkeep.agent.assembly import read_config
+from fedkeep.agent.assembly import budget_for, read_config
+from fedkeep.agent.layout import plan as plan_store
 from fedkeep.cli.app import app
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import ConfigError
@@ -141,8 +142,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path) -> None:
-    arguments = ["advise", "mine.npz", "--minutes", "0.2", "--jobs", "1", "--bytes", "240B", "--participation", "0.5"]
+def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, small in {"_FEWEST_ROUNDS": 20, "_MOST_ROUNDS": 20, "MOST_SEEDS": 4}.items():
+        monkeypatch.setattr(f"fedkeep.advice.trial.{name}", small)
+    arguments = ["advise", "mine.npz", "--minutes", "9", "--jobs", "1", "--bytes", "240B", "--participation", "0.5"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.exception
     assert "\nUse " in done.output
@@ -152,7 +155,10 @@ def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path) -> None:
     slots = {cell.experiment.label: cell.experiment.storage.capacity for cell in cells}
     assert (slots[FIFO], slots["ode"], slots[LOCAL]) == (10, 10, 3)  # two vectors of 21 float32 take seven samples
     assert len({cell.experiment.label for cell in cells}) == len(CANDIDATES) + 1
-    assert read_config(advice / "agent.toml").samples.labels == 3
+    config = read_config(advice / "agent.toml")
+    capacity = plan_store(config.store, config.form, 0).capacity
+    assert (config.samples.labels, config.store.budget == budget_for(config, 10)) == (3, True)
+    assert capacity >= 10
     assert read_fleet(advice / "fleet.toml").label_names == ("0", "1", "2")
     assert "What to do" in (advice / "advice.html").read_text()
     before = {path: path.stat().st_mtime_ns for path in (advice / "rates").glob("*.jsonl")}

@@ -11,7 +11,10 @@ import pytest
 
 import fedkeep
 
-EXPERIMENT = 'task = { name = "embedded", devices = 5 }\npolicy = { name = "ode" }\ntrain = { rounds = 4, participation = 0.5 }\n'
+EXPERIMENT = (
+    'task = { name = "embedded", devices = 5 }\npolicy = { name = "ode" }\n'
+    "train = { rounds = 4, participation = 0.5 }\n"
+)
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -154,10 +154,8 @@ def _check_table(table: dict[str, Any]) -> None:
     from fedkeep.privacy.options import PrivacyOptions
     from fedkeep.sim.experiment import expand
 
-    if "samples" in table and "train" in table:
-        parse_fleet(table)
-    elif "samples" in table:
-        parse_config(table)
+    if "samples" in table:
+        (parse_config if "store" in table else parse_fleet)(table)
     elif set(table) == {"privacy"}:
         build(PrivacyOptions, table["privacy"], "privacy")
     elif "tool" not in table:

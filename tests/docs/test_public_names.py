@@ -13,6 +13,7 @@ PUBLIC = {
     "fedkeep.cli": ["main"],
     "fedkeep.core.policies": [
         "central",
+        "draw",
         "fedbalancer",
         "fifo",
         "full_data",
@@ -44,6 +45,7 @@ PUBLIC = {
         "Device",
         "End",
         "Evaluation",
+        "Gist",
         "Header",
         "Holdings",
         "Line",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeep.advice.panel import Panel
-from fedkeep.config import Table
+from fedkeep.agent.assembly import budget_for, parse_config
+from fedkeep.config import Table, merged
 from fedkeep.data import Federation
 from fedkeep.keys import toml
 
@@ -30,14 +31,11 @@ def write_files(folder: Path, panel: Panel, method: str, data: Federation, first
 
 
 def agent_table(panel: Panel, method: str, data: Federation) -> Table:
-    """The device's configuration for a method."""
+    """The device's configuration for a method: a file of as few bytes as hold its samples."""
     said = {key: table for key, table in panel.methods[method].items() if key in ("policy", "weights", "gist")}
-    return {
-        **_form(data),
-        **said,
-        "store": {"path": "samples.store", "budget": _budget(panel.slots(method), int(data.x[:1].nbytes))},
-        "agent": {"socket": "agent.sock"},
-    }
+    table = {**_form(data), **said, "store": {"path": "samples.store"}, "agent": {"socket": "agent.sock"}}
+    budget = budget_for(parse_config(table), panel.slots(method))
+    return merged(table, {"store": {"budget": budget}})
 
 
 def fleet_table(panel: Panel, method: str, data: Federation) -> Table:
@@ -53,11 +51,6 @@ def _form(data: Federation) -> Table:
         "samples": {"shape": list(data.sample_shape), "labels": data.labels},
         "model": {"name": data.model.name, **data.model.options},
     }
-
-
-def _budget(capacity: int, sample_bytes: int) -> int:
-    """Room for the samples, the model and the store's own order, with some to spare."""
-    return max(1_000_000, 4 * capacity * (sample_bytes + 512))
 
 
 def as_toml(table: Table) -> str:

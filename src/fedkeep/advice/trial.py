@@ -16,7 +16,7 @@ from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import Place, Step, estimate_seconds, run_sweep
 
-FIRST_SEEDS, MOST_SEEDS = 3, 8
+FIRST_SEEDS, MOST_SEEDS = 3, 16
 LARGER = 4
 """How many times the store is, of which it is asked what it would buy."""
 _FEWEST_ROUNDS, _MOST_ROUNDS = 40, 300

@@ -25,14 +25,21 @@ class Advice:
 
 
 def recommended(trial: Trial) -> str:
-    """The simplest candidate that the leader is not shown to be ahead of by what matters."""
+    """FIFO unless the leader is shown to be ahead of it by what matters; then the simplest that is its equal."""
     leader = trial.leader()
-    return next((method for method in trial.panel.candidates if not _beaten(trial.against(leader, method))), leader)
+    if not _beaten(trial.against(leader, FIFO)):
+        return FIFO
+    return next((method for method in trial.panel.candidates if _equal(trial.against(leader, method))), leader)
 
 
 def _beaten(lead: Difference | None) -> bool:
     """Whether a lead is sure, and may be more than the point that counts as none."""
     return lead is not None and lead.verdict == "ahead" and lead.mean + (lead.half_width or 0.0) > LEVEL
+
+
+def _equal(lead: Difference | None) -> bool:
+    """Whether a lead is sure to be within a point."""
+    return lead is not None and lead.verdict != "undecided" and lead.mean + (lead.half_width or 0.0) <= LEVEL
 
 
 def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> Advice:
@@ -62,10 +69,14 @@ def _use(trial: Trial, method: str) -> Iterator[str]:
 
 
 def _others(trial: Trial, method: str) -> Iterator[str]:
-    for other in trial.panel.candidates:
-        found = trial.against(other, method) if other != method else None
-        if found is not None:
-            yield f"{_name(other)} is {_by(found)} {_name(method)}{_to_decide(found)}."
+    """How each other candidate but FIFO stands to the one advised, or to the leader where only that is decided."""
+    for other in (candidate for candidate in trial.panel.candidates if candidate not in (FIFO, method)):
+        stands = [(base, trial.against(other, base)) for base in (method, trial.leader()) if base != other]
+        known = [(base, found) for base, found in stands if found is not None]
+        decided = [(base, found) for base, found in known if found.verdict != "undecided"]
+        if known:
+            base, found = (decided or known)[0]
+            yield f"{_name(other)} is {_by(found)} {_name(base)}{_to_decide(found)}."
 
 
 def _larger(trial: Trial) -> Iterator[str]:

@@ -15,7 +15,7 @@ from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.identity import carried_over, check_model, identity_of
-from fedkeep.agent.layout import Layout, StoreOptions, plan
+from fedkeep.agent.layout import Layout, StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED
 from fedkeep.agent.opening import Opened, open_file
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
@@ -173,6 +173,12 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
 
 def _window(seconds: float) -> Window:
     return Window(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
+
+
+def budget_for(config: AgentConfig, samples: int) -> int:
+    """The smallest budget in bytes that holds this many samples beside all else."""
+    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
+    return least_budget(config.store, config.form, _state_bytes(learner, config, None), samples)
 
 
 def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None) -> int:
