@@ -15,6 +15,7 @@ from fedkeep.agent.layout import StoreOptions
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.core.device import DeviceOptions
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.store import AfterUse
 from fedkeep.core.weighting import Weighting
 from fedkeep.privacy.options import PrivacyOptions
@@ -22,7 +23,7 @@ from fedkeep.privacy.options import PrivacyOptions
 PAGE = Path(__file__).with_name("agent.md")
 TABLES: dict[str, type[Any]] = {
     "[samples]": SampleOptions, "[store]": StoreOptions, "[agent]": AgentOptions, "[device]": DeviceOptions,
-    "[after_use]": AfterUse, "[weights]": Weighting, "[privacy]": PrivacyOptions, "[metrics]": MetricsOptions,
+    "[gist]": GistOptions, "[after_use]": AfterUse, "[weights]": Weighting, "[privacy]": PrivacyOptions, "[metrics]": MetricsOptions,
 }  # fmt: skip
 
 

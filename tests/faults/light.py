@@ -32,16 +32,16 @@ def take(run: Scripted, step: int) -> None:
     run.store.commit({"estimator": np.full(300, float(step))} if step % _WHOLE_EVERY == 0 else None)
 
 
-def judge(run: Scripted, acknowledged: int, losses: Losses) -> None:
-    """Of each region the newest that were acknowledged must be there, but for those that two batches displaced: the
-    last of the process that died, which it did not live to acknowledge, and that of the one before it."""
+def judge(run: Scripted, acknowledged: set[int], losses: Losses) -> None:
+    """A sample of an acknowledged step may be missing only where newer ones of its region take the room, but for the
+    places of one batch: of two newcomers a crash may leave the one that replaced it, and not the other."""
     held = run.store.stored().batch
     losses.tried += 1
     losses.wrong += sum(not np.array_equal(x, sample(i)) for x, i in zip(held.x, held.ids.tolist(), strict=True))
-    room, ids = int(run.quotas[0]), set(held.ids.tolist())
-    for region in range(REGIONS):
-        own = [i for i in range(acknowledged * BATCH) if i % REGIONS == region]
-        losses.lost += not set(own[-(room - 2 * BATCH // REGIONS) :]) <= ids
+    room, ids = int(run.quotas[0]), held.ids
+    for id_ in {step * BATCH + i for step in acknowledged for i in range(BATCH)} - set(ids.tolist()):
+        region = ids[ids % REGIONS == id_ % REGIONS]
+        losses.lost += int((region > id_).sum()) < room - BATCH // REGIONS
 
 
 def newest(run: Scripted) -> int:
@@ -51,28 +51,31 @@ def newest(run: Scripted) -> int:
 
 def try_kills(path: Path, kills: int, seed: int = 0) -> Losses:
     """Kills processes that commit samples alone, at random moments, and reads what they left."""
-    rng, losses, acknowledged = np.random.default_rng(seed), Losses(), 0
-    disk = FileDisk(path, LAYOUT.geometry.size)
-    Scripted(disk).format()
-    disk.close()
+    rng, losses = np.random.default_rng(seed), Losses()
+    acknowledged = _anew(path)
     for _ in range(kills):
-        acknowledged = max(acknowledged, _killed_child(path, float(rng.uniform(0.005, 0.03))))
+        acknowledged |= _killed_child(path, float(rng.uniform(0.005, 0.03)))
         disk = FileDisk(path, LAYOUT.geometry.size)
         run = Scripted(disk)
         run.open()
         disk.close()
         judge(run, acknowledged, losses)
-        acknowledged = max(acknowledged, newest(run) - 1)
-        if acknowledged > 400:  # a list of all ids is kept for judging; start anew before it grows long
-            path.unlink()
-            disk = FileDisk(path, LAYOUT.geometry.size)
-            Scripted(disk).format()
-            disk.close()
-            acknowledged = 0
+        if len(acknowledged) > 400:
+            acknowledged = _anew(path)
     return losses
 
 
-def _killed_child(path: Path, seconds: float) -> int:
+def _anew(path: Path) -> set[int]:
+    """An empty store, of which nothing is acknowledged."""
+    path.unlink(missing_ok=True)
+    disk = FileDisk(path, LAYOUT.geometry.size)
+    Scripted(disk).format()
+    disk.close()
+    return set()
+
+
+def _killed_child(path: Path, seconds: float) -> set[int]:
+    """The steps that a process acknowledged before it died."""
     reader, writer = os.pipe()
     pid = _fork()
     if pid == 0:
@@ -81,7 +84,7 @@ def _killed_child(path: Path, seconds: float) -> int:
             run.open()
             for step in range(newest(run), 10**6):
                 take(run, step)
-                os.write(writer, (step + 1).to_bytes(8, "little"))
+                os.write(writer, step.to_bytes(8, "little"))
         finally:
             os._exit(1)
     os.close(writer)
@@ -92,7 +95,7 @@ def _killed_child(path: Path, seconds: float) -> int:
         acks += chunk
     os.close(reader)
     os.waitpid(pid, 0)
-    return int.from_bytes(acks[len(acks) - len(acks) % 8 - 8 :][:8], "little") if len(acks) >= 8 else 0
+    return {int.from_bytes(acks[i : i + 8], "little") for i in range(0, len(acks) - 7, 8)}
 
 
 def try_power_cuts(steps: int, states: int, seed: int = 0) -> Losses:
@@ -110,5 +113,5 @@ def try_power_cuts(steps: int, states: int, seed: int = 0) -> Losses:
         image, acknowledged = crash_image(disk, int(rng.integers(0, len(disk.events) + 1)), rng)
         again = Scripted(RamDisk(image))
         again.open()
-        judge(again, acknowledged, losses)
+        judge(again, set(range(acknowledged)), losses)
     return losses

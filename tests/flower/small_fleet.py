@@ -90,8 +90,7 @@ class SmallFleet:
         """A new server; it knows nothing of an older one but what the store tells."""
         parts = assemble(self.experiment, self._parts.data)
         parts.server.plan = None
-        regions = len(self._parts.server.order(0).assignment.quotas)  # type: ignore[union-attr]
-        sizes = Sizes(len(parts.server.model), parts.learner.gradient_size, regions)
+        sizes = Sizes(len(parts.server.model), self.experiment.told_size(parts.learner), parts.regions.count)
         privacy = self.experiment.privacy
         sums = SumBook(parts.server, privacy, sizes.gradient) if privacy.secure_sum else None
         return FedkeepStrategy(parts.server, sizes, options or self.options, store, sums, planner)

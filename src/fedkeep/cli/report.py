@@ -77,7 +77,7 @@ def print_tables(comparison: Comparison) -> None:
 def _rich(table: words.Table) -> Table:
     drawn = Table(title=Text(table.title), title_justify="left")
     for place, name in enumerate(table.columns):
-        drawn.add_column(Text(name), justify="right" if place else "left")
+        drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     return drawn

@@ -185,7 +185,8 @@ class Device:
     def screen(self, order: TrainOrder) -> None:
         """Raises where an order does not fit this device; to be asked before anything of it is followed."""
         told = self.learner.gradient_size if self.gist is None or not self.gist.options.shared else self.gist.size
-        screen_order(order, self.learner.size, told, self.regions.count, self.capacity)
+        undivided = self.policy.balanced and order.assignment is not None and len(order.assignment.quotas) == 1
+        screen_order(order, self.learner.size, told, 1 if undivided else self.regions.count, self.capacity)
 
     def follow(self, order: TrainOrder) -> Batch:
         """Takes note of what an order says of the plan, and gives what there is to train on."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkeep.core.aggregation import Aggregation, UpdateSum
+from fedkeep.core.claims import Claims
 from fedkeep.core.coordination import Coordinator
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
@@ -131,6 +132,9 @@ class Server:
         self._accepted: dict[DeviceId, int] = {}
         self._gradient_norms: dict[DeviceId, float] = {}
         self._usual = Usual()
+        self._claims = Claims()
+        self._profiles: dict[DeviceId, Profile] = {}
+        """As last declared, to plan anew where a claim turns out unfounded; not known after a restart."""
         self._open: _OpenRound | None = None
 
     def coordinate(self, profiles: Mapping[DeviceId, Profile]) -> tuple[Plan, tuple[Refusal, ...]]:
@@ -139,6 +143,8 @@ class Server:
         Devices that are not among the profiles have left: nothing of them counts any more.
         """
         sound, refusals = self._screen_profiles(profiles)
+        self._profiles = sound
+        sound = {device: self._claims.founded(device, profile) for device, profile in sound.items()}
         for device in set(self._rates) - set(sound):
             self.forget(device)
         fleet = Fleet.of(sound)
@@ -169,6 +175,7 @@ class Server:
             self.forget(device)
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
         self._rates, self._rates_known, self.plan = dict.fromkeys(devices, mean), False, plan
+        self._profiles = {}
 
     def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
         """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""
@@ -217,6 +224,7 @@ class Server:
         late = {d: r for d, r in opened.late.items() if d not in reports or reports[d].local_gradient is None}
         self.estimator.update(self._estimates(reports | late))
         self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
+        self._check_claims(opened, reports)
         self._open = None
         self.round = opened.round + 1
         return RoundSummary(
@@ -286,6 +294,7 @@ class Server:
             table.pop(device, None)
         self.estimator.forget(device)
         self._usual.forget(device)
+        self._claims.forget(device)
 
     def snapshot(self) -> State:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
@@ -298,6 +307,7 @@ class Server:
         ):
             state[f"{name}.devices"] = np.array(sorted(table), dtype=np.int64)
             state[f"{name}.values"] = np.array([table[device] for device in sorted(table)], dtype=np.float64)
+        state |= {f"claims.{name}": array for name, array in self._claims.snapshot().items()}
         state |= {f"usual.{name}": array for name, array in self._usual.snapshot().items()}
         if self.plan is not None:
             state |= {f"plan.{name}": array for name, array in self.plan.snapshot().items()}
@@ -317,8 +327,9 @@ class Server:
         self._rates_known = bool(state.get("rates.known", True))
         self._accepted = {device: int(round_) for device, round_ in accepted.items()}
         self.estimator.restore(_under("estimator.", state))
-        if usual := _under("usual.", state):
-            self._usual.restore(usual)
+        for prefix, part in (("usual.", self._usual), ("claims.", self._claims)):
+            if own := _under(prefix, state):
+                part.restore(own)
         plan = _under("plan.", state)
         self.plan = Plan.from_snapshot(plan) if plan else None
 
@@ -362,6 +373,21 @@ class Server:
                 del opened.reports[device]
                 detail = f"the model moved by {length:g}; more than {longest:.3g} is unheard of"
                 opened.refusals.append(Refusal(device, "large-update", detail))
+
+    def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
+        """Plans anew where devices have not borne out what they claimed, or are given another chance."""
+        if self.plan is None or not self._profiles:
+            return
+        for device, report in reports.items():
+            slots = int(self.plan.assignment(device).quotas.sum())
+            self._claims.observe(device, report, slots, self._profiles[device].rate)
+        found = self._claims.judge(opened.round)
+        for device, share in found.items():
+            if share < 1:
+                detail = f"its claims count for {share:.0%} of what they say: so much of them has come true"
+                opened.refusals.append(Refusal(device, "claim-unfounded", detail))
+        if found:
+            self.coordinate(self._profiles)
 
     def _lengths(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, float]:
         """How far each report that weighs anything moves the model, in the order of the devices' ids."""

@@ -34,9 +34,6 @@ labels = 10
 [model]
 name = "softmax"
 
-[policy]
-name = "ode"
-
 [train]
 rounds = 100000
 participation = 1.0
@@ -59,9 +56,6 @@ labels = 10
 
 [model]
 name = "softmax"
-
-[policy]
-name = "ode"
 
 [store]
 path = "{home}/samples.store"

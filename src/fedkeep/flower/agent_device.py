@@ -10,7 +10,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import AskProfile, DeviceReply, DeviceRequest
-from fedkeep.presets import DEFAULT
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 
 
 def make_agent_app() -> ClientApp:
@@ -34,7 +34,7 @@ class AgentDevice:
 
     def __init__(self, socket_path: str, run_config: UserConfig, timeout: float = 600.0) -> None:
         self._path, self._timeout = socket_path, timeout
-        self._method = str(run_config.get("policy.name", "ode")), str(run_config.get("preset", DEFAULT))
+        self._method = str(run_config.get("policy.name", DEFAULT_POLICY)), str(run_config.get("preset", DEFAULT))
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
         with AgentClient(self._path, self._timeout) as agent:

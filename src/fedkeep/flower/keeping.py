@@ -16,7 +16,7 @@ from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
 from fedkeep.flower.prompt_grid import PromptGrid
-from fedkeep.presets import DEFAULT, experiment_tables
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
 from fedkeep.records.versions import versions
 
@@ -29,16 +29,22 @@ _TOLD = ("offered", "stored", "unsound")
 class Keeping(Strategy):
     """`Keeping(FedAvg(...))`: the inner strategy trains as ever, on what the devices' Keepers kept.
 
-    The inner strategy sees its own records only: FedAvg refuses replies with a second ArrayRecord. `preset` says how
-    the estimates become g_hat, as everywhere: `"paper"` is Eq. 8. `records` is a file for `fedkeep watch` and `report`.
+    The inner strategy sees its own records only: FedAvg refuses replies with a second ArrayRecord. `preset` and
+    `policy` are the Keepers' and say how the estimates become g_hat: `"paper"` is Eq. 8. `records` is a
+    file for `fedkeep watch` and `report`.
     """
 
     def __init__(
-        self, inner: Strategy, preset: str = DEFAULT, gradient_norm: float = 1e3, records: str | None = None
+        self,
+        inner: Strategy,
+        preset: str = DEFAULT,
+        policy: str = DEFAULT_POLICY,
+        gradient_norm: float = 1e3,
+        records: str | None = None,
     ) -> None:
         self._inner, self._preset = inner, preset
         self._recorder = None if records is None else Recorder(Path(records))
-        self._estimator: GlobalEstimator = global_estimator(_estimator_name(preset))
+        self._estimator: GlobalEstimator = global_estimator(_estimator_name(preset, policy))
         self._gradient_norm = gradient_norm
         self._accepted: dict[DeviceId, int] = {}
         self._numbers: dict[int, int] = {}
@@ -177,5 +183,5 @@ def _said(reply: Message) -> dict[str, int] | None:
     return said if len(said) == len(_TOLD) else None
 
 
-def _estimator_name(preset: str) -> str:
-    return str(experiment_tables(preset, "ode").get("estimator", {}).get("name", "incremental"))
+def _estimator_name(preset: str, policy: str) -> str:
+    return str(experiment_tables(preset, policy).get("estimator", {}).get("name", "incremental"))
