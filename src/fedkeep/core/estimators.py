@@ -50,10 +50,11 @@ class Window:
             self._sum += mean_gradient(measurements, self._clip).astype(np.float64) * len(regions)
             self.counts += np.bincount(regions, minlength=len(self.counts))
 
-    def mean(self) -> FloatArray:
-        """The mean gradient over all arrivals (Eq. 7)."""
-        mean: FloatArray = self._sum / max(1, self.count)
-        return mean
+    def mean(self, share: float = 1.0) -> Vector:
+        """The mean gradient over all arrivals (Eq. 7), or a share of it."""
+        mean = np.empty(self.size, dtype=np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.multiply(self._sum, share / max(1, self.count), out=mean, casting="same_kind")
 
     def clear(self) -> None:
         self._sum[:] = 0.0
@@ -93,8 +94,7 @@ class LocalGradientEstimator:
     def freeze(self, window: Window, round_: int) -> tuple[Vector | None, int]:
         """The estimate to send in `round_` and the arrivals behind it: the window's, or one not yet accepted."""
         if window.count and window.count >= self._pending_count:
-            with np.errstate(over="ignore", invalid="ignore"):
-                estimate = window.mean().astype(np.float32)
+            estimate = window.mean()
             if np.isfinite(estimate).all():
                 self._pending, self._pending_count = estimate, window.count
         self._pending_round = round_

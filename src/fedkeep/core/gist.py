@@ -25,6 +25,8 @@ from fedkeep.core.ports import Measurements
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, IntArray, State, Vector
 
+_BLOCK = 1024
+
 
 @dataclass(frozen=True)
 class GistOptions:
@@ -77,9 +79,9 @@ class StoredGradients:
         """1 / sum w_i^2: how many samples of equal weight would be as noisy."""
         return 1.0 / float(self.weights @ self.weights)
 
-    def under(self, measurements: Measurements, weights: FloatArray) -> FloatArray:
+    def under(self, measurements: Measurements, weights: FloatArray) -> Vector:
         """sum_i w_i grad_i."""
-        return measurements.weighted_gradient(weights * len(weights)).astype(np.float64)
+        return measurements.weighted_gradient(weights * len(weights))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +98,7 @@ class Mending:
     """n: how many samples the gist is worth, after this participation."""
     reach: float
     """The correction's length over that of the stored samples' gradient."""
-    gist: FloatArray | None
+    gist: Vector | None
     """m, carried over to the new model."""
 
 
@@ -116,6 +118,7 @@ class Gist:
         """m as it is kept; None while nothing is known."""
         return None if self._kept is None else self._kept.unpack()
 
+    @np.errstate(over="ignore", invalid="ignore")
     def mend(
         self, stored: StoredGradients, window: Window, shares: FloatArray, fleet: Vector | None, *, moved: bool
     ) -> Mending:
@@ -134,8 +137,8 @@ class Gist:
         mended = beta * (gist - self._own(before))
         correction = mended if fleet is None else mended + self.options.kappa * rho**4 * (fleet - gist)
         left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
-        reach = _length(correction) / max(_length(after), 1e-30)
-        return Mending(correction.astype(np.float32), beta, rho, left, reach, self._own(after) + mended)
+        reach = np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30))
+        return Mending(correction, beta, rho, left, float(reach), self._own(after) + mended)
 
     def keep(self, mending: Mending | None) -> None:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
@@ -156,49 +159,47 @@ class Gist:
         self.worth, self._changes, self.latest = worth, int(changes), None
         self._kept = Packed.from_snapshot(state, self.options.encoding) if "packed" in state else None
 
-    def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[FloatArray | None, float]:
+    def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[Vector | None, float]:
         """m and n with the window's arrivals counted in."""
-        known = None if self._kept is None else self._kept.unpack().astype(np.float64)
+        known = self.vector()
         if not window.count:
             return known, self.worth
-        news, worth = self._news(stored, window, shares)
-        if known is None:
-            return news, min(worth, self.options.memory)
-        total = self.worth + worth
-        return (self.worth * known + worth * news) / total, min(total, self.options.memory)
+        match = _match(stored, window.counts, shares) if self.options.matched else _Match(1.0, None, window.count)
+        total = self.worth + match.worth
+        share = match.worth / total
+        gist = self._own(window.mean(share * match.seen))
+        if match.weights is not None:
+            gist += self._own(stored.under(stored.before, share * match.weights))
+        if known is not None:
+            gist += (1.0 - share) * known
+        return gist, min(total, self.options.memory)
 
-    def _news(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[FloatArray, float]:
-        """z, the window's word on the whole stream's gradient under the old model, and how many samples it is worth."""
-        mean = self._own(window.mean())
-        if not self.options.matched:
-            return mean, float(window.count)
-        match = _match(stored.weights, stored.regions, window.counts, shares)
-        rest = self._own(stored.under(stored.before, match.weights))
-        return match.seen * mean + rest, match.worth
-
-    def _own(self, gradient: FloatArray) -> FloatArray:
+    def _own(self, gradient: Vector) -> Vector:
         """The part of a gradient that the gist covers: the last of it."""
         return gradient[len(gradient) - self.size :]
 
 
 @dataclass(frozen=True, eq=False)
 class _Match:
-    """z = seen * g + sum_i weights_i grad_i: what the window saw, the rest as the store has it."""
+    """z, the window's word on the whole stream's gradient under the old model: seen * g + sum_i weights_i grad_i.
+
+    What the window did not see is as the store has it.
+    """
 
     seen: float
     """s: the long-run share of the regions that the window saw."""
-    weights: FloatArray
+    weights: FloatArray | None
     worth: float
     """N_z, in samples."""
 
 
-def _match(weights: FloatArray, regions: IntArray, counts: FloatArray, shares: FloatArray) -> _Match:
+def _match(stored: StoredGradients, counts: FloatArray, shares: FloatArray) -> _Match:
     """Matches a window's regions, (Y,) arrivals, with the store's: z = a + s (g - a_q) in the letters of the paper.
 
     a_q is the store's gradient with its regions weighted as in the window; what of the window the store lacks counts
     with a itself.
     """
-    window = counts / counts.sum()
+    weights, regions, window = stored.weights, stored.regions, counts / counts.sum()
     mass = np.bincount(regions, weights, minlength=len(counts))
     squares = np.bincount(regions, weights**2, minlength=len(counts))
     held, arrived = mass > 0, counts > 0
@@ -209,17 +210,21 @@ def _match(weights: FloatArray, regions: IntArray, counts: FloatArray, shares: F
     return _Match(seen, weights * change[regions], float(1.0 / max(variance, 1e-30)))
 
 
-def _likeness(stored: StoredGradients, before: FloatArray, after: FloatArray) -> float:
+def _likeness(stored: StoredGradients, before: Vector, after: Vector) -> float:
     """rho: the covariance of the stored samples' gradients under the two models over their mean variance, in [0, 1].
 
-    Of a single sample, which has no variance, the gradients themselves are compared.
+    Of a single sample, which has no variance, the gradients themselves are compared. Gradients too long to be squared
+    are not alike.
     """
     both = stored.weights @ stored.after.inner(stored.before)
     each = stored.weights @ (stored.after.norms() ** 2 + stored.before.norms() ** 2) / 2
     if len(stored.weights) > 1:
-        both, each = both - after @ before, each - (after @ after + before @ before) / 2
-    return float(np.clip(both / each, 0.0, 1.0)) if each > 0 else 0.0
+        both, each = both - _inner(after, before), each - (_inner(after, after) + _inner(before, before)) / 2
+    return min(max(float(both / each), 0.0), 1.0) if 0 < each < np.inf else 0.0
 
 
-def _length(vector: FloatArray) -> float:
-    return float(np.sqrt(vector @ vector))
+def _inner(left: Vector, right: Vector) -> float:
+    """<left, right>, blocks of it added up in float64: what variances leave of it is too small for float32 alone."""
+    whole = len(left) - len(left) % _BLOCK
+    blocks = np.vecdot(left[:whole].reshape(-1, _BLOCK), right[:whole].reshape(-1, _BLOCK))
+    return float(blocks.sum(dtype=np.float64)) + float(left[whole:] @ right[whole:])

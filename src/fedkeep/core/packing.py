@@ -40,7 +40,7 @@ class Packed:
         return Packed(np.array(state["packed"], dtype=encoding), np.array(state["scales"], dtype=np.float32))
 
 
-def pack(vector: FloatArray, encoding: Encoding, seed: int) -> Packed:
+def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> Packed:
     """The vector in that encoding; `int8` rounds at random by the seed, so that on average nothing is lost.
 
     >>> packed = pack(np.array([1.0, -0.5, 0.25]), "int8", seed=0)
@@ -48,7 +48,7 @@ def pack(vector: FloatArray, encoding: Encoding, seed: int) -> Packed:
     (7, ['1.00', '-0.50', '0.24'])
     """
     if encoding == "float32":
-        return Packed(vector.astype(np.float32), np.empty(0, dtype=np.float32))
+        return Packed(vector.astype(np.float32, copy=False), np.empty(0, dtype=np.float32))
     blocks = np.abs(np.append(vector, np.zeros(-len(vector) % _BLOCK))).reshape(-1, _BLOCK)
     scales = (blocks.max(axis=1) / _LARGEST[encoding]).astype(np.float32)
     steps = np.repeat(scales.astype(np.float64), _BLOCK)[: len(vector)]

@@ -63,12 +63,11 @@ class TracedMeasurements:
         return self.weighted_gradient(np.ones(self._n))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
-        shares = weights.astype(np.float32)
+        shares = (weights / max(1, self._n)).astype(np.float32)
         gradient = np.empty(self._layout.size, dtype=np.float32)
         views = self._layout.views(gradient)
         for factors, weight, bias in zip(self._valued, views[::2], views[1::2], strict=True):
             factors.add_up(shares, weight, bias)
-        gradient /= max(1, self._n)
         return gradient
 
     def activations(self) -> AnyArray:
