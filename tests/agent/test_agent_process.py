@@ -131,7 +131,7 @@ def test_the_command_line_runs_it_and_asks_it(tmp_path: Path) -> None:
                 break
         assert "seen                     60" in shown
         assert "label" in ask(tmp_path, "show")
-        assert "kept with value" in ask(tmp_path, "why", "7")
+        assert "kept with random key" in ask(tmp_path, "why", "7")
         assert "1 samples erased. Models that were trained on them keep" in ask(tmp_path, "erase", "--id", "7")
         assert "erased on request" in ask(tmp_path, "why", "7")
     code, errors = outcome(tmp_path, "status", "--socket", "a.sock", entry=entry)

@@ -29,6 +29,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device, memory_store, regions_for
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
+from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.store import AfterUse
@@ -192,7 +193,7 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None)
     meter = _BUCKETS * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
-    gist = 4 * learner.tail(config.gist.last_layers) if config.gist.kept else 0
+    gist = packed_bytes(learner.tail(config.gist.last_layers), config.gist.encoding) if config.gist.kept else 0
     told = 8 if privacy is not None and privacy.clip is not None else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     return vectors + meter + counted + 8 * REMEMBERED + 4096
