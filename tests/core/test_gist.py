@@ -115,7 +115,7 @@ def test_nothing_known_means_nothing_added() -> None:
 
 def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
     gist = Gist(GistOptions("local", matched=False), 2)
-    held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])
+    held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 0])
     mending = gist.mend(held, window([[3e38, 3e38]], [0]), np.array([1.0, 0.0]), None, moved=True)
     assert mending.correction is None
     gist.keep(mending)
