@@ -118,6 +118,11 @@ class Gist:
         """m as it is kept; None while nothing is known."""
         return None if self._kept is None else self._kept.unpack()
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes at rest."""
+        return 0 if self._kept is None else self._kept.nbytes
+
     @np.errstate(over="ignore", invalid="ignore")
     def mend(
         self, stored: StoredGradients, window: Window, shares: FloatArray, fleet: Vector | None, *, moved: bool

@@ -144,6 +144,7 @@ class Server:
         """
         sound, refusals = self._screen_profiles(profiles)
         self._profiles = sound
+        self._usual.replan()
         sound = {device: self._claims.founded(device, profile) for device, profile in sound.items()}
         for device in set(self._rates) - set(sound):
             self.forget(device)
@@ -176,6 +177,7 @@ class Server:
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
         self._rates, self._rates_known, self.plan = dict.fromkeys(devices, mean), False, plan
         self._profiles = {}
+        self._usual.replan()
 
     def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
         """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Literal
 
@@ -242,12 +243,7 @@ class MemoryStore:
 
     def _most_above(self, newcomer: int | None = None) -> int:
         """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
-        held = list(self._sizes)
-        if newcomer is not None:
-            held[newcomer] += 1
-        rank = [(size - quota, size) for size, quota in zip(held, self._quotas, strict=True)]
-        highest = max(rank)
-        level = [region for region, of_region in enumerate(rank) if of_region == highest]
+        level = _fullest(tuple(self._sizes), tuple(self._quotas), newcomer)
         if len(level) == 1:
             return level[0]
         oldest = dict.fromkeys(level, np.inf)
@@ -341,6 +337,18 @@ class MemoryStore:
         key, id_ = item
         entry = self._entries.get(id_)
         return entry is not None and entry.key == key
+
+
+@lru_cache(maxsize=1024)
+def _fullest(sizes: tuple[int, ...], quotas: tuple[int, ...], newcomer: int | None) -> tuple[int, ...]:
+    """The regions most above their targets, of which those that hold most, a newcomer counting as held.
+
+    Most offers leave the sizes as they are, so the same is asked again and again.
+    """
+    held = [size + (region == newcomer) for region, size in enumerate(sizes)]
+    rank = [(size - quota, size) for size, quota in zip(held, quotas, strict=True)]
+    highest = max(rank)
+    return tuple(region for region, of_region in enumerate(rank) if of_region == highest)
 
 
 def _floors(lowest: list[_Key]) -> tuple[FloatArray, FloatArray]:
