@@ -212,20 +212,20 @@ class MemoryStore:
         index = start + np.flatnonzero(hopeful | known[start:])
         plain = (index, batch.ids[index], regions[index], scores[index], arrivals[index])
         for i, id_, region, score, arrival in zip(*(column.tolist() for column in plain), strict=True):
-            entry = self._entries.get(id_)
-            to_beat = self._key_to_beat(region) if self.bends else lowest[region]
+            entry, key = self._entries.get(id_), (_RANKED, score, arrival)
+            if self.bends and key >= lowest[region]:  # which other regions may have raised since
+                lowest[region] = self._key_to_beat(region)
             if entry is not None:
-                if self._refresh(entry, score, arrival, i, outcome):
-                    return int(i) + 1
-            elif (_RANKED, score, arrival) < to_beat or not score > -np.inf:
-                outcome.floors[i] = to_beat[1]
+                easier = self._refresh(entry, score, arrival, i, outcome)
+            elif key < lowest[region] or not score > -np.inf:
+                outcome.floors[i] = lowest[region][1]
                 continue
             else:
-                divided_anew = self._make_room(region, i, outcome)
+                easier = self._make_room(region, i, outcome)
                 self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
-                if divided_anew:
-                    return int(i) + 1
-            lowest[region] = self._key_to_beat(region)
+            before, lowest[region] = lowest[region], self._key_to_beat(region)
+            if easier or lowest[region] < before:
+                return int(i) + 1
         return len(batch)
 
     def _key_to_beat(self, region: int) -> _Key:
