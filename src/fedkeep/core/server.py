@@ -277,14 +277,14 @@ class Server:
         return self._rates.get(device, 1.0)
 
     def heaviest(self, device: DeviceId) -> float:
-        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream.
+        """The most a report of this device may weigh: all slots lent to its heaviest label, or its share of the stream.
 
         A share that is not known may be `limits.growth` times the mean.
         """
         if self.plan is None:
             return np.inf
         assignment = self.plan.assignment(device)
-        by_label = float((assignment.quotas * assignment.label_weights).sum())
+        by_label = float(assignment.quotas.sum() * assignment.label_weights.max(initial=0.0))
         rate = self._rates.get(device, 0.0) * (1.0 if self._rates_known else self.limits.growth)
         by_rate = rate / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
         return 1.001 * max(by_label, by_rate)
