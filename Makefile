@@ -23,7 +23,7 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.base
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.base   ## compare ODE with FIFO, random, high-loss and unlimited storage (a minute)
+demo: $(VENV)/.base   ## the gist beside FIFO, class-balanced FIFO, ODE and unlimited storage (a minute)
 	@$(BIN)/fedkeep demo --out runs/demo
 
 test: $(VENV)/.dev    ## run the tests
@@ -40,8 +40,9 @@ check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/lint-imports
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, RESULTS, the README's table), and build the site into site/
+docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, docs/gist.md, RESULTS, the README's table), and build the site into site/
 	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/python docs/generate_gist.py
 	@$(BIN)/python experiments/reproduce.py report
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from fedkeep.core.types import LocalTraining, Report, TrainOrder  # noqa: E402
+from fedkeep.deploy.deployment import Deployment  # noqa: E402
+from fedkeep.deploy.local_fleet import LocalFleet, free_port  # noqa: E402
 from fedkeep.flower import codec  # noqa: E402
-from fedkeep.flower.deployment import Deployment  # noqa: E402
-from fedkeep.flower.local_fleet import LocalFleet, free_port  # noqa: E402
 from fedkeep.link.messages import Participate, Reported  # noqa: E402
 from tests.flower.real_fleet import APP, agent_answers, start_agent, start_nodes, wait_until  # noqa: E402
 

@@ -22,9 +22,9 @@ from flwr.common.serde import message_to_proto
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fedkeep.flower.in_process import InProcessGrid  # noqa: E402
 from fedkeep.flower.rounds import RoundOptions  # noqa: E402
 from fedkeep.privacy.secure_sum import MaskingDevice, SumServer  # noqa: E402
+from tests.flower.in_process import InProcessGrid  # noqa: E402
 from tests.flower.small_fleet import SmallFleet  # noqa: E402
 
 SIZES = ((10, 850), (10, 44_426), (25, 850), (50, 850), (50, 44_426))

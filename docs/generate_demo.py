@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import sys
 from collections import defaultdict
@@ -21,15 +22,16 @@ TABLE = re.compile(r"(?<=<!-- demo -->\n```text\n).*?(?=```)", re.DOTALL)
 FIGURE = Path(__file__).parent / "figures" / "demo.svg"
 COLOURS = {
     "full-data": "#888888",
-    "ode": "#d33682",
-    "high-loss": "#b58900",
+    "gist-shared": "#d33682",
+    "gist-local": "#b58900",
+    "ode": "#2aa198",
+    "balanced-fifo": "#6c71c4",
     "fifo": "#268bd2",
-    "reservoir": "#2aa198",
 }
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 52, 100, 18, 44
 STYLE = (
     "text{font:13px sans-serif;fill:#333}.line{fill:none;stroke-width:2.2;stroke-linejoin:round}"
-    ".grid{stroke:#999;stroke-opacity:.3}.ode{stroke-width:3.4}"
+    ".grid{stroke:#999;stroke-opacity:.3}.gist-shared{stroke-width:3.4}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 )
 Curve = dict[int, float]
@@ -102,6 +104,7 @@ def _spread(heights: Mapping[str, float], apart: float = 16.0) -> dict[str, floa
 
 def printed(directory: Path) -> str:
     """The table as the demo prints it, without its title and notes."""
+    os.environ["COLUMNS"] = "100"  # so that no cell is broken into two lines
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_tables(compare(read_runs(directory)))
     return "".join(line for line in out.getvalue().splitlines(keepends=True) if line[0] in "┏┃┡│└")

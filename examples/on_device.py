@@ -1,4 +1,4 @@
-"""A device without torch: an agent keeps the best of a stream, a small server trains with it, and asks it why.
+"""A device without torch: an agent keeps a draw of a stream and its gist, a small server trains with it, and asks why.
 
     python examples/on_device.py
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
+from fedkeep.core.types import LocalTraining, TrainOrder
 from fedkeep.link.client import AgentClient, AgentUnreachableError
 from fedkeep.link.framing import receive_frame, send_frame
 
@@ -88,14 +88,13 @@ def main(folder: Path) -> None:
 
 
 def train(client: AgentClient, sender: socket.socket) -> None:
-    """Five rounds with one device: the server's part is to average and to send g_hat back."""
+    """Five rounds with one device: the server's part is to average, and to send back the fleet's gist."""
     print("first samples:", send(sender, stream(500, first=0)))
     profile = client.profile()
     print(f"the device has room for {profile.capacity} samples, and sees per second: {profile.velocity.round(1)}")
-    plan = Assignment(np.full(5, 10), np.ones(5), 1.0)
     model, direction = np.zeros(5 * 20 + 5, dtype=np.float32), None
     for round_ in range(5):
-        order = TrainOrder(round_, model, direction, LocalTraining(0.1, 5), round_ - 1, plan)
+        order = TrainOrder(round_, model, direction, LocalTraining(0.1, 5), round_ - 1)
         report = client.participate(order)
         model, direction = report.model, report.local_gradient
         fates = send(sender, stream(400, first=1000 * (round_ + 1)))
@@ -104,8 +103,8 @@ def train(client: AgentClient, sender: socket.socket) -> None:
     print(f"on its own {result.samples} {result.data} samples the model is right in {result.accuracy:.0%}")
     for row in client.stored().labels:
         print(f"label {row.label}: {row.count} samples, values {row.lowest:.3g} .. {row.highest:.3g}")
-    decisions = client.why("5001").decisions
-    print("why is sample 5001 stored or not?", decisions[-1] if decisions else "no longer remembered")
+    decisions = client.why("5399").decisions
+    print("why is sample 5399 stored or not?", decisions[-1] if decisions else "no longer remembered")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
 from fedkeep.sim.fleet import Fleet
 
-for name in ("reservoir", "ode"):
+for name in ("fifo", "draw"):  # `draw` is the default, and comes with the gist
     experiment = resolve(
         {
             "task": {"name": "embedded", "devices": 20},

@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--estimate", action="store_true", help="only say what a programme lacks and what it takes")
     parser.add_argument("--again", nargs="*", default=[], help="forget a programme's runs of these methods first")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--on", choices=("here", "ray"), default="here", help="where the paper's tiers run")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
     options = parser.parse_args()
     if options.quick:
@@ -126,7 +127,7 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
         return
     by_seed = sorted(chosen, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
     directory = options.out / name
-    play_all(by_seed, directory, jobs=options.jobs, resume=True)
+    play_all(by_seed, directory, jobs=options.jobs, resume=True, on=options.on)
     runs = [read_run(record_path(cell, directory)) for cell in chosen]
     command = shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))])
     summary = summarise(runs, experiment=name, about=about(path), command=command, changed=settings)

@@ -104,7 +104,8 @@ def _better_buys(table: Table) -> str:
     for task, methods in table.items():
         gists = [(m, point) for m, points in methods.items() if m.startswith("gist") for point in points]
         for method, (size, slots, accuracy, _) in gists:
-            rivals = [p for p in methods.get(FIFO, []) if p[0] <= size and p[2] > accuracy]
+            stores = [p for m, points in methods.items() if m.startswith(FIFO) for p in points]
+            rivals = [p for p in stores if p[0] <= size and p[2] > accuracy]
             if rivals:
                 best = max(rivals, key=lambda point: float(point[2]))
                 ours, theirs = f"{method} with {slots} slots {accuracy:.1f}", f"FIFO with {best[1]} slots {best[2]:.1f}"

@@ -189,11 +189,12 @@ def read_programme(path: Path) -> Programme:
     unknown = table.keys() - {"about", "methods", "tasks", "stages", "choice"}
     if unknown:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
-    methods = read_experiment(path.parent / str(table["methods"]))["methods"]
+    common = read_experiment(path.parent / str(table["methods"]))
+    methods = common.pop("methods")
     listed = table["tasks"]
     if isinstance(listed, str):
         listed = read_toml(path.parent / listed)["tasks"]
-    tasks = {name: _task(path.parent, task) for name, task in listed.items()}
+    tasks = {name: merged(_task(path.parent, task), common) for name, task in listed.items()}
     stages = tuple(build(Stage, stage, f"{path.name}: stages") for stage in table["stages"])
     for stage in stages:
         _refuse_unknown(path, "task", stage.tasks, tasks)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.records import compare
-from fedkeep.records.metrics import Row, final_accuracy
+from fedkeep.records.measures import late_accuracy
+from fedkeep.records.metrics import Row
 from fedkeep.records.student import interval
 from lab.summaries import Summary, as_runs, read_summary
 
@@ -126,12 +127,14 @@ def _finals(summary: Summary) -> dict[tuple[str, str], dict[int, float]]:
     """The final accuracy of every run, by method and setting, then by seed."""
     finals: dict[tuple[str, str], dict[int, float]] = {}
     for run in as_runs(summary):
-        if (final := final_accuracy(run.evaluations)) is not None:
-            finals.setdefault((run.header.method, run.header.setting), {})[run.header.seed] = final
+        if run.evaluations:
+            finals.setdefault((run.header.method, run.header.setting), {})[run.header.seed] = late_accuracy(
+                run.evaluations
+            )
     return finals
 
 
 def _shown(row: Row) -> Shown:
     ratio = row.ratios[0]
-    half = None if row.half_width is None else 100 * row.half_width
-    return Shown(100 * row.accuracy, half, ratio.value, ratio.reached, row.seeds)
+    half = None if row.late.half_width is None else 100 * row.late.half_width
+    return Shown(100 * row.late.mean, half, ratio.value, ratio.reached, row.seeds)

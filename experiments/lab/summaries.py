@@ -10,7 +10,7 @@ import msgspec
 
 from fedkeep.core.errors import DataError
 from fedkeep.records.lines import End, Evaluation, Header
-from fedkeep.records.metrics import LAST
+from fedkeep.records.measures import LAST
 from fedkeep.records.reader import Run
 
 _DIGITS = 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fedkeep.core.encoding import SCALE_BYTES, SampleCodec
 from fedkeep.sim.assembly import build_learner, load_data
 from fedkeep.sim.experiment import Experiment
 from lab.findings import FIFO, Findings, summed
@@ -31,9 +32,11 @@ def bytes_table(found: Findings) -> dict[str, Any]:
 
 
 def bytes_at_rest(experiment: Experiment) -> int:
-    """The stored samples in float32, and the gist as it is kept; the model is on every device anyway."""
+    """The stored samples and the gist as they are kept; the model is on every device anyway."""
     data = load_data(experiment.task, experiment.seed)
-    samples = experiment.storage.capacity * math.prod(data.sample_shape) * _FLOAT
+    codec = SampleCodec(data.sample_shape, encoding=experiment.stream.encoding)
+    samples = experiment.storage.capacity * codec.nbytes
+    samples += SCALE_BYTES * math.prod(data.sample_shape) if codec.quantised else 0
     gist = experiment.resolved().get("gist", {"name": "none"})
     if gist["name"] == "none":
         return samples

@@ -14,6 +14,7 @@ DEFAULT_POLICY = "draw"
 
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
+        "*": {"aggregation": {"name": "robust"}},
         "draw": {
             "storage": {"after_use": "renew"},
             "weights": {"client_label": 1.0},
@@ -28,6 +29,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     },
     "paper": {
         "*": {
+            "aggregation": {"name": "fedavg"},
             "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
             "weights": {"client_label": 0.0},
             "estimator": {"name": "incremental", "cold_start": "none"},
@@ -37,6 +39,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     },
     "authors": {
         "*": {
+            "aggregation": {"name": "fedavg"},
             "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
             "coordinator": {"clients_per_label": 1_000_000},
             "weights": {"client_label": 0.0},

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
+from typing import Any
 
 import fedkeep.core.policies
 import fedkeep.planning
-from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import find, load_object
+from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.coordination import COORDINATORS
+from fedkeep.core.names import Registry
 from fedkeep.core.policy import POLICIES, SelectionPolicy
+from fedkeep.core.regions import Regions
+from fedkeep.data import PARTITIONS, TASKS
 
 assert fedkeep.core.policies  # importing these is what registers their components
 assert fedkeep.planning
 
+COMPONENTS: dict[str, Registry[Any]] = {
+    "policy": POLICIES,
+    "task": TASKS,
+    "coordinator": COORDINATORS,
+    "partition": PARTITIONS,
+}
+"""By the table of an experiment that they stand in."""
+AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation", base=Aggregation)
+"""Those of one's own; fedkeep's own go by the table's `name`."""
+REGIONS: Registry[type[Regions]] = Registry("division into regions", methods=("assign",))
+"""The same."""
+
 
 def find_policy(name: str) -> type[SelectionPolicy]:
     """The policy of that name, or the class at `module:Class`."""
-    if ":" not in name:
-        return find(name, POLICIES, "policy")
-    found = load_object(name)
-    if not (isinstance(found, type) and issubclass(found, SelectionPolicy)):
-        raise ConfigError(f"{name} is not a SelectionPolicy; see docs/add-a-policy.md")
-    if inspect.isabstract(found):
-        raise ConfigError(f"{name} lacks a method: {', '.join(sorted(found.__abstractmethods__))}")
-    if not dataclasses.is_dataclass(found):
-        raise ConfigError(f'{name} is not registered: put @policy("a-name") above the class')
-    return found
+    return POLICIES.find(name)

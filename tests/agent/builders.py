@@ -16,8 +16,9 @@ SHAPE, LABELS = (6,), 3
 
 
 def config_table(folder: Path, **tables: Any) -> dict[str, Any]:
-    """A configuration for samples of six numbers and three labels."""
+    """A configuration for samples of six numbers and three labels, under a policy that follows a server's plan."""
     table: dict[str, Any] = {
+        "policy": {"name": "ode"},
         "samples": {"shape": list(SHAPE), "labels": LABELS},
         "store": {"path": str(folder / "a.store"), "budget": 100_000, "log_length": 64},
         "agent": {"socket": str(folder / "a.sock"), "nice": 0, "linger_ms": 0},

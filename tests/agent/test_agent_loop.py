@@ -44,7 +44,7 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     for name, array in second.agent.device.snapshot().items():
         np.testing.assert_array_equal(array, state[name], err_msg=name)
     np.testing.assert_array_equal(second.agent.device.profile().velocity, profile.velocity)
-    assert second.agent.store.log.about(before["ids"][0])
+    assert second.agent.store.log.about(before["ids"][-1])
     second.disk.close()
 
 
@@ -104,11 +104,10 @@ def test_valuation_goes_on_during_training_if_so_configured(tmp_path: Path) -> N
         thread = threading.Thread(target=agent.participate, args=(order(assembly, 1),))
         thread.start()
         assert training.wait(10)
-        free = agent.lock.acquire(timeout=0.2)
-        if free:
-            agent.lock.release()
-            feed(agent, 20, 20)
-        assert free == (mode == "continue")
+        assert agent.lock.acquire(timeout=5), "nobody waits for training"
+        agent.lock.release()
+        agent.intake.offer(arrival(20), wait=True)
+        assert agent.step(0.0) == (1 if mode == "continue" else 0)
         go_on.set()
         thread.join()
         assert agent.store.model_version == 1
@@ -176,7 +175,14 @@ def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> No
     feed(agent, 0, 40)
     agent.participate(order(assembly, 2))
     before = held(agent)
-    for lost in ("device.counters", "device.store.quotas", "device.estimator.sum", "device.model", "device.start.seen"):
+    for lost in (
+        "device.counters",
+        "device.store.quotas",
+        "device.estimator.counts",
+        "device.window.sum",
+        "device.model",
+        "device.shares.counts",
+    ):
         state = agent.store.reload()
         assert state.pop(lost) is not None
         agent.restore(state)
@@ -253,7 +259,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
     feed(agent, 0, 12, "one")
     feed(agent, 20, 12, "two")
     content = {note.id: x.tobytes() for note, x in zip(agent.store.notes(), agent.store.stored().batch.x, strict=True)}
-    (tmp_path / "a.store.damaged").write_bytes((tmp_path / "a.store").read_bytes())
+    (tmp_path / "a.store.damaged-3").write_bytes((tmp_path / "a.store").read_bytes())
     with AgentClient(str(path)) as client:
         with pytest.raises(RefusedError, match="say what to erase"):
             client.erase(Erase())
@@ -262,7 +268,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
         assert client.erase(Erase(source="one")) == 7
         assert client.erase(Erase(until=1.0)) == 0
         assert client.erase(Erase(since=1.0)) == 12
-        assert not (tmp_path / "a.store.damaged").exists(), "a copy set aside would outlive the erasure"
+        assert not (tmp_path / "a.store.damaged-3").exists(), "a copy set aside would outlive the erasure"
         image = b"".join(file.read_bytes() for file in tmp_path.glob("a.store*"))
         assert not any(x in image for x in content.values())
         (line,) = client.why("3").decisions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.disk import StoreError
 from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
 from fedkeep.core.coordination import Greedy
@@ -69,12 +69,58 @@ def test_nothing_is_sent_when_the_ledger_cannot_be_written(tmp_path: Path) -> No
     assembly.disk.close()
 
 
-def test_a_ledger_lost_with_a_damaged_file_is_not_an_empty_one(tmp_path: Path) -> None:
+def spent(folder: Path) -> float:
+    assembly = make_agent(folder, privacy=PRIVACY)
+    try:
+        return assembly.agent.spending().spent  # type: ignore[union-attr]
+    finally:
+        assembly.disk.close()
+
+
+def test_a_lost_or_rolled_back_store_does_not_lower_the_ledger(tmp_path: Path) -> None:
     take_part(tmp_path, 0)
-    path = tmp_path / "a.store"
-    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
-    with pytest.raises(StoreError, match="the privacy ledger was lost"):
+    old = (tmp_path / "a.store").read_bytes()
+    take_part(tmp_path, 1)
+    before = spent(tmp_path)
+    assert before > 0
+    (tmp_path / "a.store").write_bytes(old)
+    assert spent(tmp_path) == before
+    (tmp_path / "a.store").unlink()
+    assert spent(tmp_path) == before
+
+
+def test_a_ledger_that_is_gone_or_older_than_the_store_is_refused(tmp_path: Path) -> None:
+    take_part(tmp_path, 0)
+    take_part(tmp_path, 1)
+    ledger = tmp_path / "a.store.ledger"
+    old = ledger.read_bytes()
+    take_part(tmp_path, 2)
+    ledger.write_bytes(old)
+    with pytest.raises(ConfigError, match="knows of less than its device has sent"):
         make_agent(tmp_path, privacy=PRIVACY)
+    ledger.write_bytes(old[:-9])
+    with pytest.raises(ConfigError, match="fails its checksum"):
+        make_agent(tmp_path, privacy=PRIVACY)
+    ledger.unlink()
+    with pytest.raises(ConfigError, match="is gone, so what was spent is not known"):
+        make_agent(tmp_path, privacy=PRIVACY)
+
+
+def test_a_sample_sent_in_every_round_costs_every_time(tmp_path: Path) -> None:
+    per_sample = {"epsilon": 50.0, "unit": "sample", "resends": 30}
+    assembly = make_agent(tmp_path, privacy=per_sample, store={"budget": 1_000_000})
+    agent, epsilons = assembly.agent, []
+    for round_ in range(12):
+        for id_ in [7, *range(1000 * round_ + 1000, 1000 * round_ + 1030)]:
+            agent.intake.offer(arrival(id_, label=0), wait=True)
+        while agent.step(0.0):
+            pass
+        told = TrainOrder(**{**vars(order(assembly, round_)), "accepted_round": round_ - 1})
+        agent.participate(told)
+        epsilons.append(agent.spending().spent)  # type: ignore[union-attr]
+    assembly.disk.close()
+    assert epsilons[0] == 0.0
+    assert all(later > earlier for earlier, later in pairwise(epsilons[1:]))
 
 
 def test_wrong_privacy_is_refused(tmp_path: Path) -> None:
@@ -156,7 +202,7 @@ def test_an_agent_does_not_start_with_keys_it_was_not_given(
 
 def test_the_store_has_room_for_what_the_guard_remembers(tmp_path: Path) -> None:
     samples = {"shape": [600], "labels": 10}
-    assembly = make_agent(tmp_path, privacy={"epsilon": 4.0}, samples=samples, store={"budget": 600_000})
+    assembly = make_agent(tmp_path, privacy={"epsilon": 4.0}, samples=samples, store={"budget": 800_000})
     agent, rng = assembly.agent, np.random.default_rng(0)
     learner = agent.device.learner
     plan = Assignment(np.full(10, agent.device.capacity // 10), np.ones(10), 1.0)

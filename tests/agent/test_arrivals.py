@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedkeep.agent.arrivals import Arrival, Intake, sample_id
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.screening import screen
+from fedkeep.agent.screening import Magnitudes, screen
 from tests.agent.builders import arrival, make_agent
 
 FORM = SampleForm(np.dtype(np.float32), (2,))
@@ -112,7 +112,7 @@ def test_what_is_no_sample_is_refused_by_its_reason(bad: Arrival, reason: str) -
     good = Arrival([1, 2], 2.0, 5, "s")
     for one in (bad, good):
         intake.offer(one, wait=True)
-    batch, sound, refused = screen(intake.take(2, 0.0, 0.0), FORM, 3, frozenset({9}))
+    batch, sound, refused = screen(intake.take(2, 0.0, 0.0), FORM, 3, frozenset({9}), Magnitudes(1e6, 0.0))
     assert [(a, r) for a, r in refused] == [(bad, reason)]
     assert sound == [good]
     assert batch.y.tolist() == [2]

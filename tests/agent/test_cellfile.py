@@ -27,7 +27,8 @@ def test_a_layout_fills_its_budget_and_no_more() -> None:
     for budget in (33_000, 40_000, 1_000_000, 9_000_000):
         geometry = Geometry.within(budget, 960)
         assert budget - 960 - 4096 < geometry.size <= budget // 4096 * 4096
-        assert geometry.cell(geometry.cells) == geometry.label_copy
+        assert geometry.cell(geometry.cells) <= geometry.root(0, 1)
+        assert geometry.root(1, 1) + geometry.root_size == geometry.label_copy
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
@@ -66,12 +67,12 @@ def test_a_wipe_that_a_crash_cut_short_is_done_by_the_next_commit() -> None:
     before = bytes(disk.image)
     file.commit([], [first], wipe=True)
     # As if only the root of that commit had reached the disk, and nothing of the wipe.
-    roots = slice(GEOMETRY.root(0), GEOMETRY.cell(0))
     crashed = RamDisk(before)
-    halves = [bytes(disk.image[GEOMETRY.root(h) : GEOMETRY.root(h) + GEOMETRY.root_size]) for h in (0, 1)]
+    size = GEOMETRY.root_size
+    halves = [bytes(disk.image[at : at + size]) for h in (0, 1) for at in (GEOMETRY.root(h), GEOMETRY.root(h, 1))]
     due = [half for half in halves if (root := decode_root(half, GEOMETRY.cells)) and root.flags]
-    assert len(due) == 1
-    crashed.image[roots] = due[0] + bytes(GEOMETRY.root_size)
+    assert len(due) == 2
+    crashed.image[GEOMETRY.root(0) : GEOMETRY.root(0) + size] = due[0]
     again = CellFile(crashed, GEOMETRY)
     assert again.load().blobs == []
     again.commit([(1, b"next")], [])
@@ -106,8 +107,8 @@ def test_random_bytes_are_no_part_of_a_store(noise: bytes) -> None:
 
 
 def test_parts_survive_encoding() -> None:
-    cell = Cell(2, 77, 1, 3, 12, b"data")
-    assert decode_cell(cell.encode().ljust(256, b"\0")) == cell
+    for cell in (Cell(2, 77, 1, 3, b"data"), Cell(1, 5 << 20, 0, 1, b"x", light=True, frees=0)):
+        assert decode_cell(cell.encode().ljust(256, b"\0")) == cell
     root = Root(9, b"\xf0", 1)
     assert decode_root(root.encode(8).ljust(64, b"\0"), 8) == root
     label = Label(GEOMETRY, {"shape": [3]})

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedkeep.agent.audit import Decision, DecisionLog, Verdict
-from fedkeep.agent.cells import FORMAT, Cell
+from fedkeep.agent.cells import Cell, decode_root
 from fedkeep.agent.clock import DAY, AgeClock
+from fedkeep.agent.copies import copies_of
 from fedkeep.agent.disk import StoreError
-from fedkeep.agent.opening import StoreOptions, open_file, plan, set_aside_path
+from fedkeep.agent.form import SampleForm
+from fedkeep.agent.layout import StoreOptions, plan
+from fedkeep.agent.opening import Identity, Opened, open_file
 from fedkeep.agent.record import SAMPLE
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Batch
-from tests.faults.corruption import open_at
-from tests.faults.script import FORM, LAYOUT, Expected, RamDisk, Scripted, samples
+from tests.faults.corruption import LAYOUT as LAYOUT_AT
+from tests.faults.corruption import make, open_at
+from tests.faults.script import FORM, LAYOUT, REGIONS, Expected, RamDisk, Scripted, samples
 
 
 def test_it_decides_as_the_memory_store_and_survives_reopening() -> None:
@@ -122,7 +125,7 @@ def _rewrite_as_format_1(disk: RamDisk) -> None:
         cell = decode_cell(bytes(disk.image[at : at + geometry.cell_size]))
         if cell is not None and cell.kind == SAMPLE:
             data = cell.data[: _FIRST.size] + cell.data[_FIRST.size + _ADDED.size :]
-            old = Cell(cell.kind, cell.blob, cell.part, cell.parts, cell.sequence, data, version=FORMAT - 1)
+            old = Cell(cell.kind, cell.blob, cell.part, cell.parts, data, version=1)
             disk.image[at : at + geometry.cell_size] = old.encode().ljust(geometry.cell_size, b"\0")
 
 
@@ -130,22 +133,29 @@ def options(tmp_path: Path, **changes: object) -> StoreOptions:
     return StoreOptions(path=str(tmp_path / "s"), **{"budget": 100_000, "log_length": 64, **changes})  # type: ignore[arg-type]
 
 
-def test_another_budget_keeps_the_samples(tmp_path: Path) -> None:
+def opened(chosen: StoreOptions, form: SampleForm = FORM, labels: int = REGIONS, state: int = 4_000) -> Opened:
+    return open_file(chosen, form, plan(chosen, form, state), Identity(labels))
+
+
+def test_another_budget_keeps_every_sample_or_says_which_one_would(tmp_path: Path) -> None:
     store = open_at(tmp_path / "s")
     batch = samples(0, 40)
     store.offer(batch, batch.y, uniform_keys(0, batch.ids), batch.ids)
     store.commit({"estimator": np.arange(300.0)})
     store.close()  # type: ignore[attr-defined]
-    larger = options(tmp_path, budget=200_000)
-    _, contents, disk = open_file(larger, FORM, plan(larger, FORM, 4_000).geometry)
-    assert sum(blob.kind == SAMPLE for blob in contents.blobs) == 40
-    assert (tmp_path / "s").stat().st_size <= 200_000
-    disk.close()
-    smaller = options(tmp_path, budget=40_000, log_length=0)
-    _, contents, disk = open_file(smaller, FORM, plan(smaller, FORM, 100).geometry)
-    assert 0 < sum(blob.kind == SAMPLE for blob in contents.blobs) <= 40
-    assert (tmp_path / "s").stat().st_size <= 40_000
-    disk.close()
+    for budget in (200_000, 90_000):
+        found = opened(options(tmp_path, budget=budget))
+        assert sum(blob.kind == SAMPLE for blob in found.contents.blobs) == 40
+        assert (tmp_path / "s").stat().st_size <= budget
+        found.disk.close()
+    image = (tmp_path / "s").read_bytes()
+    with pytest.raises(ConfigError, match=r"holds 40 samples .* room for \d+: set it to (\d+)") as refusal:
+        opened(options(tmp_path, budget=66_000))
+    assert (tmp_path / "s").read_bytes() == image
+    least = int(str(refusal.value).split("set it to ")[1].split()[0])
+    opened(options(tmp_path, budget=least)).disk.close()
+    with pytest.raises(ConfigError, match="set it to"):
+        opened(options(tmp_path, budget=least - 4096))
 
 
 def test_a_store_belongs_to_one_process_and_one_form_of_sample(tmp_path: Path) -> None:
@@ -153,11 +163,8 @@ def test_a_store_belongs_to_one_process_and_one_form_of_sample(tmp_path: Path) -
     with pytest.raises(StoreError, match="in use by another agent"):
         open_at(tmp_path / "s")
     store.close()  # type: ignore[attr-defined]
-    from fedkeep.agent.form import SampleForm
-
-    wrong = SampleForm(np.dtype("<f4"), (25,))
-    with pytest.raises(StoreError, match=r"shape \[24\], not \[25\]"):
-        open_file(options(tmp_path), wrong, plan(options(tmp_path), wrong, 4_000).geometry)
+    with pytest.raises(ConfigError, match=r"shape \[24\], not \[25\]"):
+        opened(options(tmp_path), SampleForm(np.dtype("<f4"), (25,)))
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
 
 
@@ -165,43 +172,131 @@ def test_a_lost_key_is_said_plainly_and_costs_nothing(tmp_path: Path, monkeypatc
     key = tmp_path / "key"
     key.write_text("ab" * 32 + "\n")
     sealed = options(tmp_path, key_file=str(key))
-    geometry = plan(sealed, FORM, 4_000).geometry
-    _, _, disk = open_file(sealed, FORM, geometry)
-    disk.close()
+    opened(sealed).disk.close()
     image = (tmp_path / "s").read_bytes()
-    with pytest.raises(StoreError, match="is encrypted: set key_file or key_env"):
-        open_file(options(tmp_path), FORM, geometry)
+    with pytest.raises(ConfigError, match="is encrypted: set key_file or key_env"):
+        opened(options(tmp_path))
     monkeypatch.setenv("OTHER_KEY", "cd" * 32)
-    with pytest.raises(StoreError, match="was encrypted under the key"):
-        open_file(options(tmp_path, key_env="OTHER_KEY"), FORM, geometry)
+    with pytest.raises(ConfigError, match="was encrypted under the key"):
+        opened(options(tmp_path, key_env="OTHER_KEY"))
     with pytest.raises(ConfigError, match="holds no key"):
-        open_file(options(tmp_path, key_env="UNSET_KEY"), FORM, geometry)
+        opened(options(tmp_path, key_env="UNSET_KEY"))
     key.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
-        open_file(sealed, FORM, geometry)
+        opened(sealed)
     assert (tmp_path / "s").read_bytes() == image
 
 
-def test_a_damaged_file_is_set_aside_once_and_the_store_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "s"
+def filled(path: Path) -> Batch:
     store = open_at(path)
     batch = samples(0, 40)
     store.offer(batch, batch.y, uniform_keys(0, batch.ids), batch.ids)
     store.commit({})
     store.close()  # type: ignore[attr-defined]
-    image = bytearray(path.read_bytes())
-    start = image.index(batch.x[7].tobytes())
-    image[start] ^= 1
+    return batch
+
+
+def test_a_damaged_file_goes_on_and_copies_of_it_are_numbered_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    batch = filled(path)
+    for damaged, (allowed, copies) in enumerate([(0, 0), (250_000, 1), (250_000, 2), (250_000, 2)]):
+        image = bytearray(path.read_bytes())
+        image[image.index(batch.x[7 + damaged].tobytes())] ^= 1
+        path.write_bytes(image)
+        found = opened(options(tmp_path, damaged_bytes=allowed))
+        assert found.contents.damage
+        assert sum(blob.kind == SAMPLE for blob in found.contents.blobs) == 39 - damaged
+        found.file.discard([])
+        found.disk.close()
+        assert [file.name for file in copies_of(path)] == ["s.damaged-1", "s.damaged-2"][:copies]
+    assert copies_of(path)[0].stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 700_000, bytes(200_000), b"short", b"\x89PNG" + bytes(5000)])
+def test_a_file_that_is_not_a_store_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is not a store of fedkeep: left untouched"):
+        open_at(path)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_file_in_the_way_of_a_new_store_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "s.new").write_text("mine")
+    with pytest.raises(ConfigError, match=r"s\.new is in the way"):
+        open_at(tmp_path / "s")
+    assert (tmp_path / "s.new").read_text() == "mine"
+
+
+def wipe_roots(path: Path, halves: tuple[int, ...], copies: tuple[int, ...]) -> None:
+    geometry, image = LAYOUT_AT.geometry, bytearray(path.read_bytes())
+    for half in halves:
+        for copy in copies:
+            at = geometry.root(half, copy)
+            image[at + 20] ^= 1
     path.write_bytes(image)
-    for expected in (39, 39):
-        store = open_at(path)
-        assert len(store) == expected
-        store.commit({"n": np.array(1)})
+
+
+def test_a_bit_of_a_root_costs_nothing(tmp_path: Path) -> None:
+    batch = filled(tmp_path / "s")
+    for copy in (0, 1):
+        wipe_roots(tmp_path / "s", (0, 1), (copy,))
+        store = open_at(tmp_path / "s")
+        assert store.stored().batch.ids.tolist() == batch.ids.tolist()
+        store.commit({"n": np.array(copy)})
+        store.commit({"n": np.array(copy + 10)})
         store.close()  # type: ignore[attr-defined]
-    assert set_aside_path(path).read_bytes() == bytes(image)
-    shutil.copyfile(path, tmp_path / "copy")
-    path.write_bytes(b"garbage" * 1000)
-    assert len(open_at(path)) == 0
+
+
+def test_a_newest_root_lost_in_both_places_is_said_and_loses_no_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "s"
+    batch = filled(path)
+    halves = [decode_root(path.read_bytes()[LAYOUT_AT.geometry.root(h) :], LAYOUT_AT.geometry.cells) for h in (0, 1)]
+    newest = 0 if halves[0].sequence > halves[1].sequence else 1  # type: ignore[union-attr]
+    wipe_roots(path, (newest,), (0, 1))
+    store = open_at(path)
+    assert store.stored().batch.ids.tolist() == batch.ids.tolist()
+    assert "the newest root is lost: rolled back" in caplog.text
+    store.close()  # type: ignore[attr-defined]
+
+
+def test_a_full_store_that_lost_all_roots_is_salvaged_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    places = make(path)
+    wipe_roots(path, (0, 1), (0, 1))
+    store = open_at(path)
+    held = store.stored().batch.ids.tolist()
+    assert len(held) == LAYOUT_AT.capacity
+    assert len(set(held) & places.keys()) >= 0.9 * len(places)
+    batch = samples(90_000, 16)
+    store.offer(batch, batch.y, np.full(16, 1e6), 10**6 + np.arange(16))
+    store.commit({"estimator": np.zeros(300)})
+    store.close()  # type: ignore[attr-defined]
+    store = open_at(path)
+    assert set(batch.ids.tolist()) <= set(store.stored().batch.ids.tolist())
+    store.close()  # type: ignore[attr-defined]
+
+
+def test_samples_alone_are_committed_without_a_root_and_survive(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    store = open_at(path)
+    written = 0
+    for first in range(0, 6 * LAYOUT_AT.capacity, 8):
+        batch = samples(first, 8)
+        store.offer(batch, batch.y, batch.ids.astype(np.float64), batch.ids)
+        before = store._file._disk.written  # type: ignore[attr-defined]
+        store.commit(None)
+        written += store._file._disk.written - before  # type: ignore[attr-defined]
+    held = store.stored().batch
+    store.close()  # type: ignore[attr-defined]
+    assert written / first < 1.3 * LAYOUT_AT.geometry.cell_size
+    again = open_at(path)
+    np.testing.assert_array_equal(again.stored().batch.ids, held.ids)
+    np.testing.assert_array_equal(again.stored().batch.x, held.x)
+    again.close()  # type: ignore[attr-defined]
 
 
 def test_a_label_lost_at_one_end_is_written_again(tmp_path: Path) -> None:

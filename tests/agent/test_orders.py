@@ -23,12 +23,29 @@ def planned(**changes: Any) -> Callable[[TrainOrder], TrainOrder]:
     return change
 
 
+def trained(**changes: Any) -> Callable[[TrainOrder], TrainOrder]:
+    return lambda good: replace(good, local=replace(good.local, **changes))
+
+
 BAD: dict[str, tuple[str, Callable[[TrainOrder], TrainOrder]]] = {
     "a short model": ("model-shape", lambda o: replace(o, model=o.model[:-1])),
     "a model of doubles": ("model-shape", lambda o: replace(o, model=o.model.astype(np.float64))),
     "a model of NaN": ("model-not-finite", lambda o: replace(o, model=np.full_like(o.model, np.nan))),
     "a short direction": ("direction-shape", lambda o: replace(o, direction=np.zeros(1, np.float32))),
     "an infinite direction": ("direction-not-finite", lambda o: replace(o, direction=np.full_like(o.model, np.inf))),
+    "a model of giants": ("model-too-large", lambda o: replace(o, model=np.full_like(o.model, 1e7))),
+    "round 2**31": ("order-round", lambda o: replace(o, round=2**31)),
+    "a negative round": ("order-round", lambda o: replace(o, round=-1)),
+    "a round that is none": ("order-round", lambda o: replace(o, round=5.0)),  # type: ignore[arg-type]
+    "an accepted round to come": ("order-round", lambda o: replace(o, accepted_round=2**40)),
+    "a billion epochs": ("order-epochs", trained(epochs=10**9)),
+    "no epoch": ("order-epochs", trained(epochs=0)),
+    "a rate of NaN": ("order-learning-rate", trained(learning_rate=np.nan)),
+    "an infinite rate": ("order-learning-rate", trained(learning_rate=np.inf)),
+    "a negative rate": ("order-learning-rate", trained(learning_rate=-0.1)),
+    "a rate of nothing": ("order-learning-rate", trained(learning_rate=0.0)),
+    "an empty batch": ("order-batch-size", trained(batch_size=0)),
+    "a proximal of NaN": ("order-proximal", trained(proximal=np.nan)),
     "quotas of another task": ("plan-shape", planned(quotas=np.array([1, 1]))),
     "quotas as numbers with a point": ("plan-shape", planned(quotas=np.array([4.0, 4.0, 4.0]))),
     "weights of another task": ("plan-shape", planned(label_weights=np.ones(2))),

@@ -132,17 +132,50 @@ def test_records_over_a_socket_are_answered_with_their_fate(tmp_path: Path, kind
 
 
 def test_a_sender_that_reads_no_answers_does_not_hold_up_the_agent() -> None:
-    from fedkeep.agent.sources.records import _Answers
+    from fedkeep.agent.sources.records import _Exchange
 
     ours, theirs = socket.socketpair()
-    answers = _Answers(ours)
+    exchange = _Exchange(ours, 100, 1.0)
     start = time.monotonic()
     for _ in range(50_000):
-        answers.next()("kept")
-    assert time.monotonic() - start < 60
+        exchange.next()("kept")
+    assert time.monotonic() - start < 10
     assert len(theirs.recv(1 << 20)) > 0
+    while theirs.recv(1 << 20):
+        pass  # it was cut off
     ours.close()
     theirs.close()
+
+
+def test_more_senders_than_allowed_cost_the_one_silent_the_longest(tmp_path: Path) -> None:
+    made = source(kind="socket", address=f"unix://{tmp_path}/s", connections=2)
+    result: list[Any] = []
+    reader = threading.Thread(target=lambda: result.extend(read(made, 2)))
+    reader.start()
+    idle = [_connect(f"unix://{tmp_path}/s") for _ in range(3)]
+    assert idle[0].recv(1) == b""
+    for one in idle[1:]:
+        send_frame(one, msgspec.msgpack.encode({"x": [1, 2], "y": 0}))
+        assert receive_frame(one) is not None
+    reader.join()
+    for one in idle:
+        one.close()
+
+
+def test_a_record_that_never_ends_is_refused(tmp_path: Path) -> None:
+    made = source(kind="socket", address=f"unix://{tmp_path}/s", record_seconds=0.2)
+    result: list[Any] = []
+    reader = threading.Thread(target=lambda: result.extend(read(made, 1)))
+    reader.start()
+    slow = _connect(f"unix://{tmp_path}/s")
+    slow.sendall(b"\0\0\0\x20half")
+    assert slow.recv(1) == b""
+    sender = _connect(f"unix://{tmp_path}/s")
+    send_frame(sender, msgspec.msgpack.encode({"x": [1, 2], "y": 0}))
+    reader.join()
+    assert result[1] == {"refused.too-slow": 1}
+    slow.close()
+    sender.close()
 
 
 def _connect(address: str) -> socket.socket:
@@ -226,10 +259,20 @@ def test_mqtt_keeps_what_was_not_acknowledged(broker: int) -> None:
     assert [a.id for a in again] == [2], "the broker sends again what no commit had answered for"
 
 
-def test_no_broker_is_a_clear_error() -> None:
+def test_a_broker_that_comes_late_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("paho.mqtt", reason="paho-mqtt is not installed")
-    with pytest.raises(ConfigError, match=r"no MQTT broker answers at 127\.0\.0\.1"):
-        source(kind="mqtt", topic="t", port=free_port()).open()
+    made, intake = source(kind="mqtt", topic="t", port=free_port()), Intake(8, FORM)
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while "no broker answers" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "no broker answers at 127.0.0.1" in caplog.text
+    assert thread.is_alive()
+    intake.stop()
+    thread.join()
+    made.close()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def axe() -> str:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, fleet: dict[str, Any]) -> Path:
     directory = tmp_path_factory.mktemp("runs")
-    for method in ("ode", "fifo"):
+    for method in ("ode", "fifo", "gist-local"):
         fleet["FakeRun"](directory / f"{method}.jsonl", method, devices=6).advance(20)
     return directory
 
@@ -44,13 +44,18 @@ def violations(page: Page, axe: str) -> list[str]:
     return [f"{v['id']}: {v['nodes'][0]['html']} ({v['nodes'][0]['failureSummary']})" for v in found]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)])
 def test_axe_finds_nothing_wrong(
-    show: Callable[[Path], Page], page: Page, runs: Path, axe: str, scheme: Literal["light", "dark"]
+    show: Callable[[Path], Page], page: Page, runs: Path, axe: str, scheme: Literal["light", "dark"], width: int
 ) -> None:
     page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 800})
     show(runs)
     expect(page.locator("#gallery td canvas").first).to_be_visible()
+    page.get_by_role("combobox", name="Method", exact=True).select_option("gist-local")
+    expect(page.get_by_role("heading", name="What the gist does")).to_be_visible()
+    page.get_by_role("button", name="differences").click()
+    page.get_by_text("Settings of this run").click()
     page.locator("#legend button").first.click()
     page.locator("#curves .plot").first.hover(position={"x": 200, "y": 80})
     assert violations(page, axe) == []
@@ -58,7 +63,7 @@ def test_axe_finds_nothing_wrong(
 
 def test_axe_finds_nothing_wrong_where_there_is_nothing(hall: Any, page: Page, tmp_path: Path, axe: str) -> None:
     page.goto(hall.serve(tmp_path).url)
-    expect(page.locator("#status")).to_contain_text("Live")
+    expect(page.locator("#status")).to_contain_text("Waiting for a run")
     assert violations(page, axe) == []
 
 
@@ -73,12 +78,13 @@ def test_every_control_has_a_name(show: Callable[[Path], Page], runs: Path) -> N
 def test_a_report_opens_from_a_file_and_works_alone(page: Page, runs: Path, tmp_path: Path, axe: str) -> None:
     found = read_runs(runs)
     file = tmp_path / "report.html"
-    file.write_text(html(found, compare(found), "my runs"), encoding="utf-8")
+    file.write_text(html(found, compare(found), "my runs", ["Use ode.", "- few seeds"]), encoding="utf-8")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
-    expect(page.locator("#status")).to_have_text("Report of 2 runs")
-    expect(page.locator("#curves figure").first.locator(".line")).to_have_count(2)
+    expect(page.locator("#status")).to_have_text("Report of 3 runs")
+    expect(page.locator("#advice p")).to_have_text(["Use ode.", "few seeds"])
+    expect(page.locator("#curves figure").first.locator(".line")).to_have_count(3)
     page.get_by_role("combobox", name="Method", exact=True).select_option("fifo")
     page.get_by_role("combobox", name="Device", exact=True).select_option("4")
     expect(page.locator("#device table")).to_be_visible()

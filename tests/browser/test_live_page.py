@@ -34,7 +34,7 @@ def test_it_shows_the_methods_side_by_side(show: Show, runs: Path) -> None:
     expect(page.locator("#comparison-table tbody tr")).to_have_count(5)
     assert page.locator("#curves .line").count() == 10
     expect(page.locator("#comparison-table tbody tr").first).to_contain_text("±")
-    expect(page.locator("#status")).to_contain_text("Live")
+    expect(page.locator("#status")).to_have_text("Finished, 10 runs")
 
 
 def test_it_updates_while_a_run_is_written(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ def test_sixty_runs_are_no_trouble(show: Show, tmp_path: Path, fleet: dict[str, 
     page = show(tmp_path)
     expect(page.locator("#legend button")).to_have_count(12)
     expect(page.get_by_role("combobox", name="Seed", exact=True).locator("option")).to_have_count(5)
-    expect(page.locator("#status")).to_contain_text("60 runs")
+    expect(page.locator("#status")).to_contain_text("60 of 60 runs going")
 
 
 def test_nothing_in_a_record_becomes_html(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
@@ -214,11 +214,108 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
     expect(page.locator("#panels")).to_contain_text("refused: constructor")
 
 
-def test_a_phone_needs_no_sideways_scrolling(show: Show, page: Page, runs: Path) -> None:
+def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page: Page, runs: Path) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     show(runs)
     expect(page.locator("#gallery td canvas").first).to_be_visible()
+    page.locator(".settings summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    cut = "found => found.filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.ariaLabel)"
+    assert page.locator(".scroll").evaluate_all(cut) == []
+
+
+def test_methods_stand_against_a_chosen_one(show: Show, runs: Path) -> None:
+    page = show(runs)
+    table = page.locator("#comparison-table")
+    expect(page.get_by_role("combobox", name="Against", exact=True)).to_have_value("fifo")
+    expect(table.locator("thead")).to_contain_text("Final against fifo")
+    page.get_by_role("button", name="differences").click()
+    expect(page.locator("#curves figcaption").first).to_contain_text("Accuracy against fifo")
+    accuracy = page.locator("#curves figure").first
+    expect(accuracy.locator(".line")).to_have_count(4)
+    expect(accuracy.locator(".band")).to_have_count(4)
+    expect(accuracy.locator(".zero")).to_have_count(1)
+    page.get_by_role("combobox", name="Against", exact=True).select_option("ode")
+    expect(table.locator("tr", has_text="high-loss").locator(".verdict")).to_have_text(["▼ behind"])
+    expect(page.locator("#curves figcaption").first).to_contain_text("Accuracy against ode")
+
+
+def test_a_span_of_rounds_can_be_looked_at_closely(show: Show, runs: Path) -> None:
+    page = show(runs)
+    plot = page.locator("#curves .plot").first
+    rounds = plot.locator(".axes text[text-anchor=middle]")
+    expect(rounds).to_have_text(["20", "40", "60"])
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 90)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.95, box["y"] + 90, steps=5)
+    page.mouse.up()
+    expect(rounds).to_have_text(["40", "45", "50", "55", "60"])
+    page.get_by_role("button", name="Show all").first.click()
+    expect(rounds).to_have_text(["20", "40", "60"])
+    plot.focus()
+    page.keyboard.press("+")
+    expect(rounds).to_have_text(["30", "40", "50", "60"])
+    page.keyboard.press("-")
+    expect(rounds).to_have_text(["20", "40", "60"])
+
+
+def test_the_frame_does_not_start_at_the_untrained_model(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+    fleet["FakeRun"](tmp_path / "ode.jsonl", images=False, devices=5).advance(300)
+    page = show(tmp_path)
+    marks = page.locator("#curves figure").first.locator(".axes text[text-anchor=end]").all_inner_texts()
+    assert "20 %" not in marks
+
+
+def test_every_figure_can_be_kept(show: Show, runs: Path) -> None:
+    page = show(runs)
+    figures = page.locator("figure.chart")
+    expect(figures.locator(".downloads")).to_have_count(figures.count())
+    for place in (0, 3, 6):  # all of them would be more in a row than Chromium lets pass
+        with page.expect_download() as svg:
+            figures.nth(place).get_by_role("button", name="as SVG").click()
+        drawn = Path(svg.value.path()).read_text()
+        assert 'xmlns="http://www.w3.org/2000/svg"' in drawn
+        assert 'stroke="rgb(' in drawn
+        with page.expect_download() as table:
+            figures.nth(place).get_by_role("button", name="as CSV").click()
+        assert Path(table.value.path()).read_text().startswith("series,round,value,low,high\n")
+    with page.expect_download() as comparison:
+        page.get_by_role("button", name='Save "Comparison" as CSV').click()
+    assert "Final against fifo" in Path(comparison.value.path()).read_text()
+    with page.expect_download() as matrix:
+        page.get_by_role("button", name='Save "Coordination" as CSV').click()
+    assert len(Path(matrix.value.path()).read_text().splitlines()) == 21
+
+
+def test_settings_are_listed_and_two_runs_differ_in_some(show: Show, runs: Path) -> None:
+    page = show(runs)
+    page.get_by_text("Settings of this run").click()
+    expect(page.locator(".settings tbody tr")).to_have_count(3)
+    page.get_by_role("combobox", name="Compare with", exact=True).select_option("fifo-0")
+    expect(page.locator(".settings")).to_contain_text("1 setting differs between ode, seed 0 and fifo, seed 0")
+    expect(page.locator(".settings tbody tr")).to_have_text(['policy.name"ode""fifo"'])
+
+
+def test_keys_that_mean_nothing_alone_are_shown_as_ranks(show: Show, runs: Path) -> None:
+    page = show(runs)
+    expect(page.locator("#device thead")).to_contain_text("Value")
+    page.get_by_role("combobox", name="Method", exact=True).select_option("fifo")
+    expect(page.locator("#device thead")).to_contain_text("Rank")
+    ranks = [text.strip() for text in page.locator("#device .value").all_inner_texts()]
+    assert sorted(ranks) == sorted(f"{rank}." for rank in range(1, len(ranks) + 1))
+
+
+def test_every_device_of_a_large_fleet_can_be_reached(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+    fleet["FakeRun"](tmp_path / "ode.jsonl", images=False, devices=700).advance(10)
+    page = show(tmp_path)
+    field = page.get_by_role("spinbutton", name="Go to device")
+    field.fill("699")
+    field.press("Enter")
+    expect(page.get_by_role("combobox", name="Device", exact=True)).to_have_value("699")
+    page.locator("#matrix").scroll_into_view_if_needed()
+    expect(page.locator(".matrix .chosen")).to_be_in_viewport()
 
 
 def test_the_colours_can_be_chosen_and_stay(show: Show, runs: Path) -> None:
@@ -227,3 +324,17 @@ def test_the_colours_can_be_chosen_and_stay(show: Show, runs: Path) -> None:
     page.get_by_role("button", name="Colours: light").click()
     page.reload()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_what_a_gist_does_is_shown_of_runs_that_have_one(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+    for method in ("ode", "gist-local"):
+        fleet["FakeRun"](tmp_path / f"{method}.jsonl", method, images=False, devices=5).advance(30)
+    page = show(tmp_path)
+    panel = page.locator("#panels .card", has_text="What the gist does")
+    method = page.get_by_role("combobox", name="Method", exact=True)
+    method.select_option("ode")
+    expect(panel).to_be_hidden()
+    method.select_option("gist-local")
+    expect(panel.locator("b")).to_have_text(["60 %", "75 %", "40 samples", "35 %"])
+    figure = page.locator("#panels figure", has_text="mean over participations")
+    expect(figure.locator(".line")).to_have_count(3)

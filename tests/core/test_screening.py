@@ -12,6 +12,7 @@ from fedkeep.core.screening import (
     Limits,
     cap_rates,
     longest_estimator,
+    most_claimed,
     screen_profile,
     screen_report,
     screen_samples,
@@ -79,6 +80,15 @@ def test_a_declared_rate_is_bounded_by_the_fleet_and_by_the_devices_past() -> No
     np.testing.assert_allclose(cap_rates(rates, before, limits), [1, 2, 3, 300, 20])
 
 
+def test_without_an_explicit_ratio_the_fleet_itself_tells_how_much_a_claim_counts() -> None:
+    """Four times the median where claims are alike; three robust spreads above it where they differ."""
+    alike = np.array([10.0, 10.0, 11.0, 9.0, 1e15])
+    assert most_claimed(alike, Limits()) == pytest.approx(40.0)
+    unlike = np.exp([-2.0, -1.0, 0.0, 1.0, 2.0])
+    assert most_claimed(unlike, Limits()) == pytest.approx(np.exp(3 * 1.4826))
+    assert most_claimed(np.zeros(3), Limits()) == np.inf
+
+
 @pytest.mark.parametrize(
     ("profile", "reason"),
     [
@@ -98,10 +108,10 @@ def test_an_unsound_profile_is_refused_by_reason(profile: Profile, reason: str) 
 
 def test_a_long_estimator_is_shortened_once_there_are_others_to_compare() -> None:
     long = np.array([300.0, 400.0], dtype=np.float32)
-    shortened, length = shorten(long, longest_estimator([1.0] * 5, Limits()))
+    shortened, length = shorten(long, longest_estimator([1.0] * 5, 10.0))
     np.testing.assert_allclose(shortened, [6, 8])
     assert length == 10
-    np.testing.assert_array_equal(shorten(long, longest_estimator([1.0] * 4, Limits()))[0], long)
+    np.testing.assert_array_equal(shorten(long, longest_estimator([1.0] * 4, 10.0))[0], long)
 
 
 def test_bad_samples_are_counted_by_reason_and_never_index_anything() -> None:

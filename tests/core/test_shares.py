@@ -14,7 +14,7 @@ from fedkeep.core.shares import Shares, Targets
 def test_targets_follow_a_power_of_the_share(targets: Targets, expected: list[int]) -> None:
     shares = Shares(3, targets)
     shares.see(np.array([0] * 16 + [2]))
-    given_slots = shares.targets(10)
+    given_slots = shares.divide(10)
     assert given_slots.sum() == 10
     assert given_slots[1] == 0
     assert np.abs(given_slots[[0, 2]] - expected).max() <= 1
@@ -24,7 +24,7 @@ def test_targets_follow_a_power_of_the_share(targets: Targets, expected: list[in
 def test_all_slots_are_given_and_only_to_what_has_come(regions: list[int], capacity: int, seed: int) -> None:
     shares = Shares(13, seed=seed)
     shares.see(np.array(regions))
-    targets = shares.targets(capacity)
+    targets = shares.divide(capacity)
     assert targets.sum() == capacity
     assert (targets >= 0).all()
     assert set(np.flatnonzero(targets)) <= set(regions)
@@ -34,7 +34,7 @@ def test_with_fewer_slots_than_labels_every_label_has_its_turns() -> None:
     shares, held = Shares(8, seed=1), np.zeros(8)
     for _ in range(400):
         shares.see(np.array([0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]))
-        held += shares.targets(3)
+        held += shares.divide(3)
     due = np.sqrt([9, 1, 1, 1, 1, 1, 1, 1])
     np.testing.assert_allclose(held / 400, 3 * due / due.sum(), atol=0.08)
 

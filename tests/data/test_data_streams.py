@@ -22,6 +22,7 @@ OPTIONS = st.builds(
     drift_passes=st.integers(1, 3),
     label_noise=st.sampled_from([0.0, 0.4]),
     outliers=st.sampled_from([0.0, 0.3]),
+    encoding=st.sampled_from(["float32", "float16", "int8"]),
 )
 
 
@@ -174,3 +175,14 @@ def test_what_was_seen_before_a_round_grows_to_the_whole_and_no_further() -> Non
     stream = Stream(FLEET, StreamOptions(rounds_per_pass=10), seed=0)
     assert [len(stream.seen_before(2, r)) for r in (0, 1, 5, 10, 37)] == [0, 6, 30, 60, 60]
     assert set(stream.seen_before(2, 37).ids) == set(stream.training_set(2).ids)
+
+
+def test_an_encoded_stream_brings_the_same_samples_a_little_rounded() -> None:
+    fleet = federation((500,))
+    streams = {name: Stream(fleet, StreamOptions(encoding=name), seed=0) for name in ("float32", "int8", "float16")}
+    plain, eight, half = (stream.between(0, 0, 500) for stream in streams.values())
+    assert plain.ids.tolist() == eight.ids.tolist()
+    largest = np.abs(plain.x).max()
+    assert 0 < np.abs(eight.x - plain.x).max() < 0.02 * largest
+    assert 0 < np.abs(half.x - plain.x).max() < 0.001 * largest
+    np.testing.assert_array_equal(streams["int8"].training_set(0).x, fleet.x)

@@ -150,11 +150,12 @@ def _check_table(table: dict[str, Any]) -> None:
     """Reads the table with the part of fedkeep that it is for."""
     from fedkeep.agent.assembly import parse_config
     from fedkeep.config import build
+    from fedkeep.fleet.specification import parse_fleet
     from fedkeep.privacy.options import PrivacyOptions
     from fedkeep.sim.experiment import expand
 
     if "samples" in table:
-        parse_config(table)
+        (parse_config if "store" in table else parse_fleet)(table)
     elif set(table) == {"privacy"}:
         build(PrivacyOptions, table["privacy"], "privacy")
     elif "tool" not in table:

@@ -24,9 +24,9 @@ def run(*command: str) -> str:
 @pytest.mark.parametrize(
     ("example", "says"),
     [
-        ("quickstart.py", "ode        stores, per label"),
+        ("quickstart.py", "draw       stores, per label"),
         ("new_policy.py", "unsure"),
-        ("on_device.py", "trained on 50 samples"),
+        ("on_device.py", "round 4: trained on"),
     ],
 )
 def test_the_example_runs(example: str, says: str) -> None:

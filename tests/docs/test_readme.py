@@ -32,7 +32,7 @@ def test_the_picture_is_small_and_shows_every_method() -> None:
 
 @pytest.mark.skipif(not (DEMO / "report.html").exists(), reason="runs/demo is not there: `make demo` first")
 def test_the_demo_prints_what_the_readme_says() -> None:
-    rows = {row.method: 100 * row.accuracy for row in compare(read_runs(DEMO)).rows}
+    rows = {row.method: 100 * row.measures["final"].mean for row in compare(read_runs(DEMO)).rows}
     assert table_of_readme() == pytest.approx(rows, abs=0.5)
 
 

@@ -96,6 +96,14 @@ def test_every_programme_is_sound_and_keeps_the_seeds_apart(path: Path, tmp_path
         assert len({run.digest for run in runs}) == len(runs), "what a stage varies must reach the run"
 
 
+def test_every_committed_run_is_asked_for_by_some_programme() -> None:
+    """A change that gives runs other hashes orphans hours of work: give the curves their new hashes, or run again."""
+    curves = Curves(EXPERIMENTS / "results" / "curves")
+    programmes = map(read_programme, (EXPERIMENTS / "programmes").glob("*.toml"))
+    asked = {run.digest for p in programmes for stage in p.stages for run in p.wanted(stage, curves)}
+    assert [curve for curve in curves.all() if curve.config_hash not in asked] == []
+
+
 def test_the_own_rate_is_the_one_with_the_largest_area_and_ten_is_tried_where_three_wins(tmp_path: Path) -> None:
     found, curves, row = programme(tmp_path), Curves(tmp_path / "curves"), Row("small", "fifo")
     tried = found.choosing(row, curves)
@@ -128,6 +136,15 @@ def test_a_programme_runs_what_is_lacking_and_nothing_twice(tmp_path: Path, caps
     assert capsys.readouterr().out == ""
     curves.keep(lambda curve: curve.method != "full-data")
     assert {run.cell.experiment.label for run in next_runs(found, curves, set())} == {"full-data"}
+
+
+def test_two_that_run_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    found = programme(tmp_path)
+    one, other = Curves(tmp_path / "curves"), Curves(tmp_path / "curves")
+    runs = found.reported(Row("small", "fifo"), 1.0, (0, 1))
+    tell(one, runs[:1], 0.5)
+    tell(other, runs[1:], 0.6)
+    assert {curve.seed for curve in Curves(tmp_path / "curves").all()} == {0, 1}
 
 
 def test_processes_make_the_same_curves(tmp_path: Path) -> None:
@@ -241,8 +258,8 @@ def test_bytes_at_rest_and_what_a_gist_is_worth(tmp_path: Path) -> None:
 def test_a_gist_is_counted_with_its_vector() -> None:
     table = {"task": {"name": "embedded"}, "storage": {"capacity": 10}, "policy": {"name": "draw"}}
     parameters = (30 + 1) * 10
-    assert bytes_at_rest(resolve(table)) == 10 * 30 * 4
-    assert bytes_at_rest(resolve(table | {"gist": {"name": "local"}})) == 10 * 30 * 4 + 4 * parameters
+    for gist, vector in (({"name": "none"}, 0), ({"name": "local"}, 4 * parameters)):
+        assert bytes_at_rest(resolve(table | {"gist": gist})) == 10 * 30 * 4 + vector
 
 
 def test_fifo_only_trains_and_ode_looks_at_every_arrival(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import assemble, parse_config
+from fedkeep.agent.copies import discard_copies
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.running import IdleMemory
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
@@ -118,7 +119,7 @@ def reopen_p99_ms(folder: Path, times: int, budget: int = 1_000_000) -> tuple[fl
         assert len(again.store) > 0
         feed(again, 64, first=10_000_000 + 64 * number)
         disk.close()
-        (folder / "a.store.damaged").unlink(missing_ok=True)
+        discard_copies(path)
     return float(np.quantile(took, 0.99) * 1000), float(np.quantile(worked, 0.99) * 1000)
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.faults import agent_limits
+from tests.faults import agent_limits, light
 from tests.faults.corruption import try_corruptions
 from tests.faults.full_disk import try_every_call
+from tests.faults.hostile import KINDS, besiege
 from tests.faults.kills import POINTS, try_kills
 from tests.faults.power_loss import try_power_cuts
+from tests.faults.resizes import resize
 from tests.faults.table import Row, write_page
 
 OUT = Path("docs/faults-agent.md")
@@ -35,6 +37,43 @@ def power(_folder: Path, scale: float) -> Row:
     found = f"{losses.states} crash states, {losses.lost} lost, {losses.wrong} wrong reads"
     target = "0 acknowledged lost, 0 wrong"
     return "power loss, unsynced writes lost, torn and reordered", target, found, not losses.lost + losses.wrong
+
+
+def light_kills(folder: Path, scale: float) -> Row:
+    found = light.try_kills(folder / "store", kills=int(1000 * scale))
+    text = f"{found.tried} kills, {found.lost} lost, {found.wrong} wrong reads"
+    return (
+        "`kill -9` while samples are committed alone",
+        "0 acknowledged lost, 0 wrong",
+        text,
+        not found.lost + found.wrong,
+    )
+
+
+def light_power(_folder: Path, scale: float) -> Row:
+    found = light.try_power_cuts(steps=200, states=int(2000 * scale))
+    text = f"{found.tried} crash states, {found.lost} lost, {found.wrong} wrong reads"
+    return (
+        "power loss while samples are committed alone",
+        "0 acknowledged lost, 0 wrong",
+        text,
+        not found.lost + found.wrong,
+    )
+
+
+def resizing(folder: Path, scale: float) -> Row:
+    times, lost = resize(folder, int(200 * scale))
+    return "another budget under a full store", "0 lost", f"{times} budgets, {lost} lost a sample", not lost
+
+
+def sieges(folder: Path, scale: float) -> Row:
+    records = refused = failures = 0
+    for kind in KINDS:
+        (folder / kind).mkdir()
+        siege = besiege(kind, folder / kind, int(10_000 * scale))
+        records, refused, failures = records + siege.records, refused + siege.refused, failures + siege.failures
+    found = f"{len(KINDS)} sources, {records} records, {refused} refused, {failures} exits or sound samples lost"
+    return "hostile records and files, 10,000 per source", "0 exits, sound samples kept", found, not failures
 
 
 def budget(folder: Path, scale: float) -> Row:
@@ -60,7 +99,7 @@ def corruption(folder: Path, scale: float) -> Row:
         f"{salvage.saved_percent:.2f} % saved"
     )
     met = not salvage.crashes + salvage.wrong and salvage.saved_percent >= 99
-    return "random corruption of the file", "0 crashes, 0 wrong, >= 99 % saved", found, met
+    return "random corruption of the file, roots included", "0 crashes, 0 wrong, >= 99 % saved", found, met
 
 
 def reopening(folder: Path, scale: float) -> Row:
@@ -87,7 +126,8 @@ def soaking(folder: Path, scale: float) -> Row:
 
 
 ROWS: tuple[Callable[[Path, float], Row], ...] = (
-    kills, power, budget, full, corruption, reopening, erasing, acknowledging, soaking,
+    kills, power, light_kills, light_power, resizing, sieges, budget, full, corruption, reopening, erasing,
+    acknowledging, soaking,
 )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.cells import decode_cell
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.opening import StoreOptions, open_file, plan
+from fedkeep.agent.layout import StoreOptions, plan
+from fedkeep.agent.opening import Identity, open_file
 from fedkeep.agent.record import SAMPLE
 from fedkeep.core.store import MemoryStore
 from tests.faults.script import FORM, REGIONS, sample, samples
@@ -38,12 +39,12 @@ class Salvage:
 def open_at(path: Path) -> DurableStore:
     """The store at `path` by the same way as the agent opens it."""
     options = StoreOptions(path=str(path), budget=OPTIONS.budget, log_length=64)
-    file, contents, disk = open_file(options, FORM, LAYOUT.geometry)
-    quotas = np.full(REGIONS, -(-LAYOUT.capacity // REGIONS))
-    store = DurableStore(file, MemoryStore(quotas), FORM, DecisionLog(64, "ode"), AgeClock(), LAYOUT.capacity)
-    store.load(contents)
+    opened = open_file(options, FORM, LAYOUT, Identity(REGIONS))
+    quotas = np.full(REGIONS, LAYOUT.capacity // REGIONS)
+    store = DurableStore(opened.file, MemoryStore(quotas), FORM, DecisionLog(64, "ode"), AgeClock(), LAYOUT.capacity)
+    store.load(opened.contents)
     store.restore({"quotas": quotas})
-    store.close = disk.close  # type: ignore[attr-defined]
+    store.close = opened.disk.close  # type: ignore[attr-defined]
     return store
 
 
@@ -95,11 +96,18 @@ def _swap(image: bytearray, rng: np.random.Generator) -> None:
     image[a : a + _SECTOR], image[b : b + _SECTOR] = image[b : b + _SECTOR], image[a : a + _SECTOR]
 
 
+def _root(image: bytearray, rng: np.random.Generator) -> None:
+    """One bit in one to four of the places where roots stand."""
+    places = [LAYOUT.geometry.root(half, copy) for half in (0, 1) for copy in (0, 1)]
+    for place in rng.permutation(places)[: int(rng.integers(1, 5))]:
+        image[int(place) + int(rng.integers(24 + LAYOUT.geometry.cells // 8))] ^= 1 << int(rng.integers(8))
+
+
 def _cut(image: bytearray, rng: np.random.Generator) -> None:
     del image[int(rng.integers(len(image) // 2, len(image))) :]
 
 
-KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (_flip, _zero, _garbage, _swap, _cut)
+KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (_flip, _zero, _garbage, _swap, _cut, _root)
 
 
 def try_corruptions(folder: Path, count: int, seed: int = 0) -> Salvage:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Message
 
-from fedkeep.flower.in_process import InProcessGrid
 from fedkeep.flower.rounds import RoundOptions
+from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import SmallFleet
 
 DEADLINE = 0.1

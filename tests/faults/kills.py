@@ -32,7 +32,8 @@ class DyingDisk(FileDisk):
         self._last = "cells"
 
     def write(self, offset: int, data: bytes) -> None:
-        root = offset < PAGE + 2 * LAYOUT.geometry.root_size
+        geometry = LAYOUT.geometry
+        root = offset < PAGE + 2 * geometry.root_size or offset >= geometry.root(0, 1)
         self._last = "root" if root else "cells" if data.strip(b"\0") else "wipe"
         self._pass(f"before {self._last}")
         if self._is(f"amid {self._last}"):

@@ -11,13 +11,13 @@ from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.disk import Disk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.opening import Layout, StoreOptions, plan
+from fedkeep.agent.layout import Layout, StoreOptions, plan
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State
 
 FORM = SampleForm(np.dtype("<f4"), (24,))
-OPTIONS = StoreOptions(budget=64_000, log_length=64)
+OPTIONS = StoreOptions(budget=88_000, log_length=64)
 STATE_BYTES = 4_000
 LAYOUT = plan(OPTIONS, FORM, STATE_BYTES)
 REGIONS = 4

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.faults import light
 from tests.faults.corruption import KINDS, try_corruptions
 from tests.faults.full_disk import try_every_call
 from tests.faults.kills import POINTS, try_kills
 from tests.faults.power_loss import try_power_cuts
+from tests.faults.resizes import resize
 
 
 def test_killed_processes_lose_nothing_acknowledged(tmp_path: Path) -> None:
@@ -18,6 +20,17 @@ def test_killed_processes_lose_nothing_acknowledged(tmp_path: Path) -> None:
 def test_power_cuts_lose_nothing_acknowledged() -> None:
     losses = try_power_cuts(steps=60, states=300)
     assert (losses.lost, losses.wrong) == (0, 0)
+
+
+def test_samples_committed_alone_survive_kills_and_power_cuts(tmp_path: Path) -> None:
+    killed = light.try_kills(tmp_path / "store", kills=25)
+    assert (killed.tried, killed.lost, killed.wrong) == (25, 0, 0)
+    cut = light.try_power_cuts(steps=120, states=200)
+    assert (cut.tried, cut.lost, cut.wrong) == (200, 0, 0)
+
+
+def test_resizing_loses_nothing(tmp_path: Path) -> None:
+    assert resize(tmp_path, times=12) == (12, 0)
 
 
 def test_a_disk_full_at_any_call_loses_nothing_and_recovers() -> None:

@@ -17,7 +17,7 @@ from flwr.app.user_config import UserConfig
 from flwr.common.config import flatten_dict
 
 from fedkeep.core.types import Vector
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.sim.assembly import lay_ground
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"

@@ -15,8 +15,7 @@ from fedkeep.core.types import State
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.device_memory import DeviceMemory, FileMemory
-from fedkeep.flower.in_process import InProcessGrid, make_node
-from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
+from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
@@ -27,6 +26,7 @@ from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import Fleet
 from fedkeep.sim.guards import SeededNoise
 from fedkeep.sim.reference import FullFleet
+from tests.flower.in_process import InProcessGrid, make_node
 
 App = Callable[[Message, Context], Message]
 DETERMINISTIC = RoundOptions(participation=0.5, deterministic=True)
@@ -90,17 +90,16 @@ class SmallFleet:
         """A new server; it knows nothing of an older one but what the store tells."""
         parts = assemble(self.experiment, self._parts.data)
         parts.server.plan = None
-        regions = len(self._parts.server.order(0).assignment.quotas)  # type: ignore[union-attr]
-        sizes = Sizes(len(parts.server.model), parts.learner.gradient_size, regions)
+        sizes = Sizes(len(parts.server.model), self.experiment.told_size(parts.learner), parts.regions.count)
         privacy = self.experiment.privacy
         sums = SumBook(parts.server, privacy, sizes.gradient) if privacy.secure_sum else None
         return FedkeepStrategy(parts.server, sizes, options or self.options, store, sums, planner)
 
-    def device(self, number: int) -> NodeDevice:
+    def device(self, number: int) -> CatchUpDevice:
         """The device itself, where it lives on between messages."""
         return self._living[number]
 
-    def restarted(self, number: int) -> NodeDevice:
+    def restarted(self, number: int) -> CatchUpDevice:
         """The device as a new process would find it."""
         return self._device(assemble(self.experiment, self._parts.data).fleet, number)
 
@@ -120,15 +119,15 @@ class SmallFleet:
         return {number: FileMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
 
     @cached_property
-    def _living(self) -> dict[int, NodeDevice]:
+    def _living(self) -> dict[int, CatchUpDevice]:
         fleet = assemble(self.experiment, self._parts.data).fleet
         return {number: self._device(fleet, number) for number in range(self.devices)}
 
-    def _open(self, number: int, context: Context) -> NodeDevice:
+    def _open(self, number: int, context: Context) -> CatchUpDevice:
         """The device: one that lives on, or, if it has a file, one as a new process would find it."""
         return self._living[number] if self.directory is None else self.restarted(number)
 
-    def _device(self, fleet: Fleet | FullFleet, number: int) -> NodeDevice:
+    def _device(self, fleet: Fleet | FullFleet, number: int) -> CatchUpDevice:
         assert isinstance(fleet, Fleet)
         arrivals = partial(self._parts.stream.arrivals, number)
         test = self._parts.data.test_batch(number)

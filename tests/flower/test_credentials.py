@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower.credentials import provision
-from fedkeep.flower.deployment import Deployment
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.deployment import Deployment
 
 
 def test_the_server_certificate_is_signed_for_its_hosts(tmp_path: Path) -> None:

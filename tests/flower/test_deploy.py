@@ -13,13 +13,13 @@ import yaml  # type: ignore[import-untyped]
 from flwr.common.config import flatten_dict
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.deploy.deployment import Deployment
 from fedkeep.fleet.specification import read_fleet
-from fedkeep.flower.deployment import Deployment
 from fedkeep.flower.fleet_app import write_app
 from fedkeep.flower.server_app import fleet_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-UNITS = ("fedkeep-server.service", "flower-superlink.service", "flower-supernode.service")
+UNITS = ("fedkeep-server.service", "fedkeep-watch.service", "flower-superlink.service", "flower-supernode.service")
 
 
 def _line(unit: str) -> str:

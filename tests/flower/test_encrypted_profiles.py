@@ -19,9 +19,8 @@ from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
+from fedkeep.deploy.credentials import provision
 from fedkeep.flower import codec, encrypted_membership
-from fedkeep.flower.credentials import provision
-from fedkeep.flower.in_process import InProcessGrid
 from fedkeep.flower.membership import PROFILE
 from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
@@ -31,6 +30,7 @@ from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder.directory import KeyDirectory
 from fedkeep.link.messages import Profiled, ProfileRequest
 from fedkeep.privacy.ckks import COARSE
+from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 from tests.keyholder.holder_process import HolderProcess
 from tests.keyholder.plain_plans import on_the_grid

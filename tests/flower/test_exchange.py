@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedkeep.flower.exchange import Exchange
-from fedkeep.flower.in_process import InProcessGrid, make_node
+from tests.flower.in_process import InProcessGrid, make_node
 
 
 def echo(message: Message, context: Context) -> Message:

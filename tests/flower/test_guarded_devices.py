@@ -16,7 +16,6 @@ from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import LocalTraining, Report, TrainOrder
 from fedkeep.flower.codec import decode
 from fedkeep.flower.device_memory import ContextMemory
-from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
@@ -26,6 +25,7 @@ from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.sim.assembly import assemble
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.fleet import Fleet
+from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.small_fleet import DictMemory, SmallFleet
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")

@@ -11,9 +11,12 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.flower import Keeper, Keeping
-from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
+from fedkeep.learn.correcting import add_to_gradients
+from fedkeep.records import read_run
+from tests.flower.in_process import InProcessGrid, make_node
 
 CENTRES = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32) * 2
 
@@ -140,3 +143,130 @@ def test_the_documented_difference_is_at_most_ten_lines() -> None:
     page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
     diff = page.split("```diff")[1].split("```")[0].splitlines()
     assert 0 < sum(line.startswith("+") for line in diff) <= 10
+
+
+def norm_net() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def opened(capacity: int = 9, make=norm_net, **options: object) -> Keeper:  # type: ignore[no-untyped-def]
+    return Keeper.open(make_node(0, make_app(), {}).context, make, capacity, **options)  # type: ignore[arg-type]
+
+
+def test_unsound_samples_are_counted_and_none_is_kept() -> None:
+    with opened() as keeper:
+        x, y = arrivals(0, 0, 8)
+        x[0, 0], x[1, 2] = np.nan, np.inf
+        keeper.offer(x, np.where(np.arange(8) == 2, -3, np.where(np.arange(8) == 3, 7, y)).astype(float))
+        keeper.offer(x[4:6], np.array([0.5, 1.0]))
+        keeper.offer(np.zeros((2, 6)), [0, 1])
+        now = keeper.status()
+    assert now.unsound == {"label": 3, "not-finite": 2, "shape": 2}
+    assert (now.offered, now.capacity) == (12, 9)
+    assert now.stored == sum(now.labels.values()) == now.fates["kept"]
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [([0.5, 1.25], "regression"), ([[0, 1], [1, 0]], "one class number a sample"), ([0], "one class number a sample"),
+     (["a", "b"], "class numbers")],
+)  # fmt: skip
+def test_what_are_no_classes_is_refused_in_a_sentence(y: object, said: str) -> None:
+    with opened() as keeper, pytest.raises(ConfigError, match=said):
+        keeper.offer(np.zeros((2, 5)), y)
+
+
+def test_a_model_with_one_output_is_refused_in_a_sentence() -> None:
+    with opened(make=lambda: torch.nn.Linear(5, 1)) as keeper, pytest.raises(ConfigError, match="classifiers only"):
+        keeper.offer(np.zeros((2, 5)), [0, 1])
+
+
+@pytest.mark.parametrize("capacity", [1.5, 0, -3, True, "9"])
+def test_a_capacity_that_is_none_is_refused(capacity: int) -> None:
+    with pytest.raises(ConfigError, match="capacity must be a whole number"):
+        opened(capacity)
+
+
+@pytest.mark.parametrize("last_layers", [1, None])
+def test_batch_norm_is_valued_as_in_evaluation_by_the_statistics_that_came(last_layers: int | None) -> None:
+    trained = norm_net()
+    with torch.no_grad():
+        trained[1].running_mean += 0.7  # type: ignore[operator,union-attr,assignment]
+        trained[1].running_var *= 3.0  # type: ignore[operator,union-attr,assignment]
+    x, y = arrivals(0, 0, 30)
+    direction = np.ones(27 if last_layers else 27 + 16 + 48, dtype=np.float32)
+    with opened(last_layers=last_layers, policy="high-loss") as keeper:
+        keeper.offer(x, y)
+        keeper.sync(ArrayRecord(trained.state_dict()), direction)
+        keeper.offer(*arrivals(0, 1, 30))
+        kept = keeper._device.store.stored()  # type: ignore[union-attr]
+    trained.eval()
+    losses = torch.nn.functional.cross_entropy(
+        trained(torch.tensor(kept.batch.x)), torch.tensor(kept.batch.y), reduction="none"
+    )
+    np.testing.assert_allclose(kept.scores, losses.detach().numpy(), rtol=1e-4)
+
+
+def test_statistics_are_remembered_between_two_messages(tmp_path: Path) -> None:
+    context, trained = make_node(0, make_app(), {}).context, norm_net()
+    with torch.no_grad():
+        trained[1].running_mean += 0.7  # type: ignore[operator,union-attr,assignment]
+    with Keeper.open(context, norm_net, 9, directory=str(tmp_path)) as keeper:
+        keeper.offer(*arrivals(0, 0, 30))
+        keeper.sync(ArrayRecord(trained.state_dict()))
+    again = Keeper.open(context, norm_net, 9, directory=str(tmp_path))
+    expected = trained.eval()(torch.tensor(arrivals(0, 1, 4)[0])).detach().numpy()
+    vector = np.concatenate([p.detach().numpy().ravel() for p in trained.parameters()])
+    np.testing.assert_allclose(again._learner.logits(vector, arrivals(0, 1, 4)[0]), expected, rtol=1e-5)
+
+
+def test_a_correction_is_added_to_the_gradients_of_the_last_parameters() -> None:
+    model, before = net(), net()
+    for module in (model, before):
+        torch.autograd.backward(torch.nn.functional.cross_entropy(module(torch.ones(2, 5)), torch.tensor([0, 1])))
+    add_to_gradients(model, np.arange(27, dtype=np.float32))
+    changes = [(a.grad - b.grad).numpy().ravel() for a, b in zip(model.parameters(), before.parameters(), strict=True)]  # type: ignore[operator]
+    assert not np.concatenate(changes[:2]).any()
+    np.testing.assert_allclose(np.concatenate(changes[2:]), np.arange(27), atol=1e-5)
+    with pytest.raises(ConfigError, match="does not fit this model"):
+        add_to_gradients(model, np.zeros(30, dtype=np.float32))
+
+
+def test_flowers_log_and_the_record_say_what_the_keepers_did(tmp_path: Path) -> None:
+    record = tmp_path / "keeping.jsonl"
+    strategy = Keeping(FedAvg(fraction_evaluate=0.0), records=str(record))
+    result = strategy.start(make_grid(make_app()), ArrayRecord(net().state_dict()), num_rounds=3)
+    said = result.train_metrics_clientapp[3]
+    assert (said["keeper-offered"], said["keeper-stored"], said["keeper-unsound"]) == (4 * 3 * 40, 4 * 9, 0)
+    assert said["keeper-estimates"] == 4
+    run = read_run(record)
+    assert [(line.round, line.participants, line.arrivals) for line in run.rounds] == [
+        (number, (0, 1, 2, 3), 160) for number in (1, 2, 3)
+    ]
+    assert run.end is not None
+
+
+def test_a_users_own_loop_is_mended_by_the_gist() -> None:
+    with opened(make=net, policy="draw") as keeper:
+        for round_ in range(2):
+            keeper.offer(*arrivals(0, round_, 200))
+            keeper.sync(ArrayRecord(net().state_dict()))
+        kept = keeper.samples()
+    x, y = torch.tensor(np.stack([x for x, _ in kept])), torch.tensor([y for _, y in kept])
+
+    def gradient(corrected: bool) -> np.ndarray:
+        model = net()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(model(x), y))
+        if corrected:
+            keeper.correct(model)
+        return np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
+
+    model = net()
+    x_all, y_all = (np.concatenate(parts) for parts in zip(*(arrivals(0, r, 200) for r in range(2)), strict=True))
+    torch.autograd.backward(torch.nn.functional.cross_entropy(model(torch.tensor(x_all)), torch.tensor(y_all)))
+    stream = np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
+    plain, mended = (float(np.linalg.norm(gradient(c) - stream)) for c in (False, True))
+    np.testing.assert_allclose(gradient(True) - gradient(False), keeper._correction, atol=1e-6)
+    assert mended < 0.95 * plain, f"nine samples are {plain:.3f} from the stream's gradient, with the gist {mended:.3f}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeep.flower.deployment import Deployment
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet
 from tests.flower.real_fleet import wait_until
 
 

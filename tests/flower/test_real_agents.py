@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower.state_store import StateStore
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import Status

@@ -11,8 +11,8 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
-from fedkeep.flower.credentials import provision
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.directory import KeyDirectory
 from fedkeep.privacy.ckks import COARSE

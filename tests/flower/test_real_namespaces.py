@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.sim.engine import Simulator
 from tests.flower.real_fleet import APP, app_config, saved_round, wait_until
 

@@ -14,8 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedkeep.flower.deployment import Deployment
-from fedkeep.flower.local_fleet import LocalFleet, free_port
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet, free_port
 from tests.flower.real_fleet import wait_until
 from tests.flower.wire_node import wire_node
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app.user_config import UserConfig
 
 from fedkeep.core.types import Profile
+from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower import codec
-from fedkeep.flower.local_fleet import LocalFleet
 from fedkeep.link.messages import Profiled
 from tests.flower.real_fleet import APP, wait_until
 from tests.flower.wire_node import wire_node

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.flower.in_process import InProcessGrid, make_node
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower.server_app import open_fleet
 from fedkeep.sim.engine import Simulator
+from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.real_fleet import APP, app_config, kill_server_app, saved_round, start_nodes, wait_until
 
 pytestmark = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.local_fleet import LocalFleet
 from tests.flower.real_fleet import APP, agent_answers, saved_round, start_agent, wait_until
 
 pytestmark = pytest.mark.real

@@ -26,9 +26,9 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.flower.credentials import provision
-from fedkeep.flower.deployment import Deployment
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet
 
 pytestmark = pytest.mark.real
 

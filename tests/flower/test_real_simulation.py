@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.flower.deployment import Deployment
-from fedkeep.flower.local_fleet import LocalFleet, free_port
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet, free_port
 from fedkeep.sim.engine import Simulator
 from tests.flower.real_fleet import APP, app_config
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from flwr.app import Message
 
-from fedkeep.flower.in_process import InProcessGrid
 from fedkeep.flower.rounds import RoundOptions
+from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import SmallFleet
 
 OPTIONS = RoundOptions(participation=1.0, deadline=2.0)

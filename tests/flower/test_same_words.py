@@ -19,7 +19,8 @@ from fedkeep.flower.agent_device import AgentDevice
 from fedkeep.flower.device_memory import ContextMemory
 from fedkeep.flower.keeper import Keeper
 from fedkeep.learn.models import learner_for
-from fedkeep.presets import PRESETS, device_tables
+from fedkeep.link.messages import AskProfile, Profiled
+from fedkeep.presets import DEFAULT_POLICY, PRESETS, device_tables
 from fedkeep.sim.experiment import Experiment, resolve
 
 POLICIES = ("ode", "fifo", "reservoir", "high-loss")
@@ -46,7 +47,7 @@ def test_a_preset_makes_the_same_device_in_simulator_and_agent(preset: str, poli
 
 def test_nothing_said_is_the_default_preset() -> None:
     said = parse_config({"samples": {"shape": [3], "labels": 2}})
-    assert said == agent("default", "ode")
+    assert said == agent("default", DEFAULT_POLICY)
     assert said != agent("paper", "ode")
 
 
@@ -83,7 +84,7 @@ def test_a_keeper_follows_the_preset() -> None:
 
 @pytest.mark.parametrize(
     ("run", "agrees"),
-    [({}, True), ({"preset": "default", "policy.name": "ode"}, True), ({"preset": "paper"}, False),
+    [({}, True), ({"preset": "default", "policy.name": DEFAULT_POLICY}, True), ({"preset": "paper"}, False),
      ({"policy.name": "fifo"}, False)],
 )  # fmt: skip
 def test_an_agent_of_another_method_takes_no_part(tmp_path: Path, run: UserConfig, agrees: bool) -> None:
@@ -98,7 +99,9 @@ def test_an_agent_of_another_method_takes_no_part(tmp_path: Path, run: UserConfi
         service.start()
         device = AgentDevice(socket, run)
         if agrees:
-            assert device.profile().capacity == real.device.capacity
+            said = device.reply(AskProfile())
+            assert isinstance(said, Profiled)
+            assert said.profile.capacity == real.device.capacity
         else:
             with pytest.raises(ConfigError, match="make the two the same"):
-                device.profile()
+                device.reply(AskProfile())

@@ -15,19 +15,22 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import make_client_app
-from fedkeep.flower.in_process import InProcessGrid
-from fedkeep.flower.node_device import NodeDevice
+from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.secure_rounds import MASK, SHARE, TRAIN, UNMASK
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.link.messages import Answered, DeviceRequest, Participate, Reported
+from fedkeep.link.messages import Answered, DeviceReply, DeviceRequest, Participate, Reported
+from fedkeep.link.participant import reply_of
 from fedkeep.privacy import sum_messages as told
 from fedkeep.privacy.door import Door, make_door
+from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 
 SECURE = {"privacy": {"secure_sum": True}}
+CLEAR = {"aggregation": {"name": "fedavg"}}
+"""What a secure sum can be compared with: the default mean must see single reports."""
 ALL = RoundOptions(participation=1.0, deadline=0.3, quorum=0.0)
 
 
@@ -45,7 +48,7 @@ def played(of: SmallFleet, rounds: int) -> FedkeepStrategy:
 @pytest.mark.parametrize("estimator", ["incremental", "participants"])
 def test_the_same_model_and_direction_as_in_the_clear(estimator: str, aggregation: str) -> None:
     tables = {"estimator": {"name": estimator}, "aggregation": {"name": aggregation}}
-    servers = [played(SmallFleet(table={**tables, **privacy}), 6).server for privacy in ({}, SECURE)]
+    servers = [played(SmallFleet(table={**tables, **privacy}), 6).server for privacy in (CLEAR, SECURE)]
     models = [server.model for server in servers]
     directions = [server.estimator.direction() for server in servers]
     assert np.abs(models[0] - models[1]).max() < 1e-6
@@ -54,7 +57,7 @@ def test_the_same_model_and_direction_as_in_the_clear(estimator: str, aggregatio
 
 
 def test_a_policy_without_estimators_too() -> None:
-    servers = [played(SmallFleet(policy="reservoir", table=privacy), 3).server for privacy in ({}, SECURE)]
+    servers = [played(SmallFleet(policy="reservoir", table=privacy), 3).server for privacy in (CLEAR, SECURE)]
     assert np.abs(servers[0].model - servers[1].model).max() < 1e-6
     assert servers[1].estimator.direction() is None
 
@@ -64,7 +67,7 @@ def test_noise_and_masks_go_together(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="needs the privacy extra")
     noise: dict[str, Any] = {"epsilon": 2.0, "clip": 0.5, "protect": ["estimator", "model"], "releases": 4}
     fleets = [
-        SmallFleet(directory=tmp_path / f"{secure}", table={"privacy": {**noise, "secure_sum": secure}})
+        SmallFleet(directory=tmp_path / f"{secure}", table={**CLEAR, "privacy": {**noise, "secure_sum": secure}})
         for secure in (False, True)
     ]
     servers = [played(of, 4).server for of in fleets]
@@ -98,7 +101,7 @@ class DroppingGrid(InProcessGrid):
 
 @pytest.mark.parametrize("kind", [TRAIN, SHARE, MASK, UNMASK])
 def test_a_round_goes_on_without_those_who_drop_out_at_any_step(kind: str) -> None:
-    secure, plain = fleet(), SmallFleet(devices=5, options=ALL)
+    secure, plain = fleet(), SmallFleet(devices=5, options=ALL, table=CLEAR)
     strategy, clear = secure.strategy(), plain.strategy()
     first = next(strategy.rounds(DroppingGrid(secure.grid(), kind, {1, 3}), 2))
     gone = {1, 3} if kind != UNMASK else set()
@@ -150,7 +153,7 @@ def changing(app: App, kind: str, change: Callable[[Message, Message], Message])
 
 def test_an_answer_in_the_clear_is_refused_and_named() -> None:
     secure = fleet()
-    plain = SmallFleet(devices=5, options=ALL)
+    plain = SmallFleet(devices=5, options=ALL, table=CLEAR)
 
     def in_the_clear(message: Message, context: Context) -> Message:
         if message.metadata.message_type == TRAIN:
@@ -202,9 +205,13 @@ def test_a_question_of_an_earlier_sum_gets_no_answer() -> None:
 class Poisoned:
     """A device whose training goes wrong."""
 
-    def __init__(self, inner: NodeDevice, poison: float, door: Door) -> None:
+    def __init__(self, inner: CatchUpDevice, poison: float, door: Door) -> None:
         self._inner, self._poison, self._door = inner, np.float32(poison), door
-        self.profile, self.evaluate, self.answer = inner.profile, inner.evaluate, door.answer
+        self.profile, self.encrypted_profile = inner.profile, inner.encrypted_profile
+        self.participate, self.answer = inner.participate, door.answer
+
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        return reply_of(self, self._inner.evaluate, request)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
         report = self._inner.participate(order)
@@ -218,11 +225,11 @@ class Poisoned:
 )
 def test_a_device_declines_to_mask_what_a_sum_would_hide(poison: float, reason: str, deterministic: bool) -> None:
     options = replace(ALL, deterministic=deterministic)
-    secure, plain = fleet(options=options), SmallFleet(devices=5, options=options)
+    secure, plain = fleet(options=options), SmallFleet(devices=5, options=options, table=CLEAR)
     strategy = secure.strategy()
     door = make_door(secure.experiment.privacy, strategy.sizes.gradient, lambda: None)
     device = Poisoned(plain.device(2), poison, door)
-    secure.apps[2] = make_client_app(lambda _: device)  # type: ignore[return-value]
+    secure.apps[2] = make_client_app(lambda _: device)
     outcome = next(strategy.rounds(secure.grid(), 1))
     assert outcome.quorate != deterministic
     assert outcome.summary.accepted == (() if deterministic else (0, 1, 3, 4))
@@ -241,7 +248,7 @@ def test_devices_with_nothing_take_part_with_zeros() -> None:
 
 
 def test_the_server_receives_nothing_that_resembles_an_update() -> None:
-    secure, plain = fleet(devices=4), SmallFleet(devices=4, options=ALL)
+    secure, plain = fleet(devices=4), SmallFleet(devices=4, options=ALL, table=CLEAR)
     received: dict[int, np.ndarray] = {}
     sent: dict[int, np.ndarray] = {}
     for device in range(4):
@@ -270,7 +277,7 @@ def test_the_server_receives_nothing_that_resembles_an_update() -> None:
 
 
 def test_the_plain_and_the_secure_do_not_answer_each_other() -> None:
-    secure, plain = fleet(devices=3), SmallFleet(devices=3, options=ALL)
+    secure, plain = fleet(devices=3), SmallFleet(devices=3, options=ALL, table=CLEAR)
     for strategy, grid, said in (
         (plain.strategy(), secure.grid(), "answers secure orders only"),
         (secure.strategy(), plain.grid(), "masks nothing"),
@@ -326,14 +333,14 @@ def test_a_device_that_lost_its_memory_makes_the_sum_begin_anew(tmp_path: Path) 
     memory.save({name: array for name, array in memory.load().items() if not name.startswith("sums/")})
     assert 2 in next(rounds).summary.accepted
     next(rounds)
-    plain = SmallFleet(devices=4, options=ALL)
+    plain = SmallFleet(devices=4, options=ALL, table=CLEAR)
     clear = played(plain, 3)
     direction, expected = strategy.server.estimator.direction(), clear.server.estimator.direction()
     assert np.abs(direction - expected).max() < 1e-6  # type: ignore[operator]
 
 
 def test_those_who_left_for_good_are_forgotten_and_those_who_return_count_once() -> None:
-    secure, plain = fleet(), SmallFleet(devices=5, options=ALL)
+    secure, plain = fleet(), SmallFleet(devices=5, options=ALL, table=CLEAR)
     directions = []
     for of in (secure, plain):
         strategy, grid = of.strategy(), of.grid()
@@ -384,6 +391,6 @@ def test_conflicting_options_are_refused_on_flower_too() -> None:
     made = SmallFleet(rounds=1, table={"aggregation": {"name": "trimmed"}}).strategy()
     with pytest.raises(ConfigError, match="exclude each other"):
         open_strategy(made.server, made.sizes, {"privacy.secure-sum": True})
-    made = SmallFleet(rounds=1, table={"limits": {"update_norm": float("inf")}}).strategy()
+    made = SmallFleet(rounds=1, table={**CLEAR, "limits": {"update_norm": float("inf")}}).strategy()
     with pytest.raises(ConfigError, match=r"finite limits\.update_norm"):
         open_strategy(made.server, made.sizes, {"privacy.secure-sum": True})

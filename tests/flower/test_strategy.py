@@ -13,12 +13,12 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.codec import Sizes, decode_report, encode
-from fedkeep.flower.in_process import InProcessGrid, make_node
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.link.messages import Reported
 from fedkeep.sim.engine import Simulator
+from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.small_fleet import App, SmallFleet
 
 FAST = RoundOptions(participation=0.5, deadline=0.3)
@@ -48,14 +48,27 @@ class LateGrid(LossyGrid):
         return [*replies, *released]
 
 
-def test_the_same_model_as_the_simulator() -> None:
-    fleet = SmallFleet(rounds=6)
+@pytest.mark.parametrize(
+    ("policy", "preset"), [("ode", "default"), ("ode", "paper"), ("draw", "default"), ("draw", "paper")]
+)
+def test_the_same_model_as_the_simulator(policy: str, preset: str) -> None:
+    fleet = SmallFleet(rounds=6, policy=policy, table={"preset": preset})
     strategy = fleet.strategy()
     assert len(list(strategy.rounds(fleet.grid(), 6))) == 6
     simulator = Simulator(fleet.experiment)
     list(simulator.run())
     assert np.abs(strategy.server.model - simulator.server.model).max() < 1e-6
     assert np.abs(strategy.server.model).max() > 1e-3
+
+
+@pytest.mark.parametrize("gist", ["local", "shared"])
+def test_the_same_model_as_the_simulator_with_every_gist(gist: str) -> None:
+    fleet = SmallFleet(rounds=6, policy="draw", table={"gist": {"name": gist}})
+    strategy = fleet.strategy()
+    list(strategy.rounds(fleet.grid(), 6))
+    simulator = Simulator(fleet.experiment)
+    list(simulator.run())
+    assert np.abs(strategy.server.model - simulator.server.model).max() < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["reservoir", "fifo", "high-loss"])

@@ -14,7 +14,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import push_object_contents_from_iterable
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from fedkeep.flower.local_fleet import LocalFleet
+from fedkeep.deploy.local_fleet import LocalFleet
 from tests.flower.real_fleet import wait_until
 
 

@@ -59,6 +59,7 @@ def embedded(**tables: Any) -> Fingerprint:
         "policy": {"name": "fifo"},
         "storage": {"capacity": 6, "quotas": "fixed"},
         "train": {"rounds": 12, "participation": 0.4, "learning_rate": 0.05, "epochs": 3},
+        "aggregation": {"name": "fedavg"},
         "record": {"every": 1000},
     }
     return played(merged(base, tables))
@@ -72,6 +73,7 @@ def pictured(module: str, shape: tuple[int, ...], labels: int, **tables: Any) ->
         "storage": {"capacity": 5, "quotas": "fixed"},
         "train": {"rounds": 6, "participation": 0.5, "learning_rate": 0.05, "epochs": 2},
         "stream": {"rounds_per_pass": 8},
+        "aggregation": {"name": "fedavg"},
         "record": {"every": 1000},
     }
     options = {"classes": labels} if ":" in module else {}

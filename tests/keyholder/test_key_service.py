@@ -19,7 +19,7 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Profile
-from fedkeep.flower.credentials import provision
+from fedkeep.deploy.credentials import provision
 from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.keyholder.directory import KeyDirectory
 from fedkeep.keyholder.service import KeyService

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
-from fedkeep.privacy.ledger import Charge, Ledger
+from fedkeep.privacy.ledger import Charge, KeptLedger, Ledger
 from fedkeep.privacy.ledger_file import LedgerFile
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
@@ -38,6 +38,46 @@ def test_resends_of_a_lost_estimator_compose_until_one_is_accepted() -> None:
     ledger.charge(estimator(0.04, 2, resends=True))
     ledger.charge(estimator(0.04, 3))
     assert ledger.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(0.12, DELTA))
+
+
+def test_a_sample_that_comes_again_costs_again_and_twice_in_one_estimate_four_times() -> None:
+    ledger = Ledger()
+    for round_ in range(200):
+        ledger.see(np.array([7, 1000 + round_]))
+        ledger.close()
+        ledger.see(np.array([9]))  # belongs to the estimate after this one
+        ledger.charge(estimator(0.04, round_))
+    assert ledger.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(200 * 0.04, DELTA))
+    twice = Ledger()
+    twice.see(np.array([7, 7, 8]))
+    twice.close()
+    assert not twice.affords(estimator(0.04, 0), unit="sample", epsilon=epsilon_spent(0.15, DELTA), delta=DELTA)
+    twice.charge(estimator(0.04, 0))
+    assert twice.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(0.16, DELTA))
+
+
+def test_a_resent_estimate_charges_its_samples_again() -> None:
+    ledger = Ledger()
+    ledger.see(np.array([7]))
+    ledger.close()
+    ledger.charge(estimator(0.04, 0))
+    ledger.see(np.array([7]))
+    ledger.close()
+    ledger.charge(estimator(0.04, 1, resends=True))
+    assert ledger.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(0.12, DELTA))
+
+
+def test_a_kept_ledger_never_falls() -> None:
+    ledger, old = KeptLedger(), KeptLedger().snapshot()
+    ledger.see(np.array([7]))
+    ledger.close()
+    ledger.charge(estimator(0.04, 0))
+    ledger.restore(old)
+    assert ledger.epsilon("sample", DELTA) == epsilon_spent(0.04, DELTA)
+    ledger.see(np.array([7]))
+    ledger.close()
+    ledger.charge(estimator(0.04, 1))
+    assert ledger.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(0.08, DELTA))
 
 
 def test_model_updates_compose_for_a_sample_too() -> None:

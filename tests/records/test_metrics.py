@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from fedkeep.records import End, Evaluation, Header, Line, Round, Run, compare
-from fedkeep.records.metrics import final_accuracy, rounds_to
+from fedkeep.core.errors import MissingExtraError
+from fedkeep.records import End, Evaluation, Gist, Header, Line, Round, Run, compare, frame
+from fedkeep.records.frame import as_csv
+from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy
+from fedkeep.records.metrics import rounds_to
 from fedkeep.records.student import coverage, interval, quantile
-from fedkeep.records.tables import tables
+from fedkeep.records.tables import explanation, markdown, sentences, tables
 
 
 def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = "") -> Run:
@@ -37,13 +41,87 @@ FIFO: dict[int, float | None] = {0: 0.1, 20: 0.4, 40: 0.5, 60: 0.6, 80: 0.7, 100
 """Its last five are 0.5, 0.6, 0.7, 0.6, 0.6: a final accuracy of 0.6, first reached at round 60."""
 
 
-def test_final_accuracy_is_the_mean_of_the_last_five() -> None:
-    assert final_accuracy(run("fifo", 0, FIFO).evaluations) == pytest.approx(0.6)
-    assert final_accuracy(run("fifo", 0, {1: 0.2, 2: 0.4}).evaluations) == pytest.approx(0.3)
-    assert final_accuracy(run("fifo", 0, {1: None, 2: 0.4}).evaluations) == pytest.approx(0.2)
-    assert final_accuracy(run("fifo", 0, {0: 0.1, 20: 0.6, 40: 0.8}).evaluations) == pytest.approx(0.7)
-    assert final_accuracy(run("fifo", 0, {0: 0.1}).evaluations) == pytest.approx(0.1)
-    assert final_accuracy([]) is None
+def test_late_accuracy_is_the_mean_of_the_last_five() -> None:
+    assert late_accuracy(run("fifo", 0, FIFO).evaluations) == pytest.approx(0.6)
+    assert late_accuracy(run("fifo", 0, {1: 0.2, 2: 0.4}).evaluations) == pytest.approx(0.3)
+    assert late_accuracy(run("fifo", 0, {1: None, 2: 0.4}).evaluations) == pytest.approx(0.2)
+    assert late_accuracy(run("fifo", 0, {0: 0.1, 20: 0.6, 40: 0.8}).evaluations) == pytest.approx(0.7)
+    assert late_accuracy(run("fifo", 0, {0: 0.1}).evaluations) == pytest.approx(0.1)
+
+
+def test_final_best_and_area_are_what_they_are_called() -> None:
+    evaluations = run("fifo", 0, FIFO).evaluations
+    assert (final_accuracy(evaluations), best_accuracy(evaluations)) == (0.6, 0.7)
+    # trapezia of 20 rounds each: .25 + .45 + .55 + .65 + .65 + .6 over 6
+    assert area(evaluations) == pytest.approx(3.15 / 6)
+    uneven = run("fifo", 0, {0: 0.0, 10: 1.0, 40: 1.0}).evaluations
+    assert area(uneven) == pytest.approx((5 + 30) / 40)
+    assert area(uneven[:1]) == 0.0
+    assert best_accuracy(run("fifo", 0, {0: 0.9, 10: 0.5, 20: None}).evaluations) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.02, 0.03, 0.04], "ahead"),
+        ([-0.02, -0.03, -0.04], "behind"),
+        ([0.001, -0.001, 0.0], "level"),
+        ([0.05, -0.03, 0.01], "undecided"),
+        ([0.5], "undecided"),
+    ],
+)
+def test_a_verdict_follows_from_the_interval(values: list[float], verdict: str) -> None:
+    assert difference(values).verdict == verdict
+
+
+def test_the_seeds_that_would_decide_are_counted() -> None:
+    found = difference([0.03, 0.01, -0.01])
+    # deviation 0.02, mean 0.01: t(n-1) * 0.02 / sqrt(n) < 0.01 first holds for 18 seeds (t = 2.1098)
+    assert (found.verdict, found.seeds_to_decide) == ("undecided", 18)
+    assert difference([0.02, 0.03, 0.04]).seeds_to_decide is None
+    assert difference([0.5]).seeds_to_decide is None
+
+
+def test_differences_pair_seeds_and_compare_as_far_as_both_got() -> None:
+    runs = [run("fifo", 0, {0: 0.1, 10: 0.4, 20: 0.8}), run("fifo", 1, {0: 0.1, 10: 0.2}), run("fifo", 2, {0: 0.1})]
+    runs += [run("ode", 0, {0: 0.1, 10: 0.5}), run("ode", 1, {0: 0.1, 10: 0.4}), run("ode", 3, {0: 0.9})]
+    fifo, ode = compare(runs, ["fifo"]).rows
+    assert fifo.differences == (None,)
+    assert ode.differences[0] is not None
+    final = ode.differences[0]["final"]
+    assert (final.seeds, final.mean) == (2, pytest.approx(0.15))
+    assert final.half_width == pytest.approx(12.7062 * 0.070711 / math.sqrt(2), rel=1e-4)
+
+
+def test_the_verdict_is_said_in_words() -> None:
+    base = [run("fifo", seed, {10: 0.5}) for seed in range(3)]
+    better = [run("ode", seed, {10: 0.6 + seed / 100}) for seed in range(3)]
+    alike = [run("sld", seed, {10: 0.5}) for seed in range(3)]
+    open_ = [run("high-loss", seed, {10: 0.53 - seed / 50}) for seed in range(3)]
+    assert sentences(compare([*base, *better, *alike, *open_])) == [
+        "ode is ahead of fifo by 11.00 ± 2.48 points on toy.",
+        "high-loss against fifo is undecided on toy (+1.00 ± 4.97 points): about 18 seeds would decide it.",
+        "sld is level with fifo to within a point on toy.",
+    ]
+    assert "one seed decides nothing" in sentences(compare([base[0], better[0]]))[0]
+
+
+def test_every_evaluation_is_a_row() -> None:
+    table = as_csv([run("ode", 3, {0: 0.1, 10: None}, finished=False)])
+    assert table.splitlines()[1:] == ["toy,,ode,3,0,0.1,,0,0,0,0,,,False", "toy,,ode,3,10,,,0,0,0,0,,,False"]
+
+
+def test_a_frame_has_the_rows() -> None:
+    pytest.importorskip("pandas")
+    table = frame([run("ode", seed, FIFO) for seed in range(2)])
+    assert table.groupby("seed")["accuracy"].max().tolist() == [0.7, 0.7]
+    assert list(table.columns[:5]) == ["task", "setting", "method", "seed", "round"]
+
+
+def test_a_frame_needs_pandas_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"fedkeep\[frame\]"):
+        frame([run("ode", 0, FIFO)])
 
 
 def test_the_first_round_that_reaches_a_target_counts_but_never_round_zero() -> None:
@@ -55,7 +133,7 @@ def test_the_first_round_that_reaches_a_target_counts_but_never_round_zero() -> 
 def test_the_ratio_divides_the_base_rounds_by_the_method_rounds() -> None:
     ode = {r: (a or 0) + 0.25 for r, a in FIFO.items()}
     reservoir: dict[int, float | None] = {0: 0.1, 60: 0.3, 120: 0.35}
-    found = compare([run("ode", 0, ode), run("reservoir", 0, reservoir), run("fifo", 0, FIFO)])
+    found = compare([run("ode", 0, ode), run("reservoir", 0, reservoir), run("fifo", 0, FIFO)], ["fifo", "reservoir"])
     assert [row.method for row in found.rows] == ["fifo", "reservoir", "ode"]
     fifo, slow, fast = (row.ratios for row in found.rows)
     assert (fifo[0].value, fifo[0].reached, fifo[0].seeds) == (1.0, 1, 1)
@@ -76,16 +154,29 @@ def test_ratios_average_geometrically_over_the_seeds_that_got_there() -> None:
 
 
 def test_without_the_base_there_is_no_ratio() -> None:
-    ratio = compare([run("ode", 0, FIFO)]).rows[0].ratios[0]
+    ratio = compare([run("ode", 0, FIFO)], ["fifo"]).rows[0].ratios[0]
     assert (ratio.value, ratio.reached, ratio.seeds) == (None, 0, 0)
 
 
-def test_a_table_has_columns_for_the_bases_that_ran() -> None:
+def test_a_second_table_stands_against_the_base_that_ran() -> None:
     (alone,) = tables(compare([run("ode", 0, FIFO)]))
-    assert alone.columns == ("method", "seeds", "final accuracy")
-    (both,) = tables(compare([run("ode", 0, FIFO), run("fifo", 0, FIFO)]))
-    assert both.columns == ("method", "seeds", "final accuracy", "vs fifo")
-    assert {len(row) for row in (*alone.rows, *both.rows)} == {3, 4}
+    assert alone.columns == ("method", "seeds", "final accuracy", "best", "area")
+    _, against = tables(compare([run("ode", 0, FIFO), run("fifo", 0, FIFO)]))
+    assert against.title == "toy: against fifo"
+    assert against.rows == (("ode", "undecided", "+0.00", "+0.00", "+0.00", "1.00x"),)
+
+
+def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
+    runs = [run("fifo", 0, FIFO), run("gist-local", 0, FIFO)]
+    said = [Gist(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1) for n in (1, 3)]
+    runs[1] = Run(runs[1].path, runs[1].header, (*runs[1].lines, *said))
+    compared = compare(runs)
+    assert compared.rows[0].gist == {}
+    assert compared.rows[1].gist["trust"].mean == pytest.approx((0.2 + 3 * 0.6) / 4)
+    assert tables(compared)[-1].rows == (("gist-local", "50.00 %", "50.00 %", "30.0", "10.00 %"),)
+    assert "| gist-local | 50.00 % |" in markdown(compared)
+    assert "trust is how much of it" in explanation(compared)
+    assert "gist" not in explanation(compare(runs[:1]))
 
 
 def test_a_method_is_compared_within_its_setting() -> None:
@@ -100,10 +191,10 @@ def test_a_method_is_compared_within_its_setting() -> None:
 def test_the_interval_is_students_t_over_the_seeds() -> None:
     runs = [run("ode", seed, {10: a}) for seed, a in enumerate([0.70, 0.72, 0.74])]
     row = compare(runs).rows[0]
-    assert row.accuracy == pytest.approx(0.72)
+    assert row.late.mean == pytest.approx(0.72)
     # standard deviation 0.02, t(0.975; 2) = 4.302653
-    assert row.half_width == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
-    assert compare(runs[:1]).rows[0].half_width is None
+    assert row.late.half_width == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
+    assert compare(runs[:1]).rows[0].late.half_width is None
 
 
 @pytest.mark.parametrize(

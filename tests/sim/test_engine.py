@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -218,6 +219,57 @@ def test_a_run_whose_record_is_gone_starts_anew_though_its_checkpoint_is_there(t
     record_path(cell, tmp_path / "parts").unlink()
     play(cell, tmp_path / "parts", resume=True)
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_flipped_bit_is_noticed_on_resume(tmp_path: Path, finished: bool) -> None:
+    cell = cells()[0]
+    play(cell, tmp_path / "whole")
+
+    def stop(round_: int, accuracy: float | None) -> None:
+        if round_ == 21 and not finished:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if not finished else contextlib.nullcontext():
+        play(cell, tmp_path / "parts", progress=stop)
+    path = record_path(cell, tmp_path / "parts")
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b'"accuracy":0.') + len('"accuracy":0.')] ^= 1  # another digit: still a number, and JSON
+    path.write_bytes(raw)
+    play(cell, tmp_path / "parts", resume=True)
+    assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
+def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    file = tmp_path / "long.toml"
+    file.write_text(
+        'task = { name = "embedded", devices = 12 }\npolicy = { name = "fifo" }\nrecord = { every = 5 }\n'
+        "train = { rounds = 100000, participation = 0.5 }\nsweep = { seed = [0, 1] }\n"
+    )
+    command = [sys.executable, "-m", "fedkeep", "run", str(file), "--jobs", "2", "--out", str(tmp_path / "out")]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(records := list((tmp_path / "out").glob("*seed?.jsonl"))) < 2:
+        assert parent.poll() is None
+        time.sleep(0.05)
+    workers = children_of(parent.pid)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.05)
+    assert workers
+    assert records
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
 
 
 def test_a_run_killed_outright_resumes_to_the_same_bytes(tmp_path: Path) -> None:

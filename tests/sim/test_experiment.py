@@ -11,6 +11,7 @@ from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.sld import Sld
+from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import expand, resolve
 from fedkeep.sim.sweep import run_sweep
 
@@ -39,7 +40,10 @@ TASK: Table = {"task": {"name": "embedded"}}
         (TASK | {"sweep": {"seed": 3}}, "'sweep.seed' must be a list of values, got 3"),
         (TASK | {"methods": {"a": 3}}, "'methods.a' must be a table of what differs, got 3"),
         (TASK | {"policy": {"name": "nowhere:Policy"}}, "cannot import 'nowhere'"),
-        (TASK | {"policy": {"name": "fedkeep.core.types:Batch"}}, "is not a SelectionPolicy"),
+        (
+            TASK | {"policy": {"name": "fedkeep.core.types:Batch"}},
+            "is no policy: it must be a subclass of SelectionPolicy",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_what_is_allowed(table: Table, message: str) -> None:
@@ -140,7 +144,7 @@ def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
     [
         (
             "class Mine(SelectionPolicy):\n    def score(self, batch, view): ...\n",
-            'put @policy("a-name") above the class',
+            "put @dataclass(frozen=True) above the class",
         ),
         ("class Mine(SelectionPolicy):\n    k: int = 3\n", "lacks a method: score"),
     ],
@@ -149,6 +153,84 @@ def test_a_policy_of_ones_own_that_cannot_run_is_told_before_it_does(tmp_path: P
     (tmp_path / "mine.py").write_text("from fedkeep.core.policy import SelectionPolicy, policy\n" + text)
     with pytest.raises(ConfigError) as error:
         expand(TASK | {"policy": {"name": f"{tmp_path}/mine.py:Mine"}})
+    assert message in str(error.value)
+
+
+OWN = """
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.coordination import Greedy
+from fedkeep.data import TASKS
+
+
+@dataclass(frozen=True)
+class Fleet:
+    devices: int = 6
+
+    def load(self, seed, progress=None):
+        return TASKS["embedded"](devices=self.devices).load(seed)
+
+
+@dataclass(frozen=True)
+class Halves:
+    count: int = 2
+
+    def assign(self, batch, measurements):
+        return (batch.x[:, 0] > 0).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Frozen(Aggregation):
+    speed: float = 0.0
+
+    def aggregate(self, model, reports):
+        return model
+
+
+@dataclass(frozen=True)
+class Mine(Greedy):
+    pass
+"""
+
+
+def test_every_part_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    name = f"{tmp_path}/own.py:{{}}".format
+    table: Table = {
+        "task": {"name": name("Fleet"), "devices": 8},
+        "policy": {"name": "ode"},
+        "coordinator": {"name": name("Mine"), "clients_per_label": 2},
+        "regions": {"name": name("Halves")},
+        "aggregation": {"name": name("Frozen"), "speed": 0.5},
+        "train": {"rounds": 3},
+    }
+    simulator = Simulator(resolve(table))
+    before = simulator.server.model.copy()
+    list(simulator.run())
+    assert simulator.parts.data.devices == 8
+    assert simulator.parts.regions.count == 2
+    assert (simulator.server.model == before).all()
+    resolved = simulator.experiment.resolved()
+    assert (resolved["aggregation"]["name"], resolved["aggregation"]["speed"]) == (name("Frozen"), 0.5)
+    assert simulator.experiment.digest() != resolve(table | {"aggregation": {}}).digest()
+
+
+@pytest.mark.parametrize(
+    ("key", "named", "message"),
+    [
+        ("task", "Halves", "is no task, it lacks a method: load"),
+        ("regions", "Fleet", "is no division into regions, it lacks a method: assign"),
+        ("aggregation", "Halves", "is no aggregation: it must be a subclass of Aggregation"),
+        ("coordinator", "np", "is no coordinator"),
+    ],
+)
+def test_a_class_that_is_something_else_is_told(tmp_path: Path, key: str, named: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(ConfigError) as error:
+        resolve(TASK | {key: {"name": f"{tmp_path}/own.py:{named}"}})
     assert message in str(error.value)
 
 

@@ -13,6 +13,7 @@ from fedkeep.records import (
     Device,
     End,
     Evaluation,
+    Gist,
     Header,
     Holdings,
     Plan,
@@ -73,7 +74,7 @@ class FakeRun:
                 task=task,
                 seed=seed,
                 setting=setting,
-                config={"train": {"rounds": rounds}},
+                config={"train": {"rounds": rounds}, "policy": {"name": method}, "seed": seed},
                 config_hash=f"{seed:08x}",
                 versions={"fedkeep": "0.1.0"},
                 labels=tuple(labels),
@@ -166,6 +167,10 @@ class FakeRun:
         self._recorder.write(
             Privacy(round=self.round, epsilon_spent=spent, epsilon_left=max(0.0, 8 - spent), delta=1e-5)
         )
+        if self._method.startswith("gist"):
+            self._recorder.write(
+                Gist(round=self.round, participations=50, trust=0.6, likeness=0.75, worth=40.0, reach=0.35)
+            )
         self._recorder.write(Timing(round=self.round, seconds=self.round * 0.11))
 
     def _snapshot(self, device: int) -> None:

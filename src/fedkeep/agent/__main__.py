@@ -7,32 +7,38 @@ import os
 import sys
 from pathlib import Path
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MissingExtraError
 
 _USAGE = "usage: python -m fedkeep.agent CONFIG.toml [--until-sources-end]"
+_FINAL, _PASSING = 2, 1
+"""Exit codes: starting again cannot help, or may."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the agent; a user's mistake ends in one sentence and exit code 2."""
+    """Runs the agent; what its owner must mend ends in one sentence and exit code 2, what may mend itself in 1."""
     files = [word for word in arguments if not word.startswith("--")]
     flags = {word for word in arguments if word.startswith("--")}
     if len(files) != 1 or flags - {"--until-sources-end"}:
         sys.stderr.write(f"{_USAGE}\n")
-        return 2
+        return _FINAL
     # Linear algebra of this size is fastest on one thread, and the other cores belong to the device.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     # Without it hashlib uses Python's own hashes, and 4 MB of OpenSSL are never loaded.
     sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    over_live_line = "\r\x1b[K" if sys.stderr.isatty() else ""
+    logging.basicConfig(level=logging.INFO, format=f"{over_live_line}%(levelname)s %(message)s", stream=sys.stderr)
     try:
         from fedkeep.agent.assembly import read_config
         from fedkeep.agent.running import run
 
         run(read_config(Path(files[0])), until_sources_end=bool(flags))
+    except (ConfigError, DataError, MissingExtraError) as error:
+        sys.stderr.write(f"fedkeep: {error}\n")
+        return _FINAL
     except FedkeepError as error:
         sys.stderr.write(f"fedkeep: {error}\n")
-        return 2
+        return _PASSING
     return 0
 
 

@@ -13,17 +13,16 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
+from fedkeep.agent.copies import discard_copies
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
-from fedkeep.agent.opening import discard_set_aside
 from fedkeep.agent.options import AgentOptions
-from fedkeep.agent.orders import check_order
-from fedkeep.agent.screening import screen
+from fedkeep.agent.screening import Magnitudes, screen
 from fedkeep.core.device import Device, Prepared
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
-from fedkeep.core.types import Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 from fedkeep.privacy.door import Door
 
@@ -32,6 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
+_STATISTICS_SECONDS = 60.0
+"""How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
+_UNANSWERED = 10
+"""Samples whose sender awaits no answer may wait this many times longer for a commit."""
+_PAUSE_SECONDS = 0.05
 
 
 class Agent:
@@ -49,6 +53,7 @@ class Agent:
         ttl_seconds: float,
         reserve: int,
         store_path: Path,
+        magnitudes: Magnitudes,
         preset: str = "default",
     ) -> None:
         self.device, self.store, self.options = device, store, options
@@ -59,7 +64,7 @@ class Agent:
         self.labels, self.preset = labels, preset
         self.seconds_per_sample = 0.0
         self.model_date = ModelDate()
-        self._form, self._store_path = form, store_path
+        self._form, self._store_path, self._magnitudes = form, store_path, magnitudes
         self._batch = min(options.batch, max(1, reserve // 2))
         self._reserve = reserve
         self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
@@ -72,15 +77,28 @@ class Agent:
             "model": self.model_date,
         }
         self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
-        self._judged: list[tuple[Arrival, str]] = []
+        self._judged = 0
+        """Samples whose fate is not on the disk yet."""
+        self._awaited: list[tuple[Arrival, str]] = []
+        """Those among them whose senders await an answer."""
         self._training = threading.Lock()
         self.door = Door()
-        self._last_commit = self._last_housekeeping = time.monotonic()
+        self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
 
     def close_door(self, door: Door) -> None:
         """Lets everything leave through this door from now on; to be called before `restore`."""
         self.door = door
         self._parts |= door.kept(under_way=False)
+
+    @property
+    def ledger_path(self) -> Path:
+        """Where the privacy ledger is kept: beside the store, since neither may take the other with it."""
+        return self._store_path.with_name(self._store_path.name + ".ledger")
+
+    @property
+    def training(self) -> bool:
+        """Whether it is taking part in a round right now."""
+        return self._training.locked()
 
     def spending(self) -> Spending | None:
         """What the device's privacy ledger says; None where nothing is accounted for."""
@@ -97,17 +115,25 @@ class Agent:
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._freeze_vectors()
+        arrivals = _part(state, "device").get("counters")
+        if arrivals is not None:
+            caught_up = self.store.write_down_since(int(arrivals[0]))
+            self.counters.add_all(Counter({"seen": caught_up, "kept": caught_up} if caught_up else {}))
 
     def _mended(self, found: State) -> State:
         """The device's state with what is missing as in a new device, or as the stored samples tell it."""
         notes = self.store.notes_loaded()
-        told = {
-            "counters": np.array([max((note.arrival for note in notes), default=-1) + 1, -1]),
-            "start.seen": np.unique([note.region for note in notes]).astype(np.int64),
-        }
-        state = {**self._fresh, **told, **found}
+        following = max((note.arrival for note in notes), default=-1) + 1
+        arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
+        state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}
+        held = np.bincount([note.region for note in notes], minlength=len(state["shares.counts"]))
+        counts = state["shares.counts"]
+        state["shares.counts"] = np.where(counts > 0, counts, held)
+        state["shares.arrivals"] = np.maximum(state["shares.arrivals"], len(notes))
         if not found.keys() >= _ASSIGNMENT:
             state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
+            if found.get("store.quotas", held).sum() != self.device.capacity:
+                state.pop("store.quotas", None)
         if found and not self._fresh.keys() <= found.keys():
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         return state
@@ -125,17 +151,27 @@ class Agent:
 
     def step(self, timeout: float) -> int:
         """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
-        arrivals = self.intake.take(self._batch, timeout, self.options.linger_ms / 1000)
+        arrivals = self._next_arrivals(timeout)
         with self.lock:
             if arrivals:
                 self.judge(arrivals)
             now = time.monotonic()
-            if now - self._last_commit >= self._commit_seconds or self.store.pending > self._reserve - self._batch:
-                self.commit()
+            if now >= self._commit_due() or self.store.pending > self._reserve - self._batch:
+                self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
         return len(arrivals)
+
+    def _commit_due(self) -> float:
+        return self._last_commit + self._commit_seconds * (1 if self._awaited else _UNANSWERED)
+
+    def _next_arrivals(self, timeout: float) -> list[Arrival]:
+        """What waits to be valued; while the device trains nothing, where it is told to pause."""
+        if self.options.during_training == "pause" and self._training.locked():
+            time.sleep(min(timeout, _PAUSE_SECONDS))
+            return []
+        return self.intake.take(self._batch, timeout, self.options.linger_ms / 1000)
 
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
@@ -150,36 +186,57 @@ class Agent:
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
     def _judge_group(self, arrivals: list[Arrival]) -> None:
-        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids)
+        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids, self._magnitudes)
         self.counters.add("seen", len(arrivals))
         for arrival, reason in refused:
-            self.counters.add(f"refused.{reason}")
-            self._judged.append((arrival, f"refused.{reason}"))
-        if not len(batch):
-            return
-        outcome = self.device.take_in(batch, self.store.clock.now(), self.device.measure(batch))
+            self._refuse(arrival, reason)
+        if len(batch):
+            self._take_in(batch, sound)
+
+    def _refuse(self, arrival: Arrival, reason: str) -> None:
+        self.counters.add(f"refused.{reason}")
+        if reason not in ("shape", "erased"):
+            self.intake.quarantine.add(arrival.source, reason, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
+        self._decide(arrival, f"refused.{reason}")
+
+    def _decide(self, arrival: Arrival, fate: str) -> None:
+        self._judged += 1
+        if arrival.acknowledge is not None:
+            self._awaited.append((arrival, fate))
+
+    def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
+        batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
+        measured = self.device.measure(batch)
+        if measured is not None:
+            self.door.see(batch.ids)
+        outcome = self.device.take_in(batch, self.store.clock.now(), measured)
         names = [_FATES[fate] for fate in outcome.fates.tolist()]
         self.counters.add_all(Counter(names))
-        self._judged += zip(sound, names, strict=True)
+        for arrival, fate in zip(arrivals, names, strict=True):
+            self._decide(arrival, fate)
 
-    def commit(self, *, wipe: bool = False) -> bool:
+    def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
         """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
 
-        Then the samples since the last commit are dropped and counted, and all is as it was after that commit.
+        Then the samples since the last commit are dropped and counted, and all is as it was after that commit. A commit
+        that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
         """
         self._last_commit = time.monotonic()
+        whole = whole or self.store.needs_whole
+        if whole:
+            self._last_whole = self._last_commit
         self.counters.add_all(self.intake.counted())
-        judged, self._judged = self._judged, []
+        judged, self._judged = self._judged, 0
+        awaited, self._awaited = self._awaited, []
         lost: str | None = None
         try:
-            self.store.commit(self._state(), wipe=wipe)
+            self.store.commit(self._state() if whole else None, wipe=wipe)
         except OSError as error:
-            log.error("the store could not be written (%s): %d samples dropped", error.strerror, len(judged))
-            self._roll_back(len(judged))
+            log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
+            self._roll_back(judged)
             lost = "dropped.disk"
-        for arrival, verdict in judged:
-            if arrival.acknowledge is not None:
-                arrival.acknowledge(lost or verdict)
+        for arrival, verdict in awaited:
+            arrival.answer(lost or verdict)
         return lost is None
 
     def _roll_back(self, dropped: int) -> None:
@@ -200,19 +257,24 @@ class Agent:
             if expired:
                 self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
                 self.commit(wipe=True)
-                discard_set_aside(self._store_path)
+                discard_copies(self._store_path)
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
-        """Removes samples from file, log and free space; models that learned from them stay as they are."""
+        """Removes samples from file, log and free space, and starts gist and estimates anew, which may know of them.
+
+        Models that learned from them stay as they are.
+        """
         with self.lock:
+            self.intake.quarantine.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
+            self.device.unlearn()
             self.tombstones.add(ids)
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
-            discard_set_aside(self._store_path)
+            discard_copies(self._store_path)
         return erased
 
     # -- taking part -----------------------------------------------------------------------------------------------
@@ -232,16 +294,14 @@ class Agent:
         return self.door.answer(question)
 
     def _take_part(self, order: TrainOrder) -> Report:
-        check_order(order, self.device)
+        self.device.screen(order)
         with self._training:
             with self.lock:
                 prepared = self.device.prepare(order)
-                if self.options.during_training == "continue":
-                    # Arrivals during training must not mix gradients of two models.
-                    self.device.install(order.model, order.direction)
-                else:
-                    return self._complete(prepared, self._train(prepared))
-            trained = self._train(prepared)
+                self.door.close_estimate()
+                # Arrivals during training must not mix gradients of two models.
+                self.device.install(order.model, order.direction)
+            trained = self._train(prepared)  # without the lock: whoever asks or stops the agent need not wait
             with self.lock:
                 return self._complete(prepared, trained)
 
@@ -271,6 +331,7 @@ class Agent:
 
     def _declared(self) -> tuple[Profile, float]:
         with self.lock:
+            self.device.meter.advance(self.store.clock.now())
             return self.device.profile(), self.device.meter.span()
 
 

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,15 @@ class Arrival:
     source: str
     acknowledge: Acknowledge | None = None
 
+    def answer(self, fate: str) -> None:
+        """Tells the sender, if it wants to know; its troubles are not the agent's."""
+        if self.acknowledge is None:
+            return
+        try:
+            self.acknowledge(fate)
+        except Exception:
+            log.exception("source '%s' could not be told of a sample's fate", self.source)
+
 
 class Sink(Protocol):
     """Where sources put what arrives."""
@@ -37,8 +47,8 @@ class Sink(Protocol):
     def offer(self, arrival: Arrival, *, wait: bool) -> None:
         """Hands a sample over; with `wait`, holds the source back while the queue is full."""
 
-    def refuse(self, reason: str, count: int = 1) -> None:
-        """Counts what could not even be read as a sample."""
+    def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
+        """Counts what could not even be read as a sample, and keeps how it began for people to see."""
 
     @property
     def stopped(self) -> bool: ...
@@ -56,13 +66,19 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+_DIGITS = 19
+"""Of the largest id that is a number."""
+
+
 def sample_id(given: Any, content: bytes) -> int:
     """The number by which the store knows a sample: its own whole number, or a hash of its name or its content."""
-    if isinstance(given, str) and given.isdecimal():
+    if isinstance(given, str) and given.isdecimal() and len(given) <= _DIGITS:
         given = int(given)
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63:
-        return given
-    text = content if given is None else repr(given).encode()
+    if isinstance(given, int) and not isinstance(given, bool):
+        if 0 <= given < 1 << 63:
+            return given
+        given = hex(given)  # decimal digits of a hostile number take for ever, or are refused by Python
+    text = content if given is None else repr(given).encode(errors="backslashreplace")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
@@ -83,6 +99,7 @@ class Intake:
         self._next_stride_change = 0.0
         self.stride = 1
         self._counts: Counter[str] = Counter()
+        self.quarantine = Quarantine()
 
     @property
     def stopped(self) -> bool:
@@ -92,7 +109,9 @@ class Intake:
         return len(self._queue)
 
     def offer(self, arrival: Arrival, *, wait: bool) -> None:
-        arrival.x = self._form.shaped(arrival.x)
+        came, arrival.x = arrival.x, self._form.shaped(arrival.x)
+        if arrival.x is None:
+            self.quarantine.add(arrival.source, "shape", came)
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._stopped or len(self._queue) < self._limit)
@@ -102,10 +121,11 @@ class Intake:
                 self._changed.notify_all()
             else:
                 self._counts["skipped.overload"] += 1
-        if not taken and arrival.acknowledge is not None:
-            arrival.acknowledge("skipped")
+        if not taken:
+            arrival.answer("skipped")
 
-    def refuse(self, reason: str, count: int = 1) -> None:
+    def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
+        self.quarantine.add(source, reason, raw)
         with self._changed:
             self._counts[f"refused.{reason}"] += count
 
@@ -127,6 +147,11 @@ class Intake:
         with self._changed:
             counts, self._counts = self._counts, Counter()
             return counts
+
+    def wait_stopped(self, seconds: float) -> None:
+        """Returns once the agent stops, or after `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped, seconds)
 
     def stop(self) -> None:
         with self._changed:

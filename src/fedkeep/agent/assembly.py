@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.audit import DecisionLog
@@ -14,10 +15,13 @@ from fedkeep.agent.clock import DAY, AgeClock
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.identity import carried_over, check_model, identity_of
+from fedkeep.agent.layout import Layout, StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED
-from fedkeep.agent.opening import Layout, StoreOptions, open_file, plan
+from fedkeep.agent.opening import Opened, open_file
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
 from fedkeep.agent.privacy import Privacy
+from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.device import DeviceOptions
@@ -25,15 +29,18 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device, memory_store, regions_for
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
-from fedkeep.core.policy import SelectionPolicy
+from fedkeep.core.packing import packed_bytes
+from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.store import AfterUse
 from fedkeep.core.velocity import VelocityMeter, Window
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
-from fedkeep.registry import find_policy
+from fedkeep.privacy.sample_costs import REMEMBERED as COSTED
+from fedkeep.privacy.sample_costs import ROW_BYTES as COST_BYTES
 
+assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
 _TABLES = (
     "preset", "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "gist", "metrics",
     "privacy", "source",
@@ -66,7 +73,7 @@ class AgentConfig:
 
     @property
     def form(self) -> SampleForm:
-        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape)
+        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape, self.store.encoding)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -81,7 +88,7 @@ def parse_config(table: Table) -> AgentConfig:
     preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", DEFAULT_POLICY))
     table = merged(device_tables(preset, policy_name), table)
     samples = build(SampleOptions, table.get("samples", {}), "samples")
-    policy = build(find_policy(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
+    policy = build(POLICIES.find(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
     if policy.unbounded:
         raise ConfigError(f"policy '{policy_name}' keeps everything, which no budget of bytes can hold")
     sample_bytes = SampleForm(np.dtype(samples.dtype), samples.shape).nbytes
@@ -116,14 +123,25 @@ class Assembly:
 def assemble(config: AgentConfig) -> Assembly:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
+    check_model(learner, config.samples.shape, config.samples.labels)
     privacy = Privacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
-    layout = plan(config.store, config.form, _state_bytes(learner, config))
+    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
+    identity = identity_of(config.model, config.samples.labels)
+    opened = open_file(config.store, config.form, layout, identity)
+    try:
+        return _around(config, opened, layout, learner, privacy)
+    except BaseException:
+        opened.disk.close()
+        raise
+
+
+def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learner, privacy: Privacy | None) -> Assembly:
+    """The agent around an open store."""
     regions = regions_for(config.policy, config.samples.labels)
     index = memory_store(regions, config.after_use, config.device)
-    file, contents, disk = open_file(config.store, config.form, layout.geometry)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
-    store = DurableStore(file, index, config.form, log, clock, layout.capacity)
+    store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
     device = make_device(
         learner,
         config.policy,
@@ -142,27 +160,40 @@ def assemble(config: AgentConfig) -> Assembly:
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=Path(config.store.path), preset=config.preset,
+        store_path=Path(config.store.path),
+        magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
     )  # fmt: skip
-    state = store.load(contents)
+    identity = identity_of(config.model, config.samples.labels)
+    state = carried_over(store.load(opened.contents), opened.before, identity, learner, regions.count)
     if privacy is not None:
-        privacy.guard(agent, state, damaged=bool(contents.damage))
+        privacy.guard(agent, state, damaged=bool(opened.contents.damage))
     agent.restore(state)
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
-    return Assembly(agent, layout, disk)
+    return Assembly(agent, layout, opened.disk)
 
 
 def _window(seconds: float) -> Window:
     return Window(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
 
 
-def _state_bytes(learner: Learner, config: AgentConfig) -> int:
+def budget_for(config: AgentConfig, samples: int) -> int:
+    """The smallest budget in bytes that holds this many samples beside all else."""
+    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
+    return least_budget(config.store, config.form, _state_bytes(learner, config, None), samples)
+
+
+def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None) -> int:
     """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
-    of a secure sum's."""
+    of a secure sum's.
+
+    Whatever more a device comes to keep is in its snapshot, and so in every whole commit: with each participation, and
+    at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
+    """
     meter = _BUCKETS * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
-    gist = 4 * learner.tail(config.gist.last_layers) if config.gist.kept else 0
-    return (
-        4 * learner.size + (4 + 8 + 4 + guarded + summed) * learner.gradient_size + gist + meter + 8 * REMEMBERED + 4096
-    )
+    counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
+    gist = packed_bytes(learner.tail(config.gist.last_layers), config.gist.encoding) if config.gist.kept else 0
+    told = 8 if privacy is not None and privacy.clip is not None else 0
+    vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
+    return vectors + meter + counted + 8 * REMEMBERED + 4096

@@ -3,18 +3,22 @@
 A commit writes new blobs into free cells, syncs, writes the other root, and syncs again. Killed at any point, the
 file is what it was before or what it is after. The file has its full size from the start, so that no commit can
 push it over its budget.
+
+A commit that only puts single cells in the place of others needs no root: each new cell says that it counts, and which
+one no longer does. That is one sync, and not a byte beside the cells. Such cells stay untouched until the next root.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.agent.cells import WIPE, Cell, Geometry, Label, Root, decode_cell, decode_root
+from fedkeep.agent.cells import SEQUENCE_SHIFT, WIPE, Cell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.agent.cipher import OVERHEAD, Cipher
 from fedkeep.agent.disk import Disk, StoreError
 
@@ -39,10 +43,27 @@ class Damage:
     blobs: int = 0
     roots: bool = False
     """No root was whole: all whole cells were taken, those of replaced samples included."""
+    rolled_back: bool = False
+    """The newest root was lost in both places: the one before it counts, and all whole cells that are newer."""
+    root_copies: int = 0
+    """Roots that were lost in one place only, which costs nothing."""
     label: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.cells or self.blobs or self.roots or self.label)
+        return bool(self.cells or self.blobs or self.salvaged or self.label)
+
+    @property
+    def salvaged(self) -> bool:
+        """Whether there may be more than ever counted at one time."""
+        return self.roots or self.rolled_back
+
+    def __str__(self) -> str:
+        said = [f"{self.cells} cells cannot be read" if self.cells else "", "the label is lost" if self.label else ""]
+        if self.roots:
+            said.append("no root is whole: what single cells hold is taken, replaced samples included")
+        elif self.rolled_back:
+            said.append("the newest root is lost: rolled back to the one before it, with all that newer cells hold")
+        return "; ".join(filter(None, said)) or f"{self.blobs} blobs are incomplete"
 
 
 @dataclass
@@ -62,6 +83,8 @@ class CellFile:
         """Bytes of a blob per cell."""
         self._live: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
         self._soiled: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
+        self._young: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
+        """Cells written since the last root: not to be written to before the next."""
         self._places: dict[int, list[int]] = {}
         self._sequence = 0
         self._half = 0
@@ -94,8 +117,9 @@ class CellFile:
         self._disk.sync()
 
     def format(self, label: Label) -> None:
-        """Makes an empty store; its first root tells a new file from one that lost its roots."""
-        self._write_root(self._live, 0)
+        """Makes an empty store, with both its roots: a root that is missing later was lost."""
+        self._write_root(self._live)
+        self._write_root(self._live)
         self.write_label(label)
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -106,28 +130,61 @@ class CellFile:
         It syncs first: what an earlier process left in the page cache must be on the disk before anything builds on it.
         """
         self._disk.sync()
-        roots = [self._read_root(half) for half in (0, 1)]
-        root = max((r for r in roots if r is not None), key=lambda r: r.sequence, default=None)
+        roots, damage = self._read_roots()
+        root = max(roots.values(), key=lambda r: r.sequence, default=None)
         counted = np.ones(self._geometry.cells, dtype=bool)
         if root is not None:
-            self._half, self._sequence = roots.index(root), root.sequence
+            self._half = next(half for half, found in roots.items() if found is root)
             self._wipe_due = bool(root.flags & WIPE)
             counted = _bits(root.bitmap, self._geometry.cells)
-        cells = dict(self._scan(counted))
-        damage = Damage(roots=root is None, cells=0 if root is None else int(counted.sum()) - len(cells))
-        return self._assemble(cells, damage)
+        cells = dict(self._scan())
+        since = -1 if root is None else root.sequence
+        self._sequence = max([since, *(cell.sequence for cell in cells.values())])
+        if root is not None:
+            self._count_newer(cells, counted, since, everything=damage.rolled_back)
+            damage.cells = int(counted.sum()) - sum(bool(counted[index]) for index in cells)
+        return self._assemble({index: cell for index, cell in cells.items() if counted[index]}, damage)
+
+    def _count_newer(self, cells: dict[int, Cell], counted: NDArray[np.bool_], since: int, *, everything: bool) -> None:
+        """Counts the cells written after the root of transaction `since`, in the order in which they were."""
+        newer = sorted(
+            (c.sequence, index) for index, c in cells.items() if c.sequence > since and (c.light or everything)
+        )
+        self._young[:] = False
+        for _, index in newer:
+            counted[index] = self._young[index] = True
+            freed = cells[index].frees
+            if freed is not None and freed < len(counted):
+                counted[freed] = False
 
     def reload(self) -> Contents:
         """All blobs as of the last commit that succeeded; for use after one that failed."""
-        cells = dict(self._scan(self._live.copy()))
-        return self._assemble(cells, Damage(cells=int(self._live.sum()) - len(cells)))
+        live = self._live.copy()
+        cells = {index: cell for index, cell in self._scan() if live[index]}
+        return self._assemble(cells, Damage(cells=int(live.sum()) - len(cells)))
 
-    def _read_root(self, half: int) -> Root | None:
-        area = self._disk.read(self._geometry.root(half), self._geometry.root_size)
+    def _read_roots(self) -> tuple[dict[int, Root], Damage]:
+        """The roots that are whole in at least one place, by half.
+
+        A root is torn by a crash in its first place only: the copy is written once the first is on the disk.
+        """
+        found, damage = {}, Damage()
+        for half in (0, 1):
+            copies = [self._read_root(half, copy) for copy in range(self._geometry.copies)]
+            whole = [root for root in copies if root is not None]
+            if whole:
+                found[half] = max(whole, key=lambda root: root.sequence)
+                damage.root_copies += len(copies) - len(whole)
+        damage.roots = not found
+        damage.rolled_back = len(found) == 1 and self._geometry.copies > 1
+        return found, damage
+
+    def _read_root(self, half: int, copy: int) -> Root | None:
+        area = self._disk.read(self._geometry.root(half, copy), self._geometry.root_size)
         return decode_root(area, self._geometry.cells)
 
-    def _scan(self, counted: NDArray[np.bool_]) -> Iterator[tuple[int, Cell]]:
-        """The counted cells that are whole; the others are read too, lest a sequence number be used twice."""
+    def _scan(self) -> Iterator[tuple[int, Cell]]:
+        """The cells that are whole, whether they count or not."""
         size = self._geometry.cell_size
         step = max(1, _STRIDE // size)
         for start in range(0, self._geometry.cells, step):
@@ -137,10 +194,7 @@ class CellFile:
             self._soiled[start : start + count] = soiled
             for index in np.flatnonzero(soiled):
                 cell = decode_cell(chunk[index * size : (index + 1) * size])
-                if cell is None:
-                    continue
-                self._sequence = max(self._sequence, cell.sequence)
-                if counted[start + index]:
+                if cell is not None:
                     yield start + int(index), cell
 
     def _assemble(self, cells: dict[int, Cell], damage: Damage) -> Contents:
@@ -175,42 +229,64 @@ class CellFile:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def commit(self, add: Sequence[tuple[int, bytes]], remove: Iterable[int], *, wipe: bool = False) -> list[int]:
+    def commit(
+        self, add: Sequence[tuple[int, bytes]], remove: Iterable[int], *, wipe: bool = False, atomic: bool = True
+    ) -> list[int]:
         """Adds blobs (kind, data) and removes others, all or nothing; returns the new blobs' numbers.
 
-        With `wipe`, what is removed, now or earlier, is also overwritten before the call returns. On an OSError the
-        transaction did not happen as far as the caller knows, and the next commit may succeed.
+        With `wipe`, what is removed, now or earlier, is also overwritten before the call returns. Where it need not be
+        `atomic`, a crash in the middle may leave some of the new blobs, each in the place of the removed one that
+        stands where it does in the list. On an OSError the transaction did not happen as far as the caller knows, and
+        the next commit may succeed.
         """
-        self._settle()
+        self._settle(sum(self.cells_for(len(data)) for _, data in add))
         removed = [number for number in remove if number in self._places]
+        freed = [index for number in removed for index in self._places[number]]
         cells = self._lay_out(add)
         taken = self._take(len(cells))
         live = self._live.copy()
         live[taken] = True
-        for number in removed:
-            live[self._places[number]] = False
-        self._write_cells(taken, cells)
-        self._wipe_due = self._wipe_due or wipe
-        self._write_root(live, WIPE if self._wipe_due else 0)
+        live[freed] = False
+        if not (atomic or wipe or self._wipe_due) and _may_be_light(cells, freed):
+            self._write_light(taken, cells, freed)
+        else:
+            self._write_cells(taken, cells)
+            self._wipe_due = self._wipe_due or wipe
+            self._write_root(live)
         self._adopt(live, taken, cells, removed)
         if self._wipe_due:
             self._wipe_free()
         return sorted({cell.blob for cell in cells})
 
-    def _settle(self) -> None:
-        """After a root whose fate is unknown, makes the old one the newest again before any cell is reused."""
-        if self._in_doubt:
-            self._write_root(self._live, WIPE if self._wipe_due else 0)
+    def discard(self, numbers: Iterable[int]) -> None:
+        """Lets go of blobs that were salvaged but never counted together, without needing room; writes a root."""
+        for number in numbers:
+            self._live[self._places.pop(number)] = False
+        self._write_root(self._live)
+
+    def _settle(self, wanted: int) -> None:
+        """Writes a root where one is due before anything else.
+
+        After a commit whose fate is unknown it makes what was before the newest again, before any cell is reused; and
+        where too few cells are left it gives back those that light commits have freed of each other's.
+        """
+        if self._in_doubt or len(self._allocatable()) < wanted:
+            self._write_root(self._live)
+
+    def _write_light(self, taken: list[int], cells: list[Cell], freed: list[int]) -> None:
+        self._in_doubt = True
+        self._write_cells(taken, [c._replace(light=True, frees=i) for c, i in zip_longest(cells, freed)])
+        self._in_doubt = False
+        self._young[taken] = True
 
     def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[Cell]:
         self._sequence += 1
         cells = []
         for offset, (kind, data) in enumerate(add):
-            number = (self._sequence << 20) + offset
+            number = (self._sequence << SEQUENCE_SHIFT) + offset
             pieces = [data[i : i + self.capacity] for i in range(0, len(data), self.capacity)] or [b""]
             for part, piece in enumerate(pieces):
-                cell = Cell(kind, number, part, len(pieces), self._sequence, piece)
-                cells.append(self._seal(cell))
+                cells.append(self._seal(Cell(kind, number, part, len(pieces), piece)))
         return cells
 
     def _seal(self, cell: Cell) -> Cell:
@@ -218,9 +294,12 @@ class CellFile:
             return cell
         return cell._replace(data=self._cipher.seal(cell.data, _place(cell)))
 
+    def _allocatable(self) -> NDArray[np.int64]:
+        return np.flatnonzero(~self._live & ~self._young)
+
     def _take(self, count: int) -> list[int]:
         """Free cells, going round the file so that it wears evenly."""
-        free = np.flatnonzero(~self._live)
+        free = self._allocatable()
         if len(free) < count:
             raise StoreError(f"the store's budget has no room for {count} more cells: raise it or lower the capacity")
         first = int(np.searchsorted(free, self._cursor))
@@ -240,15 +319,19 @@ class CellFile:
             self._disk.write(self._geometry.cell(taken[run[0]]), raw)
         self._disk.sync()
 
-    def _write_root(self, live: NDArray[np.bool_], flags: int) -> None:
+    def _write_root(self, live: NDArray[np.bool_]) -> None:
         """Goes into the older half; until its sync returns, either root may be the one on the disk."""
         self._sequence += 1
-        root = Root(self._sequence, np.packbits(live).tobytes(), flags)
+        flags = WIPE if self._wipe_due else 0
+        root = Root(self._sequence, np.packbits(live).tobytes(), flags).encode(self._geometry.cells)
         self._in_doubt = True
-        self._disk.write(self._geometry.root(1 - self._half), root.encode(self._geometry.cells))
+        self._disk.write(self._geometry.root(1 - self._half), root)
         self._disk.sync()
+        if self._geometry.copies > 1:
+            self._disk.write(self._geometry.root(1 - self._half, 1), root)
         self._in_doubt = False
         self._half = 1 - self._half
+        self._young[:] = False
 
     def _adopt(self, live: NDArray[np.bool_], taken: list[int], cells: list[Cell], removed: list[int]) -> None:
         self._live = live
@@ -266,11 +349,16 @@ class CellFile:
         self._disk.sync()
         self._soiled[targets] = False
         self._wipe_due = False
-        self._write_root(self._live, 0)
+        self._write_root(self._live)
 
 
 def _bits(bitmap: bytes, count: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=count).astype(bool)
+
+
+def _may_be_light(cells: list[Cell], freed: list[int]) -> bool:
+    """Whether each new cell is a blob of its own and can say for itself which one it takes the place of."""
+    return len(freed) <= len(cells) and all(cell.parts == 1 for cell in cells)
 
 
 def _place(cell: Cell) -> bytes:

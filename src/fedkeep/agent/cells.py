@@ -1,10 +1,11 @@
 """The store's file, byte by byte: a label, two roots, and cells of one size that each describe themselves.
 
-    [label 4096][root A][root B][cell 0][cell 1] ... [copy of the label 4096]
+    [label 4096][root A][root B][cell 0][cell 1] ... [copy of root A][copy of root B][copy of the label 4096]
 
 A cell holds one part of one blob: a sample, or an array of the device's state. Its header and checksum make it
 readable without any other part of the file, which is what lets a damaged file give back all that is undamaged.
-A root lists the cells that count, as a bitmap under a sequence number; the newest one that is whole wins.
+A root lists the cells that count, as a bitmap under a sequence number; the newest one that is whole wins, in either of
+its two places. A cell newer than that root may count by itself: it says so, and which cell it takes the place of.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
-FORMAT = 2
-"""Format 1 had no time and source in its samples; its cells are still read (see `record.py`)."""
-READABLE = (1, 2)
+FORMAT = 3
+"""Format 1 had no time and source in its samples (see `record.py`), format 2 its roots in one place only."""
+READABLE = (1, 2, 3)
 PAGE = 4096
 _LABEL = struct.Struct("<8sII")
 _LABEL_MAGIC = b"FEDKEEP\n"
@@ -25,10 +26,16 @@ _ROOT = struct.Struct("<4sHHQII")
 _ROOT_MAGIC = b"ROOT"
 _CELL = struct.Struct("<4sBBHIIQQII")
 _CELL_MAGIC = b"CELL"
+_SELF_COUNTING = 3
+"""The first format whose cells may count by themselves; before, their fifth number was the sequence."""
+SEQUENCE_SHIFT = 20
+"""A blob's number is that of its transaction, shifted by this, and its place within it."""
 HEADER = _CELL.size
 _CHECKSUM = 4
 WIPE = 1
 """Flag of a root: free cells may still hold what was erased."""
+LIGHT = 1
+"""Flag of a cell: it counts without a root that says so."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +46,27 @@ class Geometry:
     cell_size: int
     cells: int
     root_size: int
+    copies: int = 1
+    """Of each root: two from format 3 on, at both ends of the file."""
 
     @classmethod
     def within(cls, budget: int, cell_size: int) -> Geometry:
         """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
         room = budget // PAGE * PAGE - 2 * PAGE
-        cells = max(0, (room - 2 * PAGE) // cell_size)
-        while cells and 2 * _root_size(cells) + cells * cell_size > room:
+        cells = max(0, (room - 4 * PAGE) // cell_size)
+        while cells and 4 * _root_size(cells) + cells * cell_size > room:
             cells -= 1
         root_size = _root_size(cells)
-        return cls(2 * PAGE + 2 * root_size + cells * cell_size, cell_size, cells, root_size)
+        size = 2 * PAGE + 4 * root_size + -(-cells * cell_size // PAGE) * PAGE
+        return cls(size, cell_size, cells, root_size, copies=2)
 
     @property
     def payload(self) -> int:
         """The bytes of a blob that one cell can hold."""
         return self.cell_size - HEADER
 
-    def root(self, half: int) -> int:
-        return PAGE + half * self.root_size
+    def root(self, half: int, copy: int = 0) -> int:
+        return (PAGE if copy == 0 else self.label_copy - 2 * self.root_size) + half * self.root_size
 
     def cell(self, index: int) -> int:
         return PAGE + 2 * self.root_size + index * self.cell_size
@@ -82,6 +92,11 @@ class Label:
     def encode(self) -> bytes:
         body = json.dumps({"format": FORMAT, **asdict(self.geometry), "form": self.form}).encode()
         return (_LABEL.pack(_LABEL_MAGIC, len(body), crc32(body)) + body).ljust(PAGE, b"\0")
+
+
+def claims_to_be_a_store(page: bytes) -> bool:
+    """Whether it begins as a label does, readable or not."""
+    return page.startswith(_LABEL_MAGIC)
 
 
 def decode_label(page: bytes) -> Label | None:
@@ -126,13 +141,23 @@ class Cell(NamedTuple):
     blob: int
     part: int
     parts: int
-    sequence: int
     data: bytes
+    light: bool = False
+    """Whether it counts without a root, from the moment it is whole."""
+    frees: int | None = None
+    """The cell that counts no more once this one does."""
     version: int = FORMAT
 
+    @property
+    def sequence(self) -> int:
+        """The transaction that wrote it."""
+        return self.blob >> SEQUENCE_SHIFT
+
     def encode(self) -> bytes:
+        freed = 0 if self.frees is None else self.frees + 1
         head = _CELL.pack(
-            _CELL_MAGIC, self.version, self.kind, 0, self.part, self.parts, self.sequence, self.blob, len(self.data), 0
+            _CELL_MAGIC, self.version, self.kind, LIGHT * self.light, self.part, self.parts, freed, self.blob,
+            len(self.data), 0,
         )[:-_CHECKSUM]  # fmt: skip
         return head + _checksum(head, self.data).to_bytes(_CHECKSUM, "little") + self.data
 
@@ -144,10 +169,11 @@ def _checksum(head: bytes, data: bytes) -> int:
 
 def decode_cell(raw: bytes) -> Cell | None:
     """The cell, or None if it is empty or damaged."""
-    magic, version, kind, _, part, parts, sequence, blob, length, checksum = _CELL.unpack_from(raw)
+    magic, version, kind, flags, part, parts, freed, blob, length, checksum = _CELL.unpack_from(raw)
     if magic != _CELL_MAGIC or version not in READABLE or length > len(raw) - HEADER or part >= parts:
         return None
     data = raw[HEADER : HEADER + length]
     if _checksum(raw[: HEADER - _CHECKSUM], data) != checksum:
         return None
-    return Cell(kind, blob, part, parts, sequence, data, version)
+    light = version >= _SELF_COUNTING and bool(flags & LIGHT)
+    return Cell(kind, blob, part, parts, data, light, freed - 1 if light and freed else None, version)

@@ -7,7 +7,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkeep.agent.disk import StoreError
 from fedkeep.core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def check_key(written: str | None, cipher: Cipher | None, path: Path) -> None:
     if written == given:
         return
     if written is None:
-        raise StoreError(f"{path} is not encrypted, but a key is set: erase the file or unset the key")
+        raise ConfigError(f"{path} is not encrypted, but a key is set: erase the file or unset the key")
     if given is None:
-        raise StoreError(f"{path} is encrypted: set key_file or key_env of [store] to the key {written}")
-    raise StoreError(f"{path} was encrypted under the key {written}, not {given}: its samples need that key")
+        raise ConfigError(f"{path} is encrypted: set key_file or key_env of [store] to the key {written}")
+    raise ConfigError(f"{path} was encrypted under the key {written}, not {given}: its samples need that key")

@@ -12,7 +12,7 @@ from fedkeep.core.errors import FedkeepError
 
 
 class StoreError(FedkeepError):
-    """The store's file cannot be used as the configuration asks."""
+    """The store's file cannot be used now; later it may."""
 
 
 class Disk(Protocol):
@@ -47,11 +47,10 @@ class FileDisk:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"{self.path} is in use by another agent: stop it first") from None
-        if os.fstat(self._fd).st_size == size:
+        if os.fstat(self._fd).st_size >= size:
             return
         try:
             os.posix_fallocate(self._fd, 0, size)
-            os.ftruncate(self._fd, size)
             os.fsync(self._fd)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -60,13 +59,7 @@ class FileDisk:
         _sync_folder(self.path.parent)
 
     def read(self, offset: int, length: int) -> bytes:
-        try:
-            data = os.pread(self._fd, length, offset)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            data = b""
-        return data.ljust(length, b"\0")
+        return _read(self._fd, offset, length)
 
     def write(self, offset: int, data: bytes) -> None:
         view = memoryview(data)
@@ -81,6 +74,34 @@ class FileDisk:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class ReadOnlyDisk:
+    """A file that is only looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return _read(self._fd, offset, length)
+
+    def write(self, offset: int, data: bytes) -> None:  # noqa: ARG002 - nothing is written
+        raise OSError(errno.EROFS, "the file is open for reading only")
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _read(fd: int, offset: int, length: int) -> bytes:
+    try:
+        data = os.pread(fd, length, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        data = b""
+    return data.ljust(length, b"\0")
 
 
 def _sync_folder(folder: Path) -> None:

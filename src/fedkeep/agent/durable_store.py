@@ -10,21 +10,18 @@ from fedkeep.agent.audit import Decision, DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.ranks import COLUMNS, Ranks
 from fedkeep.agent.record import SAMPLE, Note, decode_sample, encode_sample
 from fedkeep.agent.shelf import Shelf
+from fedkeep.core.encoding import SampleCodec
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
 
-_BUCKET = 64
-"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes."""
-_RANK = np.dtype(
-    [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i8"), ("tiers", "<i8"), ("effective", "<f8")]
-)
-RANK_BYTES = _RANK.itemsize
-_RANKS = _RANK.names or ()
-_RANKED = 1
-"""The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
+_CODEC = "codec."
+SCALE_COPIES = 2
+"""Without its scales no encoded sample can be read, so they are kept twice."""
 
 
 class DurableStore:
@@ -36,24 +33,24 @@ class DurableStore:
     def __init__(
         self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
     ) -> None:
-        self._file, self._index, self._form = file, index, form
+        self._file, self._index, self._codec = file, index, form.codec()
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
-        self._buckets = max(1, -(-capacity // _BUCKET))
+        self._capacity, self._ranks = capacity, Ranks(capacity)
         self._shelf = Shelf()
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
         self._staged: dict[int, AnyArray] = {}
-        self._reranked: set[int] | None = set()
-        """Samples whose rank differs from what is written; None stands for all."""
         self._quotas: IntArray | None = None
+        self._replaced: dict[int, int] = {}
+        """By staged sample, the blob whose place it takes."""
         self._obsolete: list[int] = []
-        """Blobs whose samples have left since the last commit."""
-        self._samples: dict[int, AnyArray] = {}
-        self._ranks: State = {}
+        """Other blobs whose samples have left since the last commit."""
+        self._samples: dict[int, bytes] = {}
+        self._scales_written = False
 
     # -- the port --------------------------------------------------------------------------------------------------
 
@@ -86,27 +83,34 @@ class DurableStore:
     def revalue(self, scores: Scores) -> None:
         self._index.revalue(scores)
         self._let_go_of_dropped()
-        self._reranked = None
+        self._ranks.touch_all()
 
     def mark_used(self, ids: IntArray) -> None:
         self._index.mark_used(ids)
-        self._reranked = None
+        self._ranks.touch_all()
 
     def expire(self, before: int) -> None:
         self._index.expire(before)
-        self._reranked = None
+        self._ranks.touch_all()
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""
         return {} if self._quotas is None else {"quotas": self._quotas}
 
     def restore(self, state: State) -> None:
-        """Fills the in-memory store from the file that was loaded, under the quotas of `state`."""
+        """Fills the in-memory store from the file that was loaded, under the quotas of `state`.
+
+        Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
+        rest are divided evenly, until the device divides them anew.
+        """
+        held = np.bincount([note.region for note in self._notes.values()], minlength=self._index.regions)
         quotas = state.get("quotas")
+        if quotas is None or not self._index.would_hold(held, quotas):
+            rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
+            quotas = held + rest + (np.arange(len(held)) < extra)
         self._index.restore(self._indexed(quotas))
-        if quotas is not None:
-            self._quotas = None
-            self.configure(quotas)
+        self._quotas = None
+        self.configure(quotas)
 
     # -- beyond the port -------------------------------------------------------------------------------------------
 
@@ -128,7 +132,16 @@ class DurableStore:
 
     @property
     def sample_bytes(self) -> int:
-        return self._form.nbytes
+        return self._codec.nbytes
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether samples staged now could not be read without the state that a whole commit writes."""
+        return self._codec.quantised and not self._scales_written
+
+    def as_stored(self, x: AnyArray) -> AnyArray:
+        """Samples as they come back from the file: what is valued and trained must be what is kept."""
+        return self._codec.settled(x) if len(x) else x.astype(np.float32)
 
     def notes(self) -> list[Note]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
@@ -140,12 +153,19 @@ class DurableStore:
         """What is known of each sample in the file, before `restore` has put them to use."""
         return list(self._notes.values())
 
+    def write_down_since(self, arrival: int) -> int:
+        """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
+        notes = sorted((n for n in self._notes.values() if n.arrival >= arrival), key=lambda n: n.arrival)
+        for note in notes:
+            self._write_down(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
+        return len(notes)
+
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
         """Drops samples for good; the commit that follows must wipe. Returns how many there were."""
         gone = np.array([id_ for id_ in ids if id_ in self._notes], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
-        state.update({name: state[name][keep] for name in (*_RANKS, "x", "y", "regions")})
+        state.update({name: state[name][keep] for name in (*COLUMNS, "x", "y", "regions")})
         self._index.restore(state)
         self.log.forget(gone)
         for id_ in gone.tolist():
@@ -155,42 +175,55 @@ class DurableStore:
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
         samples: dict[int, tuple[Blob, Note]] = {}
-        self._samples, self._staged, self._obsolete = {}, {}, []
+        self._samples, self._staged, self._replaced, self._obsolete = {}, {}, {}, []
+        state = self._shelf.load(contents.blobs)
+        restore_codec(self._codec, state, contents.blobs)
+        self._scales_written = self._codec.ready
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
-            note, x = decode_sample(blob, self._form.dtype, self._form.shape)
+            note, x = decode_sample(blob)
+            note = note._replace(region=note.label if self._index.regions > 1 else 0)  # the policy may be another
             if note.id in samples:
                 self._obsolete.append(samples[note.id][0].number)
             samples[note.id] = (blob, note)
             self._samples[note.id] = x
         self._notes = {id_: note for id_, (_, note) in samples.items()}
         self._blobs = {id_: blob.number for id_, (blob, _) in samples.items()}
-        state = self._shelf.load(contents.blobs)
-        self._ranks = {name: array for name, array in state.items() if name.startswith("ranks.")}
-        self._reranked = set()
-        return {name: array for name, array in state.items() if name not in self._ranks}
+        return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(_CODEC)}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
         return self.load(self._file.reload())
 
-    def commit(self, state: State, *, wipe: bool = False) -> None:
+    def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
 
-        Raises OSError if the disk is full or fails. Then nothing was committed, and `reload` gives back what was.
+        Without a `state` only samples are written, each in the place of the one it replaced: no byte besides. Then a
+        crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
+        nothing was committed, and `reload` gives back what was.
         """
-        self._update_ranks()
-        arrays = {**state, **self._ranks}
-        changed, obsolete = self._shelf.changes(arrays)
-        staged = list(self._staged)
-        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_])) for id_ in staged]
+        arrays: State = {}
+        changed: dict[str, tuple[int, bytes]] = {}
+        obsolete: list[int] = []
+        if state is not None:
+            if self._ranks.stale:
+                self._ranks.update(self._index.snapshot())
+            scales = self._codec.snapshot().values()
+            copies = {f"{_CODEC}{copy}": array for copy in range(SCALE_COPIES) for array in scales}
+            arrays = {**state, **self._ranks.arrays, **copies}
+            changed, obsolete = self._shelf.changes(arrays)
+        staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
+        add = [(SAMPLE, encode_sample(self._notes[id_], self._encoded(self._staged[id_]))) for id_ in staged]
         add += changed.values()
-        remove = [*self._obsolete, *obsolete]
+        remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
-        numbers = self._file.commit(add, remove, wipe=wipe)
-        self._shelf.committed(arrays, changed, numbers[len(staged) :])
+        numbers = self._file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        if state is not None:
+            self._shelf.committed(arrays, changed, numbers[len(staged) :])
+            self._scales_written = self._codec.ready
         self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
         self._staged.clear()
+        self._replaced.clear()
         self._obsolete.clear()
 
     # -- staging ---------------------------------------------------------------------------------------------------
@@ -201,16 +234,21 @@ class DurableStore:
             self._touch(note.id)
             return
         if fate is Fate.REPLACED:
-            self._discard(note.displaced)
+            self._discard(note.displaced, note.id)
         self._notes[note.id] = note
-        self._staged[note.id] = np.array(x, dtype=self._form.dtype)
+        self._staged[note.id] = np.array(x)
 
-    def _discard(self, id_: int) -> Note | None:
+    def _encoded(self, x: AnyArray) -> bytes:
+        return self._codec.encode(x[None]).tobytes()
+
+    def _discard(self, id_: int, by: int | None = None) -> Note | None:
         self._staged.pop(id_, None)
-        if id_ in self._blobs:
-            self._obsolete.append(self._blobs.pop(id_))
-        if self._reranked is not None:
-            self._reranked.discard(id_)
+        blob = self._blobs.pop(id_, self._replaced.pop(id_, None))
+        if blob is not None and by is not None:
+            self._replaced[by] = blob
+        elif blob is not None:
+            self._obsolete.append(blob)
+        self._ranks.forget(id_)
         return self._notes.pop(id_, None)
 
     def _let_go(self, id_: int, verdict: Verdict) -> None:
@@ -235,56 +273,33 @@ class DurableStore:
             )
         )  # fmt: skip
 
-    # -- ranks -----------------------------------------------------------------------------------------------------
-
     def _touch(self, id_: int) -> None:
         if self._index.after_use.name == "discount":
-            self._reranked = None
-        elif self._reranked is not None:
-            self._reranked.add(id_)
+            self._ranks.touch_all()
+        else:
+            self._ranks.touch(id_)
 
-    def _update_ranks(self) -> None:
-        if self._reranked is not None and not self._reranked:
-            return
-        state = self._index.snapshot()
-        written = self._reranked if self._reranked is not None else set(state["ids"].tolist())
-        known = {int(id_) for array in self._ranks.values() for id_ in array["ids"]}
-        keep = np.isin(state["ids"], np.array(sorted(known | written), dtype=np.int64))
-        rows = np.zeros(int(keep.sum()), dtype=_RANK)
-        for name in _RANKS:
-            rows[name] = state[name][keep]
-        buckets = rows["ids"] % self._buckets
-        changed = {id_ % self._buckets for id_ in written}
-        for bucket in range(self._buckets) if self._reranked is None else changed:
-            self._ranks[f"ranks.{bucket}"] = rows[buckets == bucket]
-        self._ranks = {name: array for name, array in self._ranks.items() if len(array)}
-        self._reranked = set()
-
-    def _indexed(self, quotas: IntArray | None) -> State:
+    def _indexed(self, quotas: IntArray) -> State:
         """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
-        ranks = {int(row["ids"]): row for array in self._ranks.values() for row in array}
-        rows = []
-        for id_, note in self._notes.items():
-            rank = ranks.get(id_)
-            known = rank is not None and rank["arrivals"] >= note.arrival
-            rows.append(
-                tuple(rank[name] for name in _RANKS)
-                if rank is not None and known
-                else (id_, note.score, note.arrival, note.uses, _RANKED, note.score)
-            )
-        rows.sort(key=lambda row: row[2])
-        ids = [int(row[0]) for row in rows]
-        columns = zip(*rows, strict=True) if rows else [[] for _ in _RANKS]
-        x = np.array([self._samples[i] for i in ids]) if ids else np.empty((0, *self._form.shape), self._form.dtype)
+        columns = self._ranks.columns(self._notes.values())
+        ids = columns["ids"].tolist()
+        x = self._codec.decode(np.frombuffer(b"".join(self._samples[i] for i in ids), np.uint8))
         self._samples = {}
-        floats = ("scores", "effective")
-        state: State = {
-            name: np.array(column, dtype=np.float64 if name in floats else np.int64)
-            for name, column in zip(_RANKS, columns, strict=True)
-        }
-        state["x"] = x
-        state["y"] = np.array([self._notes[i].label for i in ids], dtype=np.int64)
-        state["regions"] = np.array([self._notes[i].region for i in ids], dtype=np.int64)
-        everything = np.bincount(state["regions"], minlength=len(self._index.snapshot()["quotas"]))
-        state["quotas"] = everything if quotas is None else quotas
-        return state
+        labels = np.array([self._notes[i].label for i in ids], dtype=np.int64)
+        regions = np.array([self._notes[i].region for i in ids], dtype=np.int64)
+        return {**columns, "x": x, "y": labels, "regions": regions, "quotas": quotas}
+
+
+def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:
+    """The notes and samples among a file's blobs."""
+    restore_codec(codec, Shelf().load(blobs), blobs)
+    pairs = [decode_sample(blob) for blob in blobs if blob.kind == SAMPLE]
+    return [note for note, _ in pairs], codec.decode(np.frombuffer(b"".join(x for _, x in pairs), np.uint8))
+
+
+def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> None:
+    """Gives a codec the scales that stand among the state; samples without them cannot be read by anyone."""
+    copies = [state[name] for copy in range(SCALE_COPIES) if (name := f"{_CODEC}{copy}") in state]
+    codec.restore({"scales": copies[0]} if copies else {})
+    if not codec.ready and any(blob.kind == SAMPLE for blob in blobs):
+        raise ConfigError("the scales of the store's encoding are lost in both places: its samples cannot be read")

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.orders import check_vector
 from fedkeep.agent.summary import vitals
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.orders import screen_parameters
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.link.messages import Evaluated
@@ -26,7 +26,7 @@ class Evaluator:
 
     def evaluate(self, model: Vector) -> Evaluated:
         """Losses summed, and how many labels were right."""
-        check_vector(model, self._agent.device.learner.size, "model")
+        screen_parameters(model, self._agent.device.learner.size, "model")
         if self._held_out is not None:
             x, y = self._held_out
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.types import AnyArray
 
 
@@ -14,11 +15,23 @@ class SampleForm:
     """What every sample of a store looks like."""
 
     dtype: np.dtype[np.generic]
+    """Of what arrives."""
     shape: tuple[int, ...]
+    encoding: EncodingName | None = None
+    """In how few bytes it is stored; None: as it arrives."""
 
     @property
     def nbytes(self) -> int:
-        return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
+        """Of a stored sample."""
+        return self.codec().nbytes
+
+    def codec(self) -> SampleCodec:
+        return SampleCodec(self.shape, self.dtype.str, self.encoding)
+
+    @property
+    def name(self) -> str:
+        """What a stored sample is, for the label of the file."""
+        return self.dtype.str if self.encoding is None else self.encoding
 
     def shaped(self, x: object) -> AnyArray | None:
         """The numbers in the samples' shape and type; None if they are not such numbers."""
@@ -28,7 +41,7 @@ class SampleForm:
                 return None
             if array.dtype != self.dtype:
                 array = self._converted(array)
-        except (ValueError, TypeError, OverflowError):
+        except Exception:  # noqa: BLE001 - whatever a hostile object does when it is looked at
             return None
         if array.shape == self.shape:
             return array

@@ -1,237 +1,233 @@
-"""Opening the store's file: the right label, key and size, whatever state a crash or a failing flash left it in."""
+"""Opening the store's file: its own and no other, under the right label, key and size, whatever a crash left of it."""
 
 from __future__ import annotations
 
 import logging
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedkeep.agent.audit import CHUNK, ROW_BYTES
-from fedkeep.agent.cellfile import CellFile, Contents
-from fedkeep.agent.cells import HEADER, PAGE, Geometry, Label, decode_label
-from fedkeep.agent.cipher import OVERHEAD, Cipher, check_key, read_key
-from fedkeep.agent.disk import FileDisk, StoreError
-from fedkeep.agent.durable_store import RANK_BYTES
+from fedkeep.agent.cellfile import Blob, CellFile, Contents
+from fedkeep.agent.cells import PAGE, Geometry, Label, claims_to_be_a_store, decode_label
+from fedkeep.agent.cipher import Cipher, check_key
+from fedkeep.agent.copies import set_aside
+from fedkeep.agent.disk import FileDisk, ReadOnlyDisk
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.record import META_BYTES, SAMPLE, decode_sample, encode_sample
+from fedkeep.agent.layout import Layout, StoreOptions, least_budget
+from fedkeep.agent.record import META_BYTES, SAMPLE, decode_note, decode_sample, encode_sample
+from fedkeep.agent.salvage import superfluous
 from fedkeep.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
-_ALIGNMENT = 64
-_SMALL_ARRAYS = 12
-"""Cells for the arrays of a device whose size is no multiple of a cell."""
+_AT_ONCE = 4096
+"""Blobs that are moved to another file in one commit."""
 
 
 @dataclass(frozen=True)
-class StoreOptions:
-    """Where samples are kept, how many bytes they may take, and for how long."""
+class Identity:
+    """What the samples of a store are for; when it changes, the samples stay and what was learned begins anew."""
 
-    path: str = "fedkeep.store"
-    budget: int = 9_000_000
-    """Bytes of the file, with its journal, indexes and the device's state; the file has this size from the start."""
-    ttl_days: float = 30.0
-    """A sample older than this is removed and overwritten; 0 keeps samples for ever."""
-    clock_tolerance_hours: float = 24.0
-    """How wrong the wall clock may be after a reboot before a TTL could fire early."""
-    commit_ms: int = 100
-    """Samples are committed together at most this often, to spare the flash."""
-    log_length: int | None = None
-    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth of the budget."""
-    key_file: str | None = None
-    """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
-    key_env: str | None = None
-    """An environment variable with that key, instead of a file."""
-
-    def __post_init__(self) -> None:
-        for name in ("ttl_days", "clock_tolerance_hours", "log_length"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {value}")
-        if not 1 <= self.commit_ms <= 10_000:
-            raise ValueError(f"commit_ms must be between 1 and 10000, got {self.commit_ms}")
-        if self.budget < 8 * PAGE:
-            raise ValueError(f"budget must be at least {8 * PAGE} bytes, got {self.budget}")
-        if self.key_file is not None and self.key_env is not None:
-            raise ValueError("key_file and key_env must not both be set")
-
-    @property
-    def decisions(self) -> int:
-        """The length of the log of decisions."""
-        return min(2048, self.budget // (20 * ROW_BYTES)) if self.log_length is None else self.log_length
-
-    def cipher(self) -> Cipher | None:
-        if self.key_file is None and self.key_env is None:
-            return None
-        return Cipher(read_key(Path(self.key_file) if self.key_file else None, self.key_env))
+    labels: int
+    model: str = ""
+    """Tells models apart whose vectors mean different things."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a budget is divided."""
+class Opened:
+    """The store's file, and what is in it."""
 
-    geometry: Geometry
-    capacity: int
-    """The samples it holds."""
-    reserve: int
-    """The samples that one commit may replace; there is room for both the old and the new ones."""
+    file: CellFile
+    contents: Contents
+    disk: FileDisk
+    before: Identity | None
+    """For what it was made, if that is known."""
 
 
-def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
-    """The most samples for a budget, with room for a second copy of whatever one commit can change.
+def open_file(options: StoreOptions, form: SampleForm, layout: Layout, identity: Identity) -> Opened:
+    """The file, made or found, and what is in it.
 
-    `state_bytes` is what the device commits besides samples: model, direction, estimator.
+    A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
+    budget or an earlier format is moved over whole, or refused with the budget that it needs.
     """
-    layout = _layout(options, form, state_bytes)
-    if layout.capacity:
-        return layout
-    low, high = options.budget // PAGE, 2 * (options.budget + 4 * state_bytes + 64 * form.nbytes) // PAGE + 1024
-    while low + 1 < high:
-        middle = (low + high) // 2
-        fits = _layout(replace(options, budget=middle * PAGE), form, state_bytes).capacity
-        low, high = (low, middle) if fits else (middle, high)
-    least = high * PAGE
-    raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
+    path, cipher = Path(options.path), options.cipher()
+    wanted = Label(layout.geometry, {**_form(form, cipher, identity), "capacity": layout.capacity})
+    try:
+        if not path.exists() or not path.stat().st_size:
+            _make(path, wanted, cipher)
+        return _open(path, options, form, layout, wanted, cipher)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used as a store: {error.strerror}; set [store] path to another") from error
 
 
-def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
-    overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
-    cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
-    geometry = Geometry.within(options.budget, cell_size)
-    payload = cell_size - overhead
-
-    def cells(capacity: int) -> int:
-        state = -(-state_bytes // payload) + _SMALL_ARRAYS
-        ranks = -(-RANK_BYTES * capacity // payload) + capacity // 64 + 1
-        chunks = -(-options.decisions // CHUNK) + _reserve(capacity) // CHUNK + 2
-        log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
-        return capacity + _reserve(capacity) + 2 * (state + ranks) + log_cells
-
-    low, high = 0, geometry.cells
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
-    return Layout(geometry, low, _reserve(low))
-
-
-def _reserve(capacity: int) -> int:
-    return max(8, min(capacity, 128, max(32, capacity // 8)))
-
-
-def open_file(options: StoreOptions, form: SampleForm, geometry: Geometry) -> tuple[CellFile, Contents, FileDisk]:
-    """The file, made or found, and what is in it; a damaged one is copied aside and gives back what is undamaged."""
-    path = Path(options.path)
-    _new_path(path).unlink(missing_ok=True)
-    cipher = options.cipher()
-    label = Label(geometry, _form(form, cipher))
-    existed = path.exists() and path.stat().st_size > 0
-    found, both = _find_label(path) if existed else (None, False)
-    if found is not None:
-        _check_form(found, label, cipher, path)
-        if found.geometry != geometry:
-            _resize(path, found, label, form, cipher)
-    disk = FileDisk(path, geometry.size)
-    file = CellFile(disk, geometry, cipher)
-    if not existed or _blank(path):
-        file.format(label)
-    contents = file.load()
-    if existed and found is None and contents.blobs:
-        contents.damage.label = True
-    if contents.damage:
-        _set_aside(path)
-    if not both:
-        file.write_label(label)
-    return file, contents, disk
+def _open(
+    path: Path, options: StoreOptions, form: SampleForm, layout: Layout, wanted: Label, cipher: Cipher | None
+) -> Opened:
+    found, both = find_label(path, wanted.geometry)
+    _check_form(found, wanted, cipher, path)
+    disk = FileDisk(path, found.geometry.size)
+    try:
+        file = CellFile(disk, found.geometry, cipher)
+        contents = file.load()
+        if not found.form:
+            contents.damage.label = True
+            _check_records(contents, form, path)
+        _report(path, contents, options)
+        _check_labels(contents, wanted, path)
+        _fit(path, file, contents, options, form, layout)
+        if found.geometry != wanted.geometry:
+            moved = _move(path, contents.blobs, wanted, cipher)
+            disk.close()
+            disk, file = moved
+            contents = Contents(file.load().blobs, contents.damage)
+        elif not both or found != wanted:
+            file.write_label(wanted)
+    except BaseException:
+        disk.close()
+        raise
+    return Opened(file, contents, disk, identity_of(found))
 
 
-def set_aside_path(path: Path) -> Path:
-    """Where the copy of a damaged file goes; there is at most one."""
-    return path.with_name(path.name + ".damaged")
+def identity_of(label: Label) -> Identity | None:
+    return Identity(label.form["labels"], label.form["model"]) if "model" in label.form else None
 
 
-def discard_set_aside(path: Path) -> None:
-    """Overwrites and removes the copy of a damaged file: it holds samples that must not outlive the store's own."""
-    aside = set_aside_path(path)
-    if not aside.exists():
-        return
-    with aside.open("r+b") as file:
-        file.write(bytes(aside.stat().st_size))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.unlink()
+def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
+    """The label at either end of the file, and whether it stands at both.
 
-
-def _new_path(path: Path) -> Path:
-    return path.with_name(path.name + ".new")
-
-
-def _form(form: SampleForm, cipher: Cipher | None) -> dict[str, Any]:
-    return {"dtype": form.dtype.str, "shape": list(form.shape), "key": cipher.name if cipher else None}
-
-
-def _find_label(path: Path) -> tuple[Label | None, bool]:
-    """The label at either end of the file, and whether it stands at both."""
+    Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
+    else's, and nothing of it may change.
+    """
     with path.open("rb") as file:
         first = file.read(PAGE).ljust(PAGE, b"\0")
         file.seek(max(0, path.stat().st_size - PAGE))
         last = file.read(PAGE).ljust(PAGE, b"\0")
     label = decode_label(first) or decode_label(last)
-    return label, label is not None and first == last
+    if label is not None:
+        return label, first == last
+    if likely is not None and _holds_cells(path, likely):
+        return Label(likely, {}), False
+    if claims_to_be_a_store(first):
+        raise ConfigError(f"{path} was made by a later version of fedkeep, or is damaged at both ends: left untouched")
+    raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 
-def _blank(path: Path) -> bool:
-    """Whether a file holds nothing at all, as after a crash while it was being made."""
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 18):
-            if chunk.strip(b"\0"):
-                return False
-    return True
+def _holds_cells(path: Path, geometry: Geometry) -> bool:
+    disk = ReadOnlyDisk(path)
+    try:
+        contents = CellFile(disk, geometry).load()
+    finally:
+        disk.close()
+    return not contents.damage.roots or bool(contents.blobs)
+
+
+def _form(form: SampleForm, cipher: Cipher | None, identity: Identity) -> dict[str, Any]:
+    key = cipher.name if cipher else None
+    sample = {"dtype": form.name, "shape": list(form.shape), "key": key}
+    return {**sample, "labels": identity.labels, "model": identity.model}
 
 
 def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) -> None:
+    if not found.form:
+        return
     check_key(found.form["key"], cipher, path)
     for name in ("shape", "dtype"):
         if found.form[name] != wanted.form[name]:
-            raise StoreError(
-                f"{path} holds samples of {name} {found.form[name]}, not {wanted.form[name]}: "
-                "set [model] to match, or move the file away to start anew"
+            raise ConfigError(
+                f"{path} holds samples of {name} {found.form[name]}, not {wanted.form[name]}: set [samples] shape and "
+                "dtype and [store] encoding as they were, or [store] path to another file "
+                "(`fedkeep agent store export` takes the samples out of this one)"
             )
 
 
-def _set_aside(path: Path) -> None:
-    """Keeps a copy of a damaged file for whoever wants to look; without room for one, goes on all the same."""
-    import shutil  # a megabyte that most agents never need
-
-    aside = set_aside_path(path)
-    try:
-        shutil.copyfile(path, aside)
-        aside.chmod(0o600)
-        log.warning("%s is damaged: a copy is at %s, what is undamaged goes on", path, aside)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        log.warning("%s is damaged and there was no room to set a copy aside (%s)", path, error.strerror)
+def _check_records(contents: Contents, form: SampleForm, path: Path) -> None:
+    """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
+    lengths = {len(blob.data) for blob in contents.blobs if blob.kind == SAMPLE and blob.version > 1}
+    if not contents.blobs or lengths - {META_BYTES + form.nbytes}:
+        raise ConfigError(
+            f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
+            "left untouched; set them as they were when it was made"
+        )
 
 
-def _resize(path: Path, found: Label, wanted: Label, form: SampleForm, cipher: Cipher | None) -> None:
-    """Moves all into a file of another budget; of too many samples, those with the highest scores."""
-    disk = FileDisk(path, found.geometry.size)
-    contents = CellFile(disk, found.geometry, cipher).load()
-    new_path = _new_path(path)
-    new_disk = FileDisk(new_path, wanted.geometry.size)
-    new = CellFile(new_disk, wanted.geometry, cipher)
-    new.format(wanted)
-    samples = [decode_sample(b, form.dtype, form.shape) for b in contents.blobs if b.kind == SAMPLE]
-    samples.sort(key=lambda sample: -sample[0].score)
-    arrays = [(b.kind, b.data) for b in contents.blobs if b.kind != SAMPLE]
-    room = max(0, new.free // 2 - sum(new.cells_for(len(data)) for _, data in arrays))
-    new.commit([*arrays, *((SAMPLE, encode_sample(note, x)) for note, x in samples[:room])], [])
-    new_path.replace(path)
+def _report(path: Path, contents: Contents, options: StoreOptions) -> None:
+    if contents.damage:
+        log.warning("%s is damaged: %s; all else goes on", path, contents.damage)
+        set_aside(path, options.damaged_bytes)
+    elif contents.damage.root_copies:
+        log.warning("%s: %d copies of a root are damaged; nothing is lost", path, contents.damage.root_copies)
+
+
+def _check_labels(contents: Contents, wanted: Label, path: Path) -> None:
+    labels = wanted.form["labels"]
+    beyond = {note.label for b in contents.blobs if b.kind == SAMPLE and (note := decode_note(b)).label >= labels}
+    if beyond:
+        raise ConfigError(
+            f"{path} holds samples of label {max(beyond)}, but [samples] labels is {labels}: set it to "
+            f"{max(beyond) + 1} or more, or first erase them by `fedkeep agent erase --label {max(beyond)}`"
+        )
+
+
+def _fit(
+    path: Path, file: CellFile, contents: Contents, options: StoreOptions, form: SampleForm, layout: Layout
+) -> None:
+    """Refuses a budget that would cost samples; what was salvaged beyond it was replaced before, and goes."""
+    if contents.damage:
+        gone = superfluous(contents.blobs, layout.capacity)
+        contents.blobs[:] = [blob for blob in contents.blobs if blob.number not in gone]
+        file.discard(gone)
+    count = len({decode_note(blob).id for blob in contents.blobs if blob.kind == SAMPLE})
+    if count > layout.capacity:
+        least = least_budget(options, form, layout.state_bytes, count)
+        raise ConfigError(
+            f"{path} holds {count} samples and [store] budget = {options.budget} has room for {layout.capacity}: "
+            f"set it to {least} or more, or first erase some (`fedkeep agent store export` takes them out)"
+        )
+
+
+def _make(path: Path, label: Label, cipher: Cipher | None) -> None:
+    """An empty store, under its name only once it is whole."""
+    disk, _ = _make_beside(path, label, cipher)
+    beside(path).replace(path)
     disk.close()
-    new_disk.close()
 
 
-def form_of(dtype: str, shape: tuple[int, ...]) -> SampleForm:
-    return SampleForm(np.dtype(dtype), shape)
+def beside(path: Path) -> Path:
+    """Where a file is made before it takes its name."""
+    return path.with_name(path.name + ".new")
+
+
+def _make_beside(path: Path, label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
+    new = beside(path)
+    if new.exists() and not _is_left_over(new):
+        raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
+    new.unlink(missing_ok=True)
+    disk = FileDisk(new, label.geometry.size)
+    file = CellFile(disk, label.geometry, cipher)
+    file.format(label)
+    return disk, file
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a file is one that an earlier process was making when it was killed."""
+    with path.open("rb") as file:
+        first = file.read(PAGE)
+    return claims_to_be_a_store(first) or not first.strip(b"\0")
+
+
+def _move(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
+    """All blobs in a new file, which takes the old one's name once it is whole."""
+    disk, file = _make_beside(path, label, cipher)
+    try:
+        for start in range(0, len(blobs), _AT_ONCE):
+            file.commit([(blob.kind, _upgraded(blob)) for blob in blobs[start : start + _AT_ONCE]], [])
+        beside(path).replace(path)
+    except BaseException:
+        disk.close()
+        raise
+    log.info("%s moved to a budget of %d bytes with all it held", path, label.geometry.size)
+    return disk, file
+
+
+def _upgraded(blob: Blob) -> bytes:
+    """Its bytes in the present format."""
+    return encode_sample(*decode_sample(blob)) if blob.kind == SAMPLE else blob.data

@@ -22,8 +22,8 @@ class AgentOptions:
     """The process's nice level: 19 yields to everything else."""
     cpu_cap: float = 1.0
     """The share of one core that valuation may take."""
-    during_training: Literal["continue", "pause"] = "pause"
-    """Whether arrivals are valued while the device trains, or wait in the queue."""
+    during_training: Literal["continue", "pause"] = "continue"
+    """Whether arrivals are valued while the device trains, or wait in the queue until it has."""
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
     seed: int = 0
@@ -53,8 +53,16 @@ class SampleOptions:
     labels: int
     dtype: Literal["float32", "float64", "uint8", "int8", "int16", "float16"] = "float32"
     """How they are stored; the models get float32."""
+    limit: float = 1e6
+    """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
+    outlier: float = 100.0
+    """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
 
     def __post_init__(self) -> None:
+        if not self.limit > 0:
+            raise ValueError(f"limit must be above 0, got {self.limit}")
+        if not self.outlier >= 0:
+            raise ValueError(f"outlier must be 0 or more, got {self.outlier}")
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
         if self.labels < 1:

@@ -1,4 +1,4 @@
-"""What protects the device's reports: noise, with a ledger committed with the samples, and masks."""
+"""What protects the device's reports: noise, with a ledger in a file of its own, and masks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.disk import StoreError
 from fedkeep.config import Table, build
 from fedkeep.core.device import DeviceOptions
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.types import State
 
 if TYPE_CHECKING:
     from fedkeep.privacy.options import PrivacyOptions
+
+_LEDGER = "gate.ledger."
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,34 @@ class Privacy:
         """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
         return self.options.clip if self.options.protects("estimator") else None
 
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the ledger tells samples apart by their ids."""
+        return self.options.counts_samples
+
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
-        """Puts the door before the agent; a ledger that damage took is not an empty one: then nothing starts."""
+        """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
         from fedkeep.privacy.door import make_door
+        from fedkeep.privacy.ledger_file import LedgerFile
         from fedkeep.privacy.sealing import ProfileSealer
 
-        if damaged and not any(name.startswith("gate.") for name in state):
-            raise StoreError(
-                "the privacy ledger was lost with a damaged store: give this device a new budget and store"
-            )
+        file = LedgerFile(agent.ledger_path)
+        said = {n.removeprefix(_LEDGER): array for n, array in state.items() if n.startswith(_LEDGER)}
+        try:
+            ledger = file.found(said, damaged=damaged and not said)
+        except RefusedError as refusal:
+            raise ConfigError(str(refusal)) from None
+
+        def keep(spent: State) -> None:
+            try:
+                file.commit(spent)
+            except OSError as error:
+                raise RefusedError(
+                    "disk", f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
+                ) from error
+
         size = agent.device.learner.gradient_size
-        agent.close_door(make_door(self.options, size, agent.require_commit, lock=agent.lock))
+        door = make_door(self.options, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
+        agent.close_door(door)
         if self.options.encrypted_profiles:
             ProfileSealer(self.options).public()  # a file that is not there, or not the one pinned, is said now

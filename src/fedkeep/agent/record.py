@@ -41,26 +41,28 @@ class Note(NamedTuple):
     source: str = ""
 
 
-def encode_sample(note: Note, x: AnyArray) -> bytes:
+def encode_sample(note: Note, content: bytes) -> bytes:
+    """A record: the note, and the sample as its codec encoded it."""
     first = _FIRST.pack(
         note.id, note.label, note.region, note.arrival, note.score, note.uses, note.model_version, note.floor,
         note.displaced,
     )  # fmt: skip
     source = note.source.encode()[:SOURCE_BYTES]
-    return first + _ADDED.pack(note.taken, note.wall, source) + x.tobytes()
+    return first + _ADDED.pack(note.taken, note.wall, source) + content
 
 
-def decode_sample(blob: Blob, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> tuple[Note, AnyArray]:
-    """The sample of either format."""
+def decode_note(blob: Blob) -> Note:
+    """What is known of the sample of a record of any format."""
     first = _FIRST.unpack_from(blob.data)
-    start = _FIRST.size
     if blob.version == 1:
-        note = Note(*first)
-    else:
-        taken, wall, source = _ADDED.unpack_from(blob.data, start)
-        start += _ADDED.size
-        note = Note._make((*first, taken, wall, source.rstrip(b"\0").decode(errors="replace")))
-    return note, np.frombuffer(blob.data, dtype, offset=start).reshape(shape)
+        return Note(*first)
+    taken, wall, source = _ADDED.unpack_from(blob.data, _FIRST.size)
+    return Note._make((*first, taken, wall, source.rstrip(b"\0").decode(errors="replace")))
+
+
+def decode_sample(blob: Blob) -> tuple[Note, bytes]:
+    """The parts of a record of any format."""
+    return decode_note(blob), blob.data[_FIRST.size if blob.version == 1 else META_BYTES :]
 
 
 def encode_array(name: str, array: AnyArray) -> bytes:

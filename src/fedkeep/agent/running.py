@@ -20,7 +20,9 @@ from fedkeep.agent.assembly import AgentConfig, assemble
 from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.metrics import serve_metrics
 from fedkeep.agent.service import Service
-from fedkeep.core.errors import FedkeepError
+from fedkeep.agent.systemd import notify, watch
+from fedkeep.agent.voice import Voice, introduce
+from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)
 
@@ -61,31 +63,38 @@ class IdleMemory:
 
 
 class Reading:
-    """A source in its own thread; its failure ends the agent, its end does not."""
+    """A source in its own thread: what it cannot foresee it tries again; only a wrong configuration ends the agent."""
 
-    def __init__(self, source: Source, agent: Agent) -> None:
-        self._source, self._agent = source, agent
-        self._error: FedkeepError | None = None
-        self._ended = False
+    _LONGEST_PAUSE = 60.0
+
+    def __init__(self, source: Source, agent: Agent, *, once: bool) -> None:
+        self._source, self._agent, self._once = source, agent, once
+        self.error: FedkeepError | None = None
         self.thread = threading.Thread(target=self._run, name=f"source {source.name}", daemon=True)
 
     def _run(self) -> None:
-        try:
-            self._source.run(self._agent.intake)
-        except FedkeepError as error:
-            self._error = error
-        self._ended = True
-        log.info("source '%s' has ended", self._source.name)
-
-    def failure(self) -> FedkeepError | None:
-        """Why the source cannot go on; what it did not foresee is in the log, by the thread itself."""
-        if self._error is None and not self._ended and not self.thread.is_alive():
-            return FedkeepError(f"source '{self._source.name}' failed: its traceback is above")
-        return self._error
+        pause = 1.0
+        while not self._agent.intake.stopped:
+            try:
+                self._source.run(self._agent.intake)
+                log.info("source '%s' has ended", self._source.name)
+                return
+            except ConfigError as error:
+                self.error = error
+                return
+            except Exception as error:  # noqa: BLE001 - a source may fail in any way; the others go on
+                log.warning("source '%s' failed: %s: %s", self._source.name, type(error).__name__, error)
+                self._agent.intake.refuse("source-failed", self._source.name, str(error))
+                if self._once:
+                    self.error = FedkeepError(f"source '{self._source.name}' failed: {error}")
+                    return
+            self._agent.intake.wait_stopped(pause)
+            pause = min(2 * pause, self._LONGEST_PAUSE)
 
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     """Runs the agent until a signal asks it to stop, or until all sources have ended."""
+    stop = _stop_on_signals()
     with ExitStack() as stack:
         assembly = assemble(config)
         agent = assembly.agent
@@ -103,14 +112,29 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         agent.commit()
         os.nice(config.agent.nice)
         service.start()
-        readings = [Reading(source, agent) for source in config.sources]
+        readings = [Reading(source, agent, once=until_sources_end) for source in config.sources]
         for reading in readings:
             reading.thread.start()
         memory = IdleMemory()
         memory.give_back()
-        log.info("ready: room for %d samples in %d bytes", assembly.layout.capacity, assembly.layout.geometry.size)
-        stop = _stop_on_signals()
+        introduce(config, assembly)
         _value(agent, readings, config, stop, memory, until_sources_end=until_sources_end)
+
+
+class Pulse:
+    """Whether the loop that values still turns: a watchdog asks."""
+
+    _SILENCE = 10.0
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        self._last = time.monotonic()
+
+    def alive(self) -> bool:
+        return self._agent.training or time.monotonic() - self._last < self._SILENCE
 
 
 def _value(
@@ -122,22 +146,29 @@ def _value(
     *,
     until_sources_end: bool,
 ) -> None:
-    throttle = Throttle(config.agent.cpu_cap)
+    throttle, pulse, voice, ended = Throttle(config.agent.cpu_cap), Pulse(agent), Voice(agent), threading.Event()
+    watch(pulse.alive, ended)
+    notify("READY=1")
     wait = config.store.commit_ms / 1000
     while not stop():
-        ended = until_sources_end and not any(reading.thread.is_alive() for reading in readings)
+        done = until_sources_end and not any(reading.thread.is_alive() for reading in readings)
         judged = agent.step(wait)
+        pulse.beat()
+        voice.speak()
         throttle.rest()
         memory.after(judged)
-        if any(reading.failure() for reading in readings) or (ended and not judged):
+        if any(isinstance(reading.error, ConfigError) for reading in readings) or (done and not judged):
             break
-    failures = [failure for reading in readings if (failure := reading.failure()) is not None]
+    notify("STOPPING=1")
     agent.intake.stop()
     while agent.step(0.0):
-        pass
+        pulse.beat()
     agent.commit()
-    if failures:
-        raise failures[0]
+    ended.set()
+    voice.conclude()
+    errors = [reading.error for reading in readings if reading.error is not None]
+    if errors:
+        raise errors[0]
 
 
 def _stop_on_signals() -> Callable[[], bool]:

@@ -12,6 +12,7 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.audit import Decision
+from fedkeep.agent.connections import Connections, accept_until
 from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.record import Note
 from fedkeep.agent.sources.records import AddressTakenError, listen_unix
@@ -19,6 +20,7 @@ from fedkeep.agent.summary import stored_summary, summarise
 from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
+    AskRefused,
     AskStatus,
     AskStored,
     AskWhy,
@@ -27,6 +29,8 @@ from fedkeep.link.messages import (
     Failed,
     Reason,
     Reasons,
+    RefusedRecord,
+    RefusedRecords,
     Reply,
     Request,
 )
@@ -34,6 +38,10 @@ from fedkeep.link.participant import reply_of
 from fedkeep.link.wire import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
+_CONNECTIONS = 32
+"""Clients at a time; one more takes the place of the one silent the longest."""
+_PATIENCE = 600.0
+"""Seconds that a client may be silent, in the middle of a message or between two."""
 
 
 class Service:
@@ -45,32 +53,30 @@ class Service:
             self._socket = listen_unix(path)
         except OSError as error:
             raise AddressTakenError(str(path), error.strerror) from error
+        self._connections = Connections(_CONNECTIONS)
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
+        self._closed.set()
         self._path.unlink(missing_ok=True)
         self._socket.close()
+        self._connections.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        accept_until(self._socket, self._connections, self._serve, self._closed.is_set)
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while (payload := receive_frame(connection)) is not None:
-                    send_frame(connection, to_bytes(self.answer(payload)))
-            except RefusedError as refusal:
-                send_frame(connection, to_bytes(Failed(refusal.reason, refusal.detail)))
-            except OSError:
-                return  # the client went away; a report it did not hear is sent again when asked
+        connection.settimeout(_PATIENCE)
+        try:
+            while (payload := receive_frame(connection)) is not None:
+                self._connections.touch(connection)
+                send_frame(connection, to_bytes(self.answer(payload)))
+        except RefusedError as refusal:
+            send_frame(connection, to_bytes(Failed(refusal.reason, refusal.detail)))
 
     def answer(self, payload: bytes) -> Reply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
@@ -80,6 +86,9 @@ class Service:
             return Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
             return Failed("error", str(error))
+        except Exception as error:
+            log.exception("a request could not be answered")
+            return Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
 
     def _reply(self, request: Request) -> Reply:
         match request:
@@ -87,6 +96,9 @@ class Service:
                 return summarise(self._agent)
             case AskStored():
                 return stored_summary(self._agent)
+            case AskRefused():
+                records = self._agent.intake.quarantine.records()
+                return RefusedRecords(tuple(RefusedRecord(*record) for record in records))
             case AskWhy():
                 return self._why(request.id)
             case Erase():

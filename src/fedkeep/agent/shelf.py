@@ -28,13 +28,9 @@ class Shelf:
 
     def load(self, blobs: list[Blob]) -> State:
         """The newest array of each name; what was known before is forgotten."""
-        self._blobs, self._frozen, self._digests, self._stale = {}, {}, {}, []
-        newest: dict[str, Blob] = {}
-        for blob in sorted((b for b in blobs if b.kind in (ARRAY, PACK)), key=lambda b: b.number):
-            name = _PACK_NAME if blob.kind == PACK else decode_array(blob.data)[0]
-            if name in newest:
-                self._stale.append(newest[name].number)
-            newest[name] = blob
+        self._blobs, self._frozen, self._digests = {}, {}, {}
+        self._stale = sorted(older_arrays(blobs))
+        newest = {_name(b): b for b in blobs if b.kind in (ARRAY, PACK) and b.number not in self._stale}
         self._blobs = {name: blob.number for name, blob in newest.items()}
         self._digests = {name: _digest(blob.data) for name, blob in newest.items()}
         pack = newest.pop(_PACK_NAME, None)
@@ -68,6 +64,21 @@ class Shelf:
         self._digests = {name: digest for name, digest in self._digests.items() if name in large}
         # What nobody may write to is unchanged as long as it is the same object; a large model is hashed only once.
         self._frozen = {name: array for name, array in state.items() if not array.flags.writeable}
+
+
+def older_arrays(blobs: list[Blob]) -> set[int]:
+    """The numbers of arrays of which there is a newer one of the same name."""
+    newest: dict[str, int] = {}
+    gone: set[int] = set()
+    for number, name in sorted((blob.number, _name(blob)) for blob in blobs if blob.kind in (ARRAY, PACK)):
+        if name in newest:
+            gone.add(newest[name])
+        newest[name] = number
+    return gone
+
+
+def _name(blob: Blob) -> str:
+    return _PACK_NAME if blob.kind == PACK else decode_array(blob.data)[0]
 
 
 def _with_length(data: bytes) -> bytes:

@@ -9,12 +9,14 @@ import typer
 import typer.core
 
 import fedkeep
+from fedkeep.cli.advise import advise
 from fedkeep.cli.agent import agent
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
+from fedkeep.cli.explain import explain, list_
 from fedkeep.cli.export import export
+from fedkeep.cli.fleet import fleet
 from fedkeep.cli.keyholder import keyholder
-from fedkeep.cli.list_ import list_
 from fedkeep.cli.plan import plan
 from fedkeep.cli.provision import provision
 from fedkeep.cli.report import report
@@ -49,10 +51,12 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (demo, run, report, watch, plan, check, export, provision, serve):
+for verb in (demo, advise, run, report, watch, plan, check, export, provision, serve):
     app.command()(verb)
 app.command("list")(list_)
+app.command()(explain)
 app.add_typer(agent, name="agent")
+app.add_typer(fleet, name="fleet")
 app.add_typer(keyholder, name="keyholder")
 
 

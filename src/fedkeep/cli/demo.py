@@ -18,11 +18,18 @@ from fedkeep.web.server import LiveServer
 
 METHODS = {
     "fifo": {"policy": {"name": "fifo"}},
-    "reservoir": {"policy": {"name": "reservoir"}},
-    "high-loss": {"policy": {"name": "high-loss"}},
+    "balanced-fifo": {
+        "policy": {"name": "fifo"},
+        "coordinator": {"applies_to": "all"},
+        "storage": {"quotas": "fixed"},
+        "weights": {"client_label": 1.0},
+    },
     "ode": {"policy": {"name": "ode"}},
+    "gist-local": {"gist": {"name": "local"}},
+    "gist-shared": {},
     "full-data": {"policy": {"name": "full-data"}},
 }
+"""What is called `gist-shared` is the default: it has nothing to say."""
 EXPERIMENT = {
     "task": {"name": "embedded"},
     "storage": {"capacity": 10},
@@ -38,9 +45,10 @@ def demo(
     watch: Annotated[bool, typer.Option("--watch", help="Show the curves in a browser while they grow.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port, with --watch; 0: any free one.")] = 0,
 ) -> None:
-    """Compare what to keep, on a small task, in a minute.
+    """Compare ways to use ten samples a device, in a minute.
 
-    ODE beside FIFO, random, high-loss and unlimited storage, three seeds each; writes report.html beside the records.
+    FIFO, class-balanced FIFO, ODE, the gist in both its forms and unlimited storage, three seeds each; writes
+    report.html beside the records.
     """
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
     make_folder(directory)

@@ -26,9 +26,8 @@ def export(
     from fedkeep.learn.export import export as write
     from fedkeep.learn.models import torch_factory
 
-    try:
-        sides = tuple(int(side) for side in shape.split(",")) if shape else None
-    except ValueError:
-        raise ConfigError(f"--shape takes whole numbers with commas between them, got '{shape}'") from None
+    sides = tuple(int(side) for side in shape.split(",") if side.isdigit()) if shape else None
+    if shape and (sides is None or 0 in sides or len(sides) != len(shape.split(","))):
+        raise ConfigError(f"--shape takes whole numbers above 0 with commas between them, got '{shape}'")
     difference = write(torch_factory(model), sides, weights, out)
     typer.echo(f"{out}: agrees with torch to {difference:.2g} (at most {TOLERANCE:g} is allowed)")

@@ -27,8 +27,8 @@ def provision(
     A CA, the server's certificate and one key per device; for encrypted profiles also the certificates by which
     server and key-holder know each other.
     """
-    from fedkeep.flower.credentials import provision as make_credentials
-    from fedkeep.flower.deployment import Deployment
+    from fedkeep.deploy.credentials import provision as make_credentials
+    from fedkeep.deploy.deployment import Deployment
 
     hosts = host or ["127.0.0.1", "localhost"]
     names = [f"node-{number}" for number in range(nodes)]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +16,8 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.names import did_you_mean
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
+from fedkeep.records.frame import as_csv
 from fedkeep.web.report import html as page
-
-_BASES = ["fifo", "reservoir"]
 
 
 def report(
@@ -26,33 +26,41 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Write the charts as one self-contained page.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
-    base: Annotated[
-        list[str], typer.Option(metavar="METHOD", help="Method to measure speed-up against; may be repeated.")
-    ] = _BASES,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every evaluation as a row of CSV.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the comparison as JSON.")] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="Compare with this method; may be repeated. [default: fifo or reservoir]"),
+    ] = None,
 ) -> None:
-    """Compare the methods of all runs in a directory.
+    """Say which method is ahead, by how much, and how sure that is.
 
-    Final accuracy, and how much sooner each method gets to the base's.
+    Compares all runs in a directory, seed by seed: final and best accuracy, the area under the curve, and how much
+    sooner each method gets to where another ends.
     """
     runs = read_runs(directory)
-    _refuse_unknown(base, {run.header.method for run in runs})
-    comparison = compare(runs, base)
+    _refuse_unknown(against or [], {run.header.method for run in runs})
+    comparison = compare(runs, against or ())
     print_tables(comparison)
     if markdown is not None:
         _write(markdown, words.markdown(comparison))
+    if csv is not None:
+        _write(csv, as_csv(runs))
+    if json is not None:
+        _write(json, msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode() + "\n")
     if html is not None:
         write_page(html, runs, comparison, directory.resolve().name)
 
 
 def _refuse_unknown(bases: Sequence[str], methods: Collection[str]) -> None:
     for base in bases:
-        if base not in methods and base not in _BASES:
-            raise DataError(f"no run of a method '{base}' to measure against: {did_you_mean(base, methods)}")
+        if base not in methods:
+            raise DataError(f"no run of a method '{base}' to compare with: {did_you_mean(base, methods)}")
 
 
-def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str) -> None:
+def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> None:
     """The charts as one self-contained page."""
-    _write(path, page(runs, comparison, title))
+    _write(path, page(runs, comparison, title, words))
 
 
 def print_tables(comparison: Comparison) -> None:
@@ -60,14 +68,16 @@ def print_tables(comparison: Comparison) -> None:
     console = Console()
     for table in words.tables(comparison):
         console.print(_rich(table))
-    for note in (*comparison.notes, words.EXPLANATION):
+    for sentence in words.sentences(comparison):
+        console.print(Text(sentence))
+    for note in (*comparison.notes, words.explanation(comparison)):
         console.print(Text(note, style="dim"))
 
 
 def _rich(table: words.Table) -> Table:
     drawn = Table(title=Text(table.title), title_justify="left")
     for place, name in enumerate(table.columns):
-        drawn.add_column(Text(name), justify="right" if place else "left")
+        drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     return drawn

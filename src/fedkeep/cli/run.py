@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 from rich.console import Console
@@ -15,12 +15,13 @@ from rich.console import Console
 from fedkeep.cli.progress import download_progress, plainly, sweep_progress
 from fedkeep.cli.report import print_tables
 from fedkeep.config import override, read_experiment
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import load_data
+from fedkeep.sim.cluster import processors
 from fedkeep.sim.experiment import Cell, expand
 from fedkeep.sim.runner import is_finished, record_path
-from fedkeep.sim.sweep import estimate_seconds, run_sweep
+from fedkeep.sim.sweep import Place, estimate_seconds, run_sweep
 
 
 def run(
@@ -33,15 +34,25 @@ def run(
         os.cpu_count() or 1
     ),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
+    on: Annotated[
+        str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
+    ] = "here",
 ) -> None:
     """Run an experiment and print what it showed."""
     cells = expand(override(read_experiment(file), settings or []))
     directory = out if out is not None else Path("runs") / file.stem
-    play_all(cells, directory, jobs=jobs, resume=resume)
+    play_all(cells, directory, jobs=jobs, resume=resume, on=place(on))
     print_tables(compare(read_runs(directory)))
 
 
-def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool) -> None:
+def place(name: str) -> Place:
+    """Where runs are to be played, by its name."""
+    if name not in get_args(Place):
+        raise ConfigError(f"--on takes here or ray, got '{name}'")
+    return cast(Place, name)
+
+
+def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, on: Place = "here") -> None:
     """Runs the cells with one progress display, and says beforehand how long it will take."""
     console = Console(stderr=True)
     make_folder(directory)
@@ -51,11 +62,12 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool)
     if not waiting:
         return
     fetch_data(waiting, console)
+    jobs = processors() if on == "ray" else jobs
     seconds = estimate_seconds(waiting, jobs)
     console.print(f"{len(waiting)} of {len(cells)} runs to do, about {plainly(seconds)} with {jobs} at a time.")
     try:
         with sweep_progress(cells, console) as listen:
-            run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen)
+            run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen, on=on)
     except KeyboardInterrupt:
         again = sys.argv[1:] if resume else [*sys.argv[1:], "--resume"]
         command = shlex.join(["fedkeep", *again])

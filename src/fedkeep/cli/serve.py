@@ -36,10 +36,10 @@ def serve(
 
     from fedkeep.config import merged, override
     from fedkeep.core.errors import ConfigError
-    from fedkeep.flower.deployment import Deployment
+    from fedkeep.deploy.deployment import Deployment
+    from fedkeep.deploy.serving import serve as serve_app
     from fedkeep.flower.fleet_app import takes_records, write_app
     from fedkeep.flower.server_app import config_of
-    from fedkeep.flower.serving import serve as serve_app
 
     if not insecure and not (credentials / "server.crt").exists():
         raise ConfigError(f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first")

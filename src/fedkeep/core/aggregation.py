@@ -32,11 +32,15 @@ class Aggregation:
     divides each update by its local steps before it averages them, so that devices that take more steps do not
     pull harder. `trimmed` drops at least the share `trim` of the largest and of the smallest values of each coordinate;
     `norm-bounded` scales updates longer than `norm_bound` times the round's median length down to that length.
+    `robust` is Eq. 2 over updates that the server has tamed by what is usual in the fleet (`core.usual`).
     """
 
-    name: Literal["fedavg", "fednova", "trimmed", "norm-bounded"] = "fedavg"
+    name: Literal["fedavg", "fednova", "trimmed", "norm-bounded", "robust"] = "fedavg"
+    """`fedavg` is Eq. 2; or `module:Class`, a subclass of Aggregation of your own."""
     trim: float = 0.1
+    """The share of values that `trimmed` drops at either end of each coordinate."""
     norm_bound: float = 1.0
+    """How many times the round's median length an update may have under `norm-bounded`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim < 0.5:
@@ -57,7 +61,7 @@ class Aggregation:
 
     def apply(self, model: Vector, total: UpdateSum) -> Vector:
         """The same model from sums alone; robust means must see single updates and cannot do it."""
-        if self.name not in ("fedavg", "fednova"):
+        if type(self) is not Aggregation or self.name not in ("fedavg", "fednova"):
             raise ConfigError(f'aggregation "{self.name}" must see single reports: it cannot work on their sum')
         if not total.weight > 0:
             return model

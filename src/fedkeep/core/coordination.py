@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 
 from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import Holdings, largest_per_row
+from fedkeep.core.names import Registry
 from fedkeep.core.plan import Plan, make_plan
 from fedkeep.core.quantities import Held, quantity_rule
 from fedkeep.core.shortfalls import find_shortfalls
@@ -40,21 +41,16 @@ class Coordinator(Protocol):
 
 Coordinating = TypeVar("Coordinating", bound=type[Coordinator])
 
-COORDINATORS: dict[str, type[Coordinator]] = {}
+COORDINATORS: Registry[type[Coordinator]] = Registry("coordinator", methods=("plan", "replan"))
 
 
+@dataclass_transform(frozen_default=True)
 def coordinator(name: str) -> Callable[[Coordinating], Coordinating]:
-    """Registers a coordinator under its name."""
-
-    def register(cls: Coordinating) -> Coordinating:
-        COORDINATORS[name] = cls
-        return cls
-
-    return register
+    """Registers a coordinator under its name, and makes it a frozen dataclass."""
+    return COORDINATORS.register(name)
 
 
 @coordinator("none")
-@dataclass(frozen=True)
 class Uncoordinated:
     """No division of labour: all that a device sees is one region, and every stored sample counts 1.
 
@@ -108,7 +104,6 @@ class LabelLimits:
 
 
 @coordinator("greedy")
-@dataclass(frozen=True)
 class Greedy(LabelLimits):
     """The paper's greedy: scarce labels first, each to the devices that see most of it.
 

@@ -14,7 +14,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.memory import Memory
-from fedkeep.core.policy import SelectionPolicy, View
+from fedkeep.core.orders import screen_order
+from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
@@ -108,11 +109,11 @@ class Device:
         """Whether g_hat_c is reported."""
         told = learner.gradient_size if self._tells and options.gradient_from == "arrivals" else 0
         seen = learner.gradient_size if gist.kept else told if clip is None else 0
-        self._window = Window(seen, regions.count)
+        self.window = Window(seen, regions.count)
         """All arrivals since the model last changed."""
-        self._told = self._window if clip is None else Window(told, regions.count, clip)
+        self._told = self.window if clip is None else Window(told, regions.count, clip)
         """The same as far as it is told: with each sample's gradient shortened to `clip`, if there is one."""
-        self._windows = [w for w in dict.fromkeys((self._window, self._told)) if w.size]
+        self._windows = [w for w in dict.fromkeys((self.window, self._told)) if w.size]
         self._clip = clip
         self._probe: Probe | None = None
         self._model: Vector | None = None
@@ -181,6 +182,12 @@ class Device:
         prepared = self.prepare(order)
         return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
 
+    def screen(self, order: TrainOrder) -> None:
+        """Raises where an order does not fit this device; to be asked before anything of it is followed."""
+        told = self.learner.gradient_size if self.gist is None or not self.gist.options.shared else self.gist.size
+        undivided = self.policy.balanced and order.assignment is not None and len(order.assignment.quotas) == 1
+        screen_order(order, self.learner.size, told, 1 if undivided else self.regions.count, self.capacity)
+
     def follow(self, order: TrainOrder) -> Batch:
         """Takes note of what an order says of the plan, and gives what there is to train on."""
         self._estimator.settle(order.accepted_round)
@@ -226,7 +233,7 @@ class Device:
                 gradient, count = self._shared(self.gist), 1
         self.adopt(order.model, order.direction, stored)
         if self._divides:
-            self.store.configure(self._shares.targets(self.capacity))
+            self.store.configure(self._shares.divide(self.capacity))
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
@@ -246,6 +253,14 @@ class Device:
             self._revalue(stored)
         if self.options.max_age is not None:
             self.store.expire(self._arrivals - self.options.max_age)
+
+    def unlearn(self) -> None:
+        """Forgets all that was summed up of samples which are no longer there; what they taught the model stays."""
+        for window in self._windows:
+            window.clear()
+        self._estimator.drop()
+        if self.gist is not None:
+            self.gist.keep(None)
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
@@ -273,6 +288,8 @@ class Device:
             names = ("quotas", "label_weights", "mass_per_slot")
             quotas, weights, mass = (state[f"assignment.{name}"] for name in names)
             self._assignment = Assignment(quotas, weights, float(mass))
+        if self._divides and self._shares.targets.any():
+            self.store.configure(self._shares.targets)
         self._model = self._direction = self._probe = None
         if "model" in state:
             self.install(state["model"], state.get("direction"))
@@ -295,9 +312,9 @@ class Device:
             ("meter", self.meter),
             ("memory", self._memory),
             ("estimator", self._estimator),
-            ("window", self._window),
+            ("window", self.window),
             ("shares", self._shares),
-            *((("told", self._told),) if self._told is not self._window else ()),
+            *((("told", self._told),) if self._told is not self.window else ()),
             *((("gist", self.gist),) if self.gist is not None else ()),
         )
 
@@ -318,7 +335,7 @@ class Device:
         fleet = order.direction if gist.options.shared else None
         stream = self._shares.values() if self._assignment is None else self._stream()
         shares = stream / max(stream.sum(), 1e-30)
-        return gist.mend(stored, self._window, shares, fleet, moved=moved)
+        return gist.mend(stored, self.window, shares, fleet, moved=moved)
 
     def _padded(self, correction: Vector | None) -> Vector | None:
         """A correction of the last layers as one of all that is valued."""
@@ -367,7 +384,7 @@ class Device:
             return keys()
         stored_ids = self.store.stored().batch.ids if self.policy.sequential else np.empty(0, dtype=np.int64)
         view = View(measurements, self._direction, arrivals, keys, stored_ids, self.capacity, self._memory, previous)
-        return self.policy.score(batch, view)
+        return sound_scores(self.policy, batch, view)
 
     def _revalue(self, measurements: Measurements | None) -> None:
         stored = self.store.stored()
@@ -383,7 +400,7 @@ class Device:
         for start, stop, renewed in self._shares.stretches(regions):
             self._shares.see(regions[start : start + 1])
             if renewed:
-                self.store.configure(self._shares.targets(self.capacity))
+                self.store.configure(self._shares.divide(self.capacity))
             self._shares.see(regions[start + 1 : stop])
             part = None if measurements is None else SliceOf(measurements, slice(start, stop))
             parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))

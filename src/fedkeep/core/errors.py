@@ -20,6 +20,15 @@ class MissingExtraError(FedkeepError):
         super().__init__(f"{feature} needs the '{extra}' extra: pip install 'fedkeep[{extra}]'")
 
 
+def where(error: BaseException) -> str:
+    """The kind of an error, its words, and the file and line it came from: for code that is not ours."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
 class RefusedError(FedkeepError):
     """Something from outside (a profile, a report, a record) that must not count."""
 

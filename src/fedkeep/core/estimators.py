@@ -44,6 +44,10 @@ class Window:
         """N, the arrivals counted."""
         return int(self.counts.sum())
 
+    @property
+    def nbytes(self) -> int:
+        return self._sum.nbytes + self.counts.nbytes
+
     def add(self, measurements: Measurements, regions: IntArray) -> None:
         """Counts arrivals, measured under the present model."""
         if len(regions):
@@ -85,7 +89,11 @@ class LocalGradientEstimator:
     def settle(self, accepted_round: int | None) -> None:
         """Forgets a pending estimate that the server has accepted."""
         if accepted_round is not None and accepted_round >= self._pending_round:
-            self._pending, self._pending_count = None, 0
+            self.drop()
+
+    def drop(self) -> None:
+        """Forgets a pending estimate, whatever the server has of it."""
+        self._pending, self._pending_count = None, 0
 
     def freeze(self, window: Window, round_: int) -> tuple[Vector | None, int]:
         """The estimate to send in `round_` and the arrivals behind it: the window's, or one not yet accepted."""

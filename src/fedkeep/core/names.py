@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from fedkeep.core.errors import ConfigError
 
 Thing = TypeVar("Thing")
+Registered = TypeVar("Registered")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -28,6 +30,59 @@ def find(name: str, known: Mapping[str, Thing], kind: str) -> Thing:
     if name not in known:
         raise ConfigError(f"unknown {kind} '{name}': {did_you_mean(name, known)}")
     return known[name]
+
+
+class Registry(dict[str, Thing]):
+    """Things of one kind by their names in TOML files; a class of one's own goes by `module:Class`.
+
+    >>> shapes: Registry[type] = Registry("shape", methods=("area",))
+    >>> @shapes.register("square")
+    ... class Square:
+    ...     side: float = 1.0
+    ...     def area(self) -> float:
+    ...         return self.side**2
+    >>> shapes.find("square")(side=3.0).area()
+    9.0
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        members: Mapping[str, Thing] | None = None,
+        *,
+        methods: tuple[str, ...] = (),
+        base: type = object,
+    ) -> None:
+        super().__init__(members or {})
+        self.kind = kind
+        self._methods = methods
+        """What a class of one's own must be able to do."""
+        self._base = base
+
+    def register(self, name: str) -> Callable[[Registered], Registered]:
+        """Puts what it stands above under a name; a class becomes a frozen dataclass, its fields keys of a table."""
+
+        def add(thing: Registered) -> Registered:
+            made: Any = dataclass(frozen=True)(thing) if isinstance(thing, type) else thing
+            self[name] = made
+            return thing
+
+        return add
+
+    def find(self, name: str) -> Thing:
+        """The member of that name, or the class at `module:Class`."""
+        if ":" not in name:
+            return find(name, self, self.kind)
+        found = load_object(name)
+        if not (isinstance(found, type) and issubclass(found, self._base)):
+            raise ConfigError(f"{name} is no {self.kind}: it must be a subclass of {self._base.__name__}")
+        missing = [method for method in self._methods if not callable(getattr(found, method, None))]
+        missing += sorted(getattr(found, "__abstractmethods__", ()))
+        if missing:
+            raise ConfigError(f"{name} is no {self.kind}, it lacks a method: {', '.join(missing)}")
+        if "__dataclass_fields__" not in vars(found):
+            raise ConfigError(f"{name} is no dataclass: put @dataclass(frozen=True) above the class")
+        return found  # type: ignore[return-value]
 
 
 def load_object(path: str) -> Any:

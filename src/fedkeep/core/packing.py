@@ -40,12 +40,18 @@ class Packed:
         return Packed(np.array(state["packed"], dtype=encoding), np.array(state["scales"], dtype=np.float32))
 
 
+def packed_bytes(size: int, encoding: Encoding) -> int:
+    """What a vector of so many numbers takes in that encoding."""
+    scales = 0 if encoding == "float32" else 4 * -(-size // _BLOCK)
+    return np.dtype(encoding).itemsize * size + scales
+
+
 def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> Packed:
     """The vector in that encoding; `int8` rounds at random by the seed, so that on average nothing is lost.
 
     >>> packed = pack(np.array([1.0, -0.5, 0.25]), "int8", seed=0)
-    >>> packed.nbytes, np.round(packed.unpack(), 2).tolist()
-    (7, [1.0, -0.5, 0.25])
+    >>> packed.nbytes, [f"{number:.2f}" for number in packed.unpack()]
+    (7, ['1.00', '-0.50', '0.24'])
     """
     if encoding == "float32":
         return Packed(vector.astype(np.float32, copy=False), np.empty(0, dtype=np.float32))

@@ -10,7 +10,9 @@ from typing import ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
+from fedkeep.core.errors import FedkeepError, where
 from fedkeep.core.memory import Memory
+from fedkeep.core.names import Registry
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, Vector
 
@@ -86,18 +88,34 @@ class SelectionPolicy(ABC):
 
 Policy = TypeVar("Policy", bound=type[SelectionPolicy])
 
-POLICIES: dict[str, type[SelectionPolicy]] = {}
+POLICIES: Registry[type[SelectionPolicy]] = Registry("policy", base=SelectionPolicy)
 
 
 @dataclass_transform(frozen_default=True)
 def policy(name: str) -> Callable[[Policy], Policy]:
     """Registers a policy under its name in TOML files and tables, and makes it a frozen dataclass."""
+    return POLICIES.register(name)
 
-    def register(cls: Policy) -> Policy:
-        POLICIES[name] = dataclass(frozen=True)(cls)
-        return cls
 
-    return register
+def sound_scores(policy: SelectionPolicy, batch: Batch, view: View) -> Scores:
+    """What the policy says of the batch; of one's own it is made sure that this is one number a sample."""
+    if type(policy).__module__.startswith("fedkeep."):
+        return policy.score(batch, view)
+    name = type(policy).__name__
+    try:
+        scores = policy.score(batch, view)
+    except FedkeepError:
+        raise
+    except Exception as error:
+        raise FedkeepError(f"the policy {name} raised {where(error)}") from error
+    if not isinstance(scores, np.ndarray) or scores.shape != (len(batch),) or scores.dtype.kind not in "fiu":
+        given = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
+        raise FedkeepError(
+            f"the policy {name} must give one number a sample, an array of {len(batch)}; it gave {given}"
+        )
+    if np.isnan(scores).any() and not np.isnan(view.measurements.losses()).any():  # else it is the model that diverged
+        raise FedkeepError(f"the policy {name} gave NaN as a score: give a number, or -inf to refuse a sample")
+    return scores
 
 
 def refuse_where(refused: BoolArray, scores: Scores) -> Scores:

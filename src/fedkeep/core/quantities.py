@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import ConfigError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import largest_per_row, row_chunks
+from fedkeep.core.names import Registry
 from fedkeep.core.types import AnyArray
 
 Held: TypeAlias = NDArray[np.bool_]
@@ -18,23 +18,9 @@ Held: TypeAlias = NDArray[np.bool_]
 QuantityRule: TypeAlias = Callable[[Fleet, Held], AnyArray]
 """Gives every held label at least one slot and uses up each device's capacity."""
 
-QUANTITIES: dict[str, QuantityRule] = {}
-
-
-def quantities(name: str) -> Callable[[QuantityRule], QuantityRule]:
-    """Registers a rule under its name."""
-
-    def register(rule: QuantityRule) -> QuantityRule:
-        QUANTITIES[name] = rule
-        return rule
-
-    return register
-
-
-def quantity_rule(name: str) -> QuantityRule:
-    if name not in QUANTITIES:
-        raise ConfigError(f"quantities must be one of {', '.join(sorted(QUANTITIES))}, got '{name}'")
-    return QUANTITIES[name]
+QUANTITIES: Registry[QuantityRule] = Registry("rule for coordinator.quantities")
+quantities = QUANTITIES.register
+quantity_rule = QUANTITIES.find
 
 
 def quota_table(fleet: Fleet) -> AnyArray:

@@ -23,18 +23,21 @@ class Limits:
 
     update_norm: float = 1e3
     """L2 bound on a device's change to the model; beyond it the report is refused."""
+    update_ratio: float = 10.0
+    """A change more than this many times as long as is usual in recent rounds is refused (`core.usual`)."""
     gradient_norm: float = 1e3
     """L2 bound on g_hat_c; beyond it the report is refused."""
     gradient_ratio: float = 10.0
     """A g_hat_c longer than this many times the median of those known is shortened to that length."""
-    rate_ratio: float = 1000.0
-    """A declared rate counts at most this many times the fleet's median."""
+    rate_ratio: float | None = None
+    """A declared rate, or capacity, counts at most this many times the fleet's median; None: four times, or three
+    robust spreads above it where that is more."""
     growth: float = 10.0
     """A declared rate counts at most this many times what the same device declared before."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
 
 
@@ -78,13 +81,24 @@ def screen_profile(profile: Profile, regions: int) -> Profile:
 
 
 def cap_rates(rates: FloatArray, before: FloatArray, limits: Limits) -> FloatArray:
-    """Declared rates as far as they count: bounded by the fleet's median and by the device's own past (NaN: none)."""
-    positive = rates[rates > 0]
-    bound = np.full(len(rates), limits.rate_ratio * float(np.median(positive)) if len(positive) else np.inf)
+    """Declared rates as far as they count: bounded by the fleet's and by the device's own past (NaN: none)."""
+    bound = np.full(len(rates), most_claimed(rates, limits))
     known = np.isfinite(before) & (before > 0)
     bound[known] = np.minimum(bound[known], limits.growth * before[known])
     capped: FloatArray = np.minimum(rates, bound)
     return capped
+
+
+def most_claimed(claims: FloatArray, limits: Limits) -> float:
+    """The most that a claim counts for, by median and spread of all: neither moves far while liars are few."""
+    positive = claims[claims > 0]
+    if not len(positive):
+        return np.inf
+    centre = float(np.median(positive))
+    if limits.rate_ratio is not None:
+        return limits.rate_ratio * centre
+    spread = 1.4826 * float(np.median(np.abs(np.log(positive / centre))))
+    return centre * max(4.0, float(np.exp(3 * spread)))
 
 
 def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: float, limits: Limits) -> Report:
@@ -118,9 +132,9 @@ def screen_sum(updates: FloatArray, weight: float, direction: Vector | None, lim
         raise RefusedError("large-estimator", f"the mean estimator is longer than {limits.gradient_norm:g}")
 
 
-def longest_estimator(known: Sequence[float], limits: Limits) -> float:
-    """How long a g_hat_c may be: `gradient_ratio` times the median of the lengths known; unbounded below five."""
-    return limits.gradient_ratio * float(np.median(known)) if len(known) >= 5 else np.inf
+def longest_estimator(known: Sequence[float], ratio: float) -> float:
+    """How long a g_hat_c may be: `ratio` times the median of the lengths known; unbounded below five."""
+    return ratio * float(np.median(known)) if len(known) >= 5 else np.inf
 
 
 def shorten(gradient: Vector, longest: float) -> tuple[Vector, float]:

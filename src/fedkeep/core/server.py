@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkeep.core.aggregation import Aggregation, UpdateSum
+from fedkeep.core.claims import Claims
 from fedkeep.core.coordination import Coordinator
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
@@ -17,6 +18,7 @@ from fedkeep.core.screening import (
     Limits,
     cap_rates,
     longest_estimator,
+    most_claimed,
     screen_profile,
     screen_report,
     screen_sum,
@@ -24,6 +26,13 @@ from fedkeep.core.screening import (
 )
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.usual import Usual
+
+_ROBUST_RATIO = 2.0
+"""Under a robust mean no g_hat_c is longer than so many times the median; nor heavier than the upper quartile."""
+
+_SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
+"""A sum's mean update may be so many times as long as is usual, a single update in it so many times."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +40,19 @@ class Schedule:
     """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds."""
 
     learning_rate: float
+    """eta of Eq. 1 and 12: the step of local training in the first rounds."""
     epochs: int
+    """m of Eq. 1: passes over what is stored when a device takes part."""
     batch_size: int | None = None
+    """Samples a step; left out: all that is stored at once, as in Eq. 12."""
     proximal: float = 0.0
+    """mu of FedProx: how hard a device is pulled back to the model it began with; 0 is FedAvg."""
     decay: float = 0.95
+    """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
     decay_every: int = 100
+    """Rounds between two such steps."""
     floor: float = 0.0
+    """The least that the learning rate falls to."""
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
@@ -73,6 +89,8 @@ class RoundSummary:
     """Devices that had nothing to train on: they took part all the same."""
     missing: tuple[DeviceId, ...]
     refusals: tuple[Refusal, ...]
+    outvoted: tuple[DeviceId, ...] = ()
+    """Devices whose updates a robust mean left out, for they keep going against where all others take the model."""
 
 
 @dataclass(eq=False)
@@ -113,6 +131,10 @@ class Server:
         """False where the plan came from profiles that this server cannot read."""
         self._accepted: dict[DeviceId, int] = {}
         self._gradient_norms: dict[DeviceId, float] = {}
+        self._usual = Usual()
+        self._claims = Claims()
+        self._profiles: dict[DeviceId, Profile] = {}
+        """As last declared, to plan anew where a claim turns out unfounded; not known after a restart."""
         self._open: _OpenRound | None = None
 
     def coordinate(self, profiles: Mapping[DeviceId, Profile]) -> tuple[Plan, tuple[Refusal, ...]]:
@@ -121,6 +143,9 @@ class Server:
         Devices that are not among the profiles have left: nothing of them counts any more.
         """
         sound, refusals = self._screen_profiles(profiles)
+        self._profiles = sound
+        self._usual.replan()
+        sound = {device: self._claims.founded(device, profile) for device, profile in sound.items()}
         for device in set(self._rates) - set(sound):
             self.forget(device)
         fleet = Fleet.of(sound)
@@ -131,7 +156,12 @@ class Server:
         scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
         cut = zip(sorted(sound), rates.tolist(), capped.tolist(), strict=True)
         refusals += [Refusal(d, "rate-cut", f"a rate of {r:g} counts as {c:g}") for d, r, c in cut if c < r]
-        fleet = Fleet(fleet.devices, fleet.capacities, fleet.velocities * scale[:, None])
+        capacities = np.minimum(
+            fleet.capacities, most_claimed(fleet.capacities.astype(np.float64), self.limits)
+        ).astype(np.int64)
+        over = np.flatnonzero(capacities < fleet.capacities)
+        refusals += [Refusal(int(fleet.devices[i]), "capacity-cut", f"counts as {capacities[i]}") for i in over]
+        fleet = Fleet(fleet.devices, capacities, fleet.velocities * scale[:, None])
         self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
         return self.plan, tuple(refusals)
 
@@ -146,6 +176,8 @@ class Server:
             self.forget(device)
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
         self._rates, self._rates_known, self.plan = dict.fromkeys(devices, mean), False, plan
+        self._profiles = {}
+        self._usual.replan()
 
     def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
         """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""
@@ -183,11 +215,18 @@ class Server:
     def close_round(self) -> RoundSummary:
         """Merges what came in, in the order of the devices' ids, and moves on to the next round (step 8)."""
         opened = self._opened()
+        self._refuse_far_beyond(opened)
         reports = dict(sorted(opened.reports.items()))
-        self.model = self.aggregation.aggregate(self.model, list(reports.values()))
+        merged: Mapping[DeviceId, Report] = reports
+        outvoted: list[DeviceId] = []
+        if self.aggregation.name == "robust":
+            merged, outvoted = self._usual.tame(self.model, reports)
+        self._usual.learn_lengths(list(self._lengths(reports).values()))
+        self.model = self.aggregation.aggregate(self.model, list(merged.values()))
         late = {d: r for d, r in opened.late.items() if d not in reports or reports[d].local_gradient is None}
         self.estimator.update(self._estimates(reports | late))
         self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
+        self._check_claims(opened, reports)
         self._open = None
         self.round = opened.round + 1
         return RoundSummary(
@@ -197,6 +236,7 @@ class Server:
             empty=tuple(d for d, r in reports.items() if r.weight == 0),
             missing=tuple(d for d in opened.participants if d not in reports),
             refusals=tuple(opened.refusals),
+            outvoted=tuple(outvoted),
         )
 
     def close_sum(self, counted: Iterable[DeviceId], total: UpdateSum, direction: Vector | None) -> RoundSummary:
@@ -208,6 +248,7 @@ class Server:
         if not isinstance(self.estimator, GivenEstimator):
             raise TypeError("an estimator that keeps every g_hat_c cannot be given their sum")
         screen_sum(total.updates, total.weight, direction, self.limits)
+        self._screen_mean(total)
         devices = tuple(sorted(counted))
         self.model = self.aggregation.apply(self.model, total)
         if direction is not None:
@@ -218,19 +259,32 @@ class Server:
         missing = tuple(device for device in opened.participants if device not in devices)
         return RoundSummary(opened.round, opened.participants, devices, (), missing, tuple(opened.refusals))
 
+    def longest_summand(self) -> float:
+        """The length to which a device cuts its update before it is masked, by how long sums have turned out."""
+        return min(self.limits.update_norm, self._usual.longest([], _SUMMAND_RATIO))
+
+    def _screen_mean(self, total: UpdateSum) -> None:
+        """Refuses a mean update longer than sums have been; what is usual follows slowly, so that it can change."""
+        if total.weight > 0:
+            length = float(np.linalg.norm(total.updates)) / total.weight
+            longest = self._usual.longest([], _SUM_RATIO)
+            self._usual.learn_lengths([length])
+            if length > longest:
+                raise RefusedError("large-update", f"the mean update is {length:g} long; {longest:.3g} would be usual")
+
     def rate(self, device: DeviceId) -> float:
         """What the estimator of a device weighs: its rate, as far as it counts."""
         return self._rates.get(device, 1.0)
 
     def heaviest(self, device: DeviceId) -> float:
-        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream.
+        """The most a report of this device may weigh: all slots lent to its heaviest label, or its share of the stream.
 
         A share that is not known may be `limits.growth` times the mean.
         """
         if self.plan is None:
             return np.inf
         assignment = self.plan.assignment(device)
-        by_label = float((assignment.quotas * assignment.label_weights).sum())
+        by_label = float(assignment.quotas.sum() * assignment.label_weights.max(initial=0.0))
         rate = self._rates.get(device, 0.0) * (1.0 if self._rates_known else self.limits.growth)
         by_rate = rate / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
         return 1.001 * max(by_label, by_rate)
@@ -241,6 +295,8 @@ class Server:
         for table in (self._rates, self._accepted, self._gradient_norms, *opened):
             table.pop(device, None)
         self.estimator.forget(device)
+        self._usual.forget(device)
+        self._claims.forget(device)
 
     def snapshot(self) -> State:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
@@ -253,6 +309,8 @@ class Server:
         ):
             state[f"{name}.devices"] = np.array(sorted(table), dtype=np.int64)
             state[f"{name}.values"] = np.array([table[device] for device in sorted(table)], dtype=np.float64)
+        state |= {f"claims.{name}": array for name, array in self._claims.snapshot().items()}
+        state |= {f"usual.{name}": array for name, array in self._usual.snapshot().items()}
         if self.plan is not None:
             state |= {f"plan.{name}": array for name, array in self.plan.snapshot().items()}
         return state
@@ -271,6 +329,9 @@ class Server:
         self._rates_known = bool(state.get("rates.known", True))
         self._accepted = {device: int(round_) for device, round_ in accepted.items()}
         self.estimator.restore(_under("estimator.", state))
+        for prefix, part in (("usual.", self._usual), ("claims.", self._claims)):
+            if own := _under(prefix, state):
+                part.restore(own)
         plan = _under("plan.", state)
         self.plan = Plan.from_snapshot(plan) if plan else None
 
@@ -305,6 +366,36 @@ class Server:
             detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
             opened.refusals.append(Refusal(device, "weight-cut", detail))
 
+    def _refuse_far_beyond(self, opened: _OpenRound) -> None:
+        """Refuses updates so long that, by what the fleet has shown to be usual, they cannot be honest."""
+        lengths = self._lengths(opened.reports)
+        longest = self._usual.longest(list(lengths.values()), self.limits.update_ratio)
+        for device, length in lengths.items():
+            if length > longest:
+                del opened.reports[device]
+                detail = f"the model moved by {length:g}; more than {longest:.3g} is unheard of"
+                opened.refusals.append(Refusal(device, "large-update", detail))
+
+    def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
+        """Plans anew where devices have not borne out what they claimed, or are given another chance."""
+        if self.plan is None or not self._profiles:
+            return
+        for device, report in reports.items():
+            slots = int(self.plan.assignment(device).quotas.sum())
+            self._claims.observe(device, report, slots, self._profiles[device].rate)
+        found = self._claims.judge(opened.round)
+        for device, share in found.items():
+            if share < 1:
+                detail = f"its claims count for {share:.0%} of what they say: so much of them has come true"
+                opened.refusals.append(Refusal(device, "claim-unfounded", detail))
+        if found:
+            self.coordinate(self._profiles)
+
+    def _lengths(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, float]:
+        """How far each report that weighs anything moves the model, in the order of the devices' ids."""
+        model = self.model.astype(np.float64)
+        return {d: float(np.linalg.norm(r.model - model)) for d, r in sorted(reports.items()) if r.weight > 0}
+
     def _keep_late_estimate(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
         """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known."""
         known = opened.late[device].round if device in opened.late else self._accepted.get(device, -1)
@@ -314,12 +405,15 @@ class Server:
 
     def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
         """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""
-        longest = longest_estimator(list(self._gradient_norms.values()), self.limits)
+        ratio, heaviest = self.limits.gradient_ratio, np.inf
+        if self.aggregation.name == "robust" and self._rates:
+            ratio, heaviest = min(ratio, _ROBUST_RATIO), float(np.quantile(list(self._rates.values()), 0.75))
+        longest = longest_estimator(list(self._gradient_norms.values()), ratio)
         estimates = {}
         for device, report in reports.items():
             if report.local_gradient is not None:
                 gradient, self._gradient_norms[device] = shorten(report.local_gradient, longest)
-                estimates[device] = Estimate(gradient, self.rate(device), report.round)
+                estimates[device] = Estimate(gradient, min(self.rate(device), heaviest), report.round)
         return estimates
 
 

@@ -24,7 +24,7 @@ class Shares:
     >>> shares.see(np.array([0, 0, 0, 0, 2]))
     >>> shares.values().tolist()
     [0.8, 0.0, 0.2]
-    >>> shares.targets(6).tolist()
+    >>> shares.divide(6).tolist()
     [4, 0, 2]
     """
 
@@ -32,6 +32,8 @@ class Shares:
         self._power, self._forgetting, self._seed = _POWER[targets], forgetting, seed
         self._counts = np.zeros(regions)
         self._arrivals = 0
+        self.targets: IntArray = np.zeros(regions, dtype=np.int64)
+        """Slots as they were last divided."""
 
     def see(self, regions: IntArray) -> None:
         self._counts += np.bincount(regions, minlength=len(self._counts))
@@ -60,23 +62,23 @@ class Shares:
         starts = sorted({0, *changes})
         return [(a, b, a in changes) for a, b in zip(starts, [*starts[1:], len(regions)], strict=True)]
 
-    def targets(self, capacity: int) -> IntArray:
+    def divide(self, capacity: int) -> IntArray:
         """Whole slots for each region, `capacity` in all; where a region's due is a fraction, it takes turns.
 
         The turns are a systematic draw by the number of arrivals: over time every region has its due.
         """
         due = np.where(self._counts > 0, self.values() ** self._power, 0.0)
         if not due.any():
-            return np.zeros(len(due), dtype=np.int64)
+            return self.targets
         upto = capacity * np.cumsum(due) / due.sum()
         upto[-1] = capacity
         turn = uniform_keys(self._seed, np.array([self._arrivals]))[0]
-        whole: IntArray = np.diff(np.floor(upto + turn), prepend=0.0).astype(np.int64)
-        return whole
+        self.targets = np.diff(np.floor(upto + turn), prepend=0.0).astype(np.int64)
+        return self.targets
 
     def snapshot(self) -> State:
-        return {"counts": self._counts.copy(), "arrivals": np.array(self._arrivals)}
+        return {"counts": self._counts.copy(), "arrivals": np.array(self._arrivals), "targets": self.targets}
 
     def restore(self, state: State) -> None:
         self._counts = np.array(state["counts"], dtype=np.float64)
-        self._arrivals = int(state["arrivals"])
+        self._arrivals, self.targets = int(state["arrivals"]), np.array(state["targets"], dtype=np.int64)

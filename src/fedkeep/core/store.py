@@ -102,6 +102,14 @@ class MemoryStore:
         while (region := self._overfull()) is not None:
             self._drop(self._lowest(region))
 
+    @property
+    def regions(self) -> int:
+        return len(self._quotas)
+
+    def would_hold(self, counts: IntArray, quotas: IntArray) -> bool:
+        """Whether so many samples of each region stay under these quotas."""
+        return bool(counts.sum() <= quotas.sum() if self.bends else (counts <= quotas).all())
+
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         n = len(batch)
         outcome = Outcome(np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores)

@@ -37,6 +37,9 @@ class Meter(Kept, Protocol):
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
         """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
 
+    def advance(self, time: float) -> None:
+        """Lets time pass without arrivals, so that rates fall."""
+
     def velocity(self) -> FloatArray:
         """V_c: arrivals per unit of time in each region, (Y,)."""
 
@@ -52,6 +55,9 @@ class KnownVelocity:
 
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
         """What arrives changes nothing."""
+
+    def advance(self, time: float) -> None:
+        """Nor does time."""
 
     def velocity(self) -> FloatArray:
         return self._velocity

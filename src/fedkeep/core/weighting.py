@@ -33,6 +33,7 @@ class Weighting:
     """
 
     client_label: float = 0.0
+    """0: gamma of Eq. 11 alone, as in the paper; 1: every device and label by its own share of the stream."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.client_label <= 1:

@@ -7,6 +7,7 @@
 True
 """
 
+from fedkeep.core.names import Registry
 from fedkeep.data.cache import Progress
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.data.federation import Federation, Membership, ModelSpec, Task
@@ -18,17 +19,21 @@ from fedkeep.data.streams import Stream, StreamOptions
 from fedkeep.data.synthetic import Embedded, Synthetic
 from fedkeep.data.traffic import Traffic
 
-TASKS: dict[str, type[Task]] = {
-    "audio-mnist": AudioMnist,
-    "embedded": Embedded,
-    "fashion-mnist": FashionMnist,
-    "har": Har,
-    "own": Own,
-    "synthetic": Synthetic,
-    "traffic": Traffic,
-    "uji-indoor": UjiIndoor,
-    "westermo": Westermo,
-}
+TASKS: Registry[type[Task]] = Registry(
+    "task",
+    {
+        "audio-mnist": AudioMnist,
+        "embedded": Embedded,
+        "fashion-mnist": FashionMnist,
+        "har": Har,
+        "own": Own,
+        "synthetic": Synthetic,
+        "traffic": Traffic,
+        "uji-indoor": UjiIndoor,
+        "westermo": Westermo,
+    },
+    methods=("load",),
+)
 """Tasks by their names in TOML files."""
 
 __all__ = [

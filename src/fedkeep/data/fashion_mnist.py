@@ -39,6 +39,7 @@ class FashionMnist:
     """60,000 + 10,000 grey images of 28x28 in ten labels; fifty devices with five labels each by default."""
 
     partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "labels", "devices": 50, "labels": 5})
+    """How the pictures are divided among devices."""
 
     def __post_init__(self) -> None:
         if isinstance(partition_from(self.partition), Natural):

@@ -21,6 +21,7 @@ class Har:
     """900 features and five activities: GeoTec's 46 phones and watches, or HARBOX's 120 phones."""
 
     dataset: Literal["geotec", "harbox"] = "geotec"
+    """Which recordings: GeoTec's are downloaded, HARBOX must be fetched by hand."""
     test_fraction: float = 0.1
     """HARBOX only; GeoTec is split by recording, because its windows overlap."""
 

@@ -31,6 +31,7 @@ class Own:
     device: str = "device"
     """The column (or array) that says which device a sample came from."""
     label: str = "label"
+    """The column (or array) of labels."""
     shape: tuple[int, ...] | None = None
     """The shape of a sample for the model, e.g. [1, 28, 28]; None: as it is in the data."""
     standardise: bool = True
@@ -38,10 +39,13 @@ class Own:
     test_fraction: float = 0.1
     """Held out at random inside each device, unless the data has a column `test` (1: for testing)."""
     partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "natural"})
+    """How samples are divided among devices; "natural" takes the data's own."""
     model: str = "softmax"
     """A model by its name, or `module:factory`."""
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of the model's factory, e.g. { hidden = [64] }."""
     rounds_per_pass: int = 500
+    """Rounds in which a device sees each of its samples once."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.source is None):
@@ -63,6 +67,8 @@ class Own:
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
                 raise DataError(f"{table.origin} leaves no sample for {purpose}: the model needs some for either")
+        if len(label_names) < 2:
+            raise DataError(f"{table.origin} has a single label, '{label_names[0]}': there is nothing to tell apart")
         if self.standardise:
             x = _standardised(x, train.indices)
         spec = ModelSpec(self.model, dict(self.model_options))

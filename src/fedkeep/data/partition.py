@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.names import did_you_mean, find
+from fedkeep.core.names import Registry, did_you_mean
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, IntArray
 from fedkeep.data.federation import Membership
@@ -31,24 +31,20 @@ class Partition(ABC):
 
 Kind = TypeVar("Kind", bound=type[Partition])
 
-PARTITIONS: dict[str, type[Partition]] = {}
+PARTITIONS: Registry[type[Partition]] = Registry("partition", base=Partition)
 
 
+@dataclass_transform(frozen_default=True)
 def partition(name: str) -> Callable[[Kind], Kind]:
     """Registers a partition under its name in TOML files and makes it a frozen dataclass."""
-
-    def register(cls: Kind) -> Kind:
-        PARTITIONS[name] = dataclass(frozen=True)(cls)
-        return cls
-
-    return register
+    return PARTITIONS.register(name)
 
 
 def partition_from(table: Mapping[str, Any]) -> Partition:
     """The partition that a TOML table names, with its options."""
     options = dict(table)
     name = str(options.pop("name", ""))
-    cls = find(name, PARTITIONS, "partition")
+    cls = PARTITIONS.find(name)
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in options:
         if key not in known:
@@ -81,7 +77,9 @@ class LabelsPerDevice(Partition):
     """A few labels a device and long-tailed sizes: device u owns labels u, u+1, ...; sizes are log-normal."""
 
     devices: int = 50
+    """How many devices to make."""
     labels: int = 5
+    """How many labels a device has."""
     tail: float = 1.0
     """Standard deviation of the logarithm of a device's size. 0: all alike; 1: four of five devices hold at
     most about a quarter of what the largest holds, as in the journal version of the paper."""
@@ -123,6 +121,7 @@ class Shards(Partition):
     """Samples sorted by label and cut into equal shards, `shards` of them a device (McMahan et al. 2017)."""
 
     devices: int = 50
+    """How many devices to make."""
     shards: int = 2
 
     def __post_init__(self) -> None:
@@ -149,7 +148,9 @@ class Dirichlet(Partition):
     """Each label divided among the devices by a draw from Dirichlet(alpha): a small alpha is very uneven."""
 
     devices: int = 50
+    """How many devices to make."""
     alpha: float = 0.3
+    """How even the shares are; a small one is very uneven."""
     minimum: int = 2
     """Samples that a device has at least; a device short of them takes some from the largest."""
 
@@ -185,6 +186,7 @@ class Iid(Partition):
     """Equal shares at random."""
 
     devices: int = 50
+    """How many devices to make."""
 
     def __post_init__(self) -> None:
         _require("devices", self.devices, 1)

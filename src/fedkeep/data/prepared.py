@@ -42,6 +42,7 @@ class AudioMnist:
     """Spoken digits of 60 people, log-mel pictures of 32 x 32: devices differ by voice, not by labels."""
 
     model: str = "mlp"
+    """A model by its name, or `module:factory`."""
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         return _load(AUDIO_MNIST, self.model, "y", seed, progress)
@@ -52,6 +53,7 @@ class Westermo:
     """Flows of an industrial network in the order of time, 31 source addresses: attacks come in bursts."""
 
     model: str = "softmax"
+    """A model by its name, or `module:factory`."""
     label: Literal["y", "y_timing"] = "y"
     """`y`: only traffic from or to the attacker is an attack; `y_timing`: all traffic of that time."""
 
@@ -64,6 +66,7 @@ class UjiIndoor:
     """On which floor is the phone? WiFi scans in the order of time of 29 people with a phone, floor after floor."""
 
     model: str = "mlp"
+    """A model by its name, or `module:factory`."""
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         return _load(UJI_INDOOR, self.model, "y", seed, progress)

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.seeds import child_seed, generator, uniform_keys
 from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
 from fedkeep.data.federation import Federation
 
 _ORDERS_KEPT = 1000
 """Devices whose latest order of samples is kept in memory."""
+_FITTED = 10
+"""The first samples of a device, from which its codec takes the bounds of each feature."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class StreamOptions:
     """Share of training samples whose features are drowned in noise."""
     outlier_scale: float = 10.0
     """Standard deviation of that noise, in standard deviations of the data."""
+    encoding: EncodingName = "float32"
+    """Samples come as a store in fewer bytes gives them back: valued and trained on as decoded."""
 
     def __post_init__(self) -> None:
         for key in ("drift", "label_noise", "outliers"):
@@ -66,6 +71,7 @@ class Stream:
         self._phase: FloatArray = (phases + 0.5) / federation.labels
         self._deviation = _feature_deviation(federation) if options.outliers else None
         self._orders: dict[int, tuple[int, IntArray]] = {}
+        self._codecs: dict[int, SampleCodec] = {}
 
     def rate(self, device: int) -> float:
         """v_c, the mean number of arrivals a round."""
@@ -98,7 +104,17 @@ class Stream:
             base = cycle * cycle_length
             order = self._order(device, owned, cycle)
             pieces.append(order[max(start - base, 0) : stop - base])
-        return self._disturbed(owned[np.concatenate(pieces)])
+        return self._encoded(device, self._disturbed(owned[np.concatenate(pieces)]))
+
+    def _encoded(self, device: int, batch: Batch) -> Batch:
+        """The samples as decoded; a device's codec takes its bounds from the first that came, wherever a run begins."""
+        if self._options.encoding == "float32":
+            return batch
+        if device not in self._codecs:
+            first = self._data.train.of(device)[self._order(device, self._data.train.of(device), 0)[:_FITTED]]
+            self._codecs[device] = SampleCodec(self._data.sample_shape, encoding=self._options.encoding)
+            self._codecs[device].fit(self._disturbed(first).x)
+        return Batch(self._codecs[device].settled(batch.x), batch.y, batch.ids)
 
     def training_set(self, device: int) -> Batch:
         """All that the device's stream is made of, each sample once, as it would arrive."""

@@ -23,8 +23,11 @@ class Synthetic:
     """Linear labelling rules over clusters of devices; the paper's sizes are near 5000 to 6000 samples."""
 
     devices: int = 200
+    """How many devices the fleet has."""
     labels: int = 10
+    """How many labels there are."""
     features: int = 60
+    """How many numbers a sample has."""
     smallest: int = 5000
     """Added to a log-normal draw to make a device's size (LEAF's stock: 5)."""
     largest: int = 6000
@@ -34,7 +37,9 @@ class Synthetic:
     spread: float = 1.0
     """Factor on the standard deviations of a device's samples around their centre; 1 is LEAF's."""
     generator_seed: int = 42
+    """What the data itself follows from; the experiment's seed draws only splits."""
     test_fraction: float = 0.1
+    """Held out in each device for testing."""
 
     task_name: ClassVar[str] = "synthetic"
     usual_rounds_per_pass: ClassVar[int] = 400

@@ -18,13 +18,19 @@ class Traffic:
     """Generated flows of 64 packets x (size, direction, gap); or the real sessions of USTC-TFC2016."""
 
     dataset: Literal["generated", "ustc"] = "generated"
+    """Flows generated here, or real sessions."""
     devices: int = 30
     """Terminals of the generated network; USTC is divided by `partition`."""
     applications: int = 20
+    """Labels of the generated network."""
     applications_per_device: int = 15
+    """Labels that a generated terminal uses."""
     samples: int = 37_853
+    """Flows to generate."""
     generator_seed: int = 2019
+    """What the flows themselves follow from; the experiment's seed draws only splits."""
     test_fraction: float = 0.2
+    """Held out in each device for testing."""
     partition: Mapping[str, Any] = field(
         default_factory=lambda: {"name": "dirichlet", "devices": 30, "alpha": 0.3, "minimum": 10}
     )

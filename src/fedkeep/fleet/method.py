@@ -11,7 +11,7 @@ from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.names import find
+from fedkeep.core.names import Registry
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.screening import Limits
@@ -22,7 +22,7 @@ from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.options import EstimatorOptions, StorageOptions, TrainOptions
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.registry import find_policy
+from fedkeep.registry import AGGREGATIONS, REGIONS, find_policy
 
 METHOD_TABLES: dict[str, type[Any]] = {
     "storage": StorageOptions,
@@ -34,6 +34,8 @@ METHOD_TABLES: dict[str, type[Any]] = {
     "limits": Limits,
     "privacy": PrivacyOptions,
 }
+_OWN: dict[str, Registry[Any]] = {"aggregation": AGGREGATIONS, "regions": REGIONS}
+"""Tables whose `name` may be a class of one's own."""
 METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *METHOD_TABLES})
 
 
@@ -67,13 +69,20 @@ class Method:
         table: Table = {"seed": self.seed, "model": dict(self.model)}
         for key in ("policy", "coordinator"):
             table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
-        return table | {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
+        table |= {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
+        if "aggregation" in self.names:
+            table["aggregation"]["name"] = self.names["aggregation"]
+        return table
+
+    def told_size(self, learner: Learner) -> int:
+        """The length of what devices tell of their stream: of an estimator, or of a shared gist."""
+        return learner.tail(self.gist.last_layers) if self.gist.shared else learner.gradient_size
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device."""
         return Server(
             model=model,
-            gradient_size=learner.tail(self.gist.last_layers) if self.gist.shared else learner.gradient_size,
+            gradient_size=self.told_size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
@@ -94,16 +103,25 @@ def method_parts(table: Table) -> dict[str, Any]:
     policy_table = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_table["name"]), rest(policy_table), "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
-    plain = {key: build(cls, table_of(table, key), key) for key, cls in METHOD_TABLES.items()}
+    plain, own = plain_parts(METHOD_TABLES, table)
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
     _refuse_contradictions(policy, plain["gist"], plain["privacy"])
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
-    names = {"policy": policy_table["name"], "coordinator": coordinator_name}
+    names = {"policy": policy_table["name"], "coordinator": coordinator_name, **own}
     model = table_of(table, "model")
     return {"model": model, "policy": policy, "coordinator": coordinator, "seed": seed, "names": names, **plain}
+
+
+def plain_parts(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parts that tables of a fixed form describe, and the names of those that are classes of one's own."""
+    own = {key: name for key in tables if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))}
+    parts = {key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own}
+    for key, name in own.items():
+        parts[key] = build(_OWN[key].find(name), rest(table_of(table, key)), key)
+    return parts, own
 
 
 def _refuse_contradictions(policy: SelectionPolicy, gist: GistOptions, privacy: PrivacyOptions) -> None:
@@ -121,7 +139,10 @@ def with_preset(table: Table) -> Table:
     """The table over what its preset says of its policy."""
     remaining = {key: value for key, value in table.items() if key != "preset"}
     policy = named(remaining, "policy", default=DEFAULT_POLICY)["name"]
-    return merged(experiment_tables(str(table.get("preset", DEFAULT)), policy), remaining)
+    said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
+    if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
+        said = merged(said, {"aggregation": {"name": "fedavg"}})
+    return merged(said, remaining)
 
 
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
@@ -132,8 +153,7 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
         raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
     if given["name"] == "none":
         return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
-    cls = find(given["name"], COORDINATORS, "coordinator")
-    coordinator = build(cls, rest(given), "coordinator")
+    coordinator = build(COORDINATORS.find(given["name"]), rest(given), "coordinator")
     if policy.coordinated or applies_to == "all":
         return given["name"], coordinator
     return "none", Uncoordinated()

@@ -16,11 +16,16 @@ class StorageOptions:
     """`storage`: how much a device can keep, and what becomes of it."""
 
     capacity: int = 10
-    """|B_c|, in samples."""
+    """|B_c| of the paper: how many samples a device can keep."""
     after_use: Literal["keep", "discount", "renew"] = "keep"
+    """What becomes of samples that were trained on: `keep` is the paper, their score is all that counts; `discount`
+    lowers their rank with each use; `renew` lets any later arrival of the region displace them."""
     discount: int = 1
+    """Places within its region that a sample loses with each use, where `after_use` is "discount"."""
     revalue: bool = True
+    """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
     max_age: int | None = None
+    """Arrivals after which a stored sample makes way for any newcomer; left out: never."""
     quotas: Literal["targets", "fixed"] = "targets"
     """`targets` lends the slots of labels that have not come to those that have; `fixed` is the paper."""
     targets: Targets = "root"
@@ -80,6 +85,7 @@ class TrainOptions(Schedule):
     learning_rate: float = 1e-3
     epochs: int = 5
     rounds: int = 100
+    """Rounds of training, T of the paper."""
     participation: float = 0.1
     """|C_t| / |C|: the share of devices that takes part in a round, at least one."""
     dropout: float = 0.0
@@ -122,7 +128,9 @@ class CorrectionOptions:
     """`correction`: what others would do about small and unlike stores, to be compared with; simulated only."""
 
     name: Literal["none", "momentum", "fedvarp", "scaffold"] = "none"
+    """Whose way: momentum on the server, FedVARP's memory of updates, SCAFFOLD's control variates; or none."""
     momentum: float = 0.9
+    """What of the last step the server keeps, under "momentum"."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -137,8 +145,11 @@ class RegionOptions:
     """
 
     name: Literal["label", "k-means", "hierarchical"] = "label"
+    """How samples are told apart; or `module:Class` with a `count` and an `assign` of your own."""
     count: int = 10
+    """How many regions to make, of clusters."""
     space: Literal["features", "activations"] = "features"
+    """Where clusters lie: in the inputs, or in the inputs of the model's last layer."""
     local: int = 10
     """The centroids that a device sends."""
 
@@ -156,6 +167,7 @@ class RecordOptions:
     devices: int = 1
     """How many devices' stores are recorded at each evaluation, to be looked at."""
     checkpoint_every: int = 100
+    """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from there."""
     prequential: bool = False
     """Also test, then train: the global model of each round on all that arrives in it, before anybody trains on it."""
 

@@ -7,11 +7,10 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import EncryptedProfile, Evaluated, ProfileRequest
-from fedkeep.presets import DEFAULT
+from fedkeep.link.messages import AskProfile, DeviceReply, DeviceRequest
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 
 
 def make_agent_app() -> ClientApp:
@@ -35,36 +34,13 @@ class AgentDevice:
 
     def __init__(self, socket_path: str, run_config: UserConfig, timeout: float = 600.0) -> None:
         self._path, self._timeout = socket_path, timeout
-        self._method = str(run_config.get("policy.name", "ode")), str(run_config.get("preset", DEFAULT))
+        self._method = str(run_config.get("policy.name", DEFAULT_POLICY)), str(run_config.get("preset", DEFAULT))
 
-    def profile(self) -> Profile:
-        with self._agent() as agent:
-            self._require_method(agent)
-            return agent.profile()
-
-    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
-        with self._agent() as agent:
-            self._require_method(agent)
-            return agent.encrypted_profile(request)
-
-    def participate(self, order: TrainOrder) -> Report:
-        with self._agent() as agent:
-            return agent.participate(order)
-
-    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        with self._agent() as agent:
-            return agent.hold(order, terms)
-
-    def answer(self, question: bytes) -> bytes:
-        with self._agent() as agent:
-            return agent.answer(question)
-
-    def evaluate(self, model: Vector) -> Evaluated:
-        with self._agent() as agent:
-            return agent.evaluate(model)
-
-    def _agent(self) -> AgentClient:
-        return AgentClient(self._path, self._timeout)
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        with AgentClient(self._path, self._timeout) as agent:
+            if isinstance(request, AskProfile):
+                self._require_method(agent)
+            return agent.ask(request, DeviceReply)
 
     def _require_method(self, agent: AgentClient) -> None:
         now = agent.status()

@@ -12,7 +12,6 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.flower import codec
 from fedkeep.flower.node_device import NodeDevice
 from fedkeep.link.messages import DeviceRequest, EncryptedProfiled, Profiled
-from fedkeep.link.participant import reply_of
 
 SUM_ACTIONS = ("share", "mask", "unmask")
 """The exchanges of a secure sum after the order, which is answered with keys."""
@@ -24,7 +23,7 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         device, request = open_device(context), codec.decode(message.content, DeviceRequest)
-        reply = reply_of(device, device.evaluate, request)
+        reply = device.reply(request)
         if isinstance(reply, Profiled | EncryptedProfiled):
             number = device_number(context)
             reply = structs.replace(reply, device=number, name=str(context.node_config.get("name", f"device {number}")))

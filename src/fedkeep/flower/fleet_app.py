@@ -8,6 +8,7 @@ from pathlib import Path
 from fedkeep.config import Table, merged, read_toml
 from fedkeep.fleet.specification import parse_fleet
 from fedkeep.flower.server_app import config_of, tables_of
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 
 _PYPROJECT = """\
 [project]
@@ -39,8 +40,8 @@ _MODULES = {
     "server_app": "from fedkeep.flower.server_app import make_server_app\n\napp = make_server_app()\n",
 }
 _SET_BY_SERVE: Table = {
-    "preset": "default",
-    "policy": {"name": "ode"},
+    "preset": DEFAULT,
+    "policy": {"name": DEFAULT_POLICY},
     "state": {"url": "", "run": "default", "resume": False},
     "records": {"directory": ""},
 }

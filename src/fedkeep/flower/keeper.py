@@ -6,23 +6,29 @@ model is the direction in which the fleet as a whole would move.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from fedkeep.config import build
 from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.ports import Learner
+from fedkeep.core.orders import screen_order
+from fedkeep.core.ports import Fate, Job, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import AfterUse
-from fedkeep.core.types import AnyArray, Assignment, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
@@ -30,6 +36,22 @@ from fedkeep.registry import find_policy
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
 _NO_TRAINING = LocalTraining(learning_rate=1.0, epochs=1)
+_STATISTICS = ("running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class KeeperStatus:
+    """What a keeper has done since it was made."""
+
+    offered: int
+    stored: int
+    capacity: int
+    fates: Mapping[str, int]
+    """What became of sound samples: `kept`, `replaced`, `refreshed` or `refused`."""
+    unsound: Mapping[str, int]
+    """Samples that were none, by reason: `label`, `not-finite` or `shape`."""
+    labels: Mapping[int, int]
+    """How many samples of each label are stored."""
 
 
 class Keeper:
@@ -48,16 +70,22 @@ class Keeper:
         preset: str = DEFAULT,
         seed: int = 0,
     ) -> None:
+        if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+            raise ConfigError(f"capacity must be a whole number of samples, 1 or more, got {capacity!r}")
         self._learner, self._memory = learner, memory
         self._capacity, self._policy, self._preset, self._seed = capacity, policy, preset, seed
         self._estimate: Vector | None = None
+        self._correction: Vector | None = None
         self._count = 0
         self._device: Device | None = None
         state = memory.load()
+        self._counts = Counter(msgspec.json.decode(state["counts"].tobytes(), type=dict[str, int]) if state else {})
+        self._statistics = _under("statistics/", state)
+        self._learn_statistics(self._statistics)
         if state:
             self._device = self._make(tuple(state["shape"].tolist()), int(state["labels"]))
-            self._device.restore({n.removeprefix("device/"): a for n, a in state.items() if n.startswith("device/")})
-        self._form = {name: state[name] for name in ("shape", "labels", "seen") if name in state}
+            self._device.restore(_under("device/", state))
+        self._form = {name: state[name] for name in ("shape", "labels") if name in state}
 
     @classmethod
     def open(
@@ -74,12 +102,15 @@ class Keeper:
         """The keeper of this node, for the torch modules that `module` makes.
 
         `preset` sets the policy's options as in an experiment: `"paper"` is the paper's choice. In `directory` the
-        keeper outlives restarts, else it lives in Flower's context.
+        keeper outlives restarts, else it lives in Flower's context. BatchNorm layers are valued as they are in
+        evaluation, by the statistics that come with the model.
         """
+        from fedkeep.learn.frozen_norm import with_frozen_norms
         from fedkeep.learn.torch_learner import TorchLearner
 
         memory = FileMemory(Path(directory) / f"keeper-{context.node_id}.npz") if directory else ContextMemory(context)
-        return cls(TorchLearner(module, last_layers), memory, capacity, policy, preset, context.node_id % 2**62)
+        learner = TorchLearner(partial(with_frozen_norms, module), last_layers)
+        return cls(learner, memory, capacity, policy, preset, context.node_id % 2**62)
 
     def __enter__(self) -> Keeper:
         return self
@@ -89,46 +120,91 @@ class Keeper:
     ) -> None:
         if error is None and self._device is not None:
             state: State = {f"device/{name}": array for name, array in self._device.snapshot().items()}
+            state |= {f"statistics/{name}": array for name, array in self._statistics.items()}
+            state["counts"] = np.frombuffer(msgspec.json.encode(self._counts), dtype=np.uint8)
             self._memory.save(state | self._form)
 
     def offer(self, x: Any, y: Any) -> None:
-        """Values a batch of arrivals, numpy or torch, under the model last synced; a sample seen before is known."""
-        samples, labels = np.asarray(x, dtype=np.float32), np.asarray(y, dtype=np.int64)
+        """Values a batch of arrivals, numpy or torch, under the model last synced; a sample seen before is known.
+
+        Samples with NaN, of another shape or without a class of the model's are not kept, and counted in `status()`.
+        """
+        samples, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+        _require_classes(samples, labels)
         if self._device is None:
             self._begin(samples)
         assert self._device is not None
-        self._divide(self._device, labels)
-        self._device.observe(Batch(samples, labels, _ids(samples, labels)), time=0.0)
+        batch = Batch(samples, labels, _ids(samples, labels))
+        outcome, unsound = self._device.observe(batch, time=0.0)
+        fates = Counter(f"fate.{Fate(fate).name.lower()}" for fate in outcome.fates.tolist())
+        self._counts.update({"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()})
 
     def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
         """Takes the model that came, and the direction beside it in a message, and values what is kept anew."""
         order = self._order(model, direction)
+        screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
         if self._device is not None:
-            report = self._device.complete(self._device.prepare(order), order.model)
+            prepared = self._device.prepare(order)
+            self._correction = self._for_equal_weights(prepared.job, order.model)
+            report = self._device.complete(prepared, order.model)
             self._estimate, self._count = report.local_gradient, report.gradient_samples
 
-    def samples(self) -> list[tuple[AnyArray, int]]:
-        """The kept samples with their labels, oldest first."""
+    def _for_equal_weights(self, job: Job, model: Vector) -> Vector | None:
+        """The correction of a loop in which all samples count alike, whatever they should count: the difference too."""
+        if job.correction is None:
+            return None
+        measured = self._learner.probe(model).measure(job.batch)
+        return job.correction + measured.weighted_gradient(job.weights / job.weights.mean() - 1.0)
+
+    def correct(self, model: Any) -> None:
+        """Mends the gradients of a torch model by the gist of the stream; call it after each `loss.backward()`.
+
+        Under a preset without a gist, and before the first sync, it changes nothing.
+        """
+        if self._correction is None:
+            return
+        from fedkeep.learn.correcting import add_to_gradients
+
+        add_to_gradients(model, self._correction)
+
+    def samples(self, x: str | None = None, y: str | None = None) -> list[Any]:
+        """The kept samples as pairs (sample, label), oldest first, or as dictionaries with these two keys."""
         if self._device is None:
             return []
         kept = self._device.store.stored().batch
-        return list(zip(kept.x, kept.y.tolist(), strict=True))
+        pairs = list(zip(kept.x, kept.y.tolist(), strict=True))
+        return pairs if x is None or y is None else [{x: sample, y: label} for sample, label in pairs]
+
+    def status(self) -> KeeperStatus:
+        """What was offered, what became of it, and what is stored."""
+        labels = Counter(label for _, label in self.samples())
+        return KeeperStatus(
+            offered=self._counts["offered"],
+            stored=labels.total(),
+            capacity=self._capacity,
+            fates=_counted("fate.", self._counts),
+            unsound=_counted("unsound.", self._counts),
+            labels=dict(sorted(labels.items())),
+        )
 
     def records(self) -> dict[str, ArrayRecord | ConfigRecord]:
-        """What the reply tells `Keeping`: the mean gradient of what arrived, and how much that was."""
-        if self._estimate is None:
-            return {}
-        return {
-            ESTIMATE: ArrayRecord({"local_gradient": Array(self._estimate)}),
-            KEEPER: ConfigRecord({"samples": self._count}),
-        }
+        """What the reply tells `Keeping`: how the keeper is doing, and the mean gradient of what arrived."""
+        now = self.status()
+        said = {"samples": self._count, "offered": now.offered, "stored": now.stored, "labels": len(now.labels)}
+        said |= {"unsound": sum(now.unsound.values())}
+        records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: ConfigRecord(dict(said))}
+        if self._estimate is not None:
+            records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._estimate)})
+        return records
 
     def _begin(self, samples: AnyArray) -> None:
-        labels = self._learner.logits(self._learner.initial(0), samples[:1]).shape[1]
+        scores = self._learner.logits(self._learner.initial(0), samples[:1])
+        if scores.ndim != 2 or scores.shape[1] < 2:
+            raise ConfigError("the model has no two outputs a sample: fedkeep values samples of classifiers only")
+        labels = scores.shape[1]
         self._form = {
             "shape": np.array(samples.shape[1:], dtype=np.int64),
             "labels": np.array(labels),
-            "seen": np.zeros(labels, dtype=bool),
         }
         self._device = self._make(samples.shape[1:], labels)
 
@@ -148,16 +224,6 @@ class Keeper:
             seed=self._seed,
         )
 
-    def _divide(self, device: Device, labels: IntArray) -> None:
-        """Slots are divided evenly among the labels seen so far; dividing labels among devices takes a server."""
-        known = int(self._form["labels"])
-        seen = self._form["seen"] | np.isin(np.arange(known), labels)
-        if (seen != self._form["seen"]).any():
-            share, rest = divmod(self._capacity, int(seen.sum()))
-            quotas = np.where(seen, share + (np.cumsum(seen) <= rest), 0)
-            device.assign(Assignment(quotas, np.ones(known), 1.0))
-            self._form["seen"] = seen
-
     def _order(self, model: Message | ArrayRecord | Vector, direction: Vector | None) -> TrainOrder:
         round_, accepted = 0, None
         if isinstance(model, Message):
@@ -169,12 +235,45 @@ class Keeper:
                 round_, accepted = int(str(said["round"])), int(str(said["accepted"]))
             model = next(record for name, record in content.array_records.items() if name != DIRECTION)
         if isinstance(model, ArrayRecord):
-            model = np.concatenate([array.numpy().ravel() for array in model.values()]).astype(np.float32)
+            model = self._flattened({name: array.numpy() for name, array in model.items()})
         return TrainOrder(round_, model, direction, _NO_TRAINING, accepted)
+
+    def _flattened(self, named: Mapping[str, AnyArray]) -> Vector:
+        """A state dict's parameters as a vector; running statistics go to the layers they belong to."""
+        self._statistics = {name: a for name, a in named.items() if name.rpartition(".")[2] in _STATISTICS}
+        self._learn_statistics(self._statistics)
+        layout = getattr(self._learner, "layout", None)
+        known = None if layout is None else layout.names
+        names = known if known is not None and set(known) <= set(named) else list(named)
+        return np.concatenate([named[name].ravel() for name in names]).astype(np.float32)
+
+    def _learn_statistics(self, named: Mapping[str, AnyArray]) -> None:
+        if named:
+            self._learner.load_statistics(named)  # type: ignore[attr-defined]
+
+
+def _require_classes(samples: AnyArray, labels: AnyArray) -> None:
+    """Refuses what is no batch of a classifier's samples, in a sentence."""
+    if labels.ndim != 1 or len(samples) != len(labels):
+        raise ConfigError(
+            f"offer takes one class number a sample: got samples {samples.shape} and labels {labels.shape}"
+        )
+    if len(labels) and labels.dtype.kind == "f" and not (labels == np.floor(labels)).any():
+        raise ConfigError("these labels are no class numbers: fedkeep values samples of classifiers, not of regression")
+    if labels.dtype.kind not in "iuf":
+        raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
+
+
+def _under(prefix: str, state: State) -> State:
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+
+
+def _counted(prefix: str, counts: Counter[str]) -> dict[str, int]:
+    return {name.removeprefix(prefix): n for name, n in sorted(counts.items()) if name.startswith(prefix)}
 
 
 def _ids(x: AnyArray, y: IntArray) -> IntArray:
     """What a sample is known by: its content."""
     pairs = zip(x, y.tolist(), strict=True)
-    digests = [blake2b(sample.tobytes() + str(label).encode(), digest_size=8).digest() for sample, label in pairs]
+    digests = [blake2b(sample.tobytes() + f"{label:g}".encode(), digest_size=8).digest() for sample, label in pairs]
     return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64) >> 1

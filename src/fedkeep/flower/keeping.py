@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -15,23 +16,40 @@ from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
 from fedkeep.flower.prompt_grid import PromptGrid
-from fedkeep.presets import DEFAULT, experiment_tables
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
+from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
+from fedkeep.records.versions import versions
 
 log = logging.getLogger("fedkeep.flower")
+
+_TOLD = ("offered", "stored", "unsound")
+"""What a keeper says of itself that adds up over a fleet."""
 
 
 class Keeping(Strategy):
     """`Keeping(FedAvg(...))`: the inner strategy trains as ever, on what the devices' Keepers kept.
 
-    The inner strategy sees its own records only: FedAvg refuses replies with a second ArrayRecord. `preset` says how
-    the estimates become g_hat, as everywhere: `"paper"` is Eq. 8.
+    The inner strategy sees its own records only: FedAvg refuses replies with a second ArrayRecord. `preset` and
+    `policy` are the Keepers' and say how the estimates become g_hat: `"paper"` is Eq. 8. `records` is a
+    file for `fedkeep watch` and `report`.
     """
 
-    def __init__(self, inner: Strategy, preset: str = DEFAULT, gradient_norm: float = 1e3) -> None:
-        self._inner = inner
-        self._estimator: GlobalEstimator = global_estimator(_estimator_name(preset))
+    def __init__(
+        self,
+        inner: Strategy,
+        preset: str = DEFAULT,
+        policy: str = DEFAULT_POLICY,
+        gradient_norm: float = 1e3,
+        records: str | None = None,
+    ) -> None:
+        self._inner, self._preset = inner, preset
+        self._recorder = None if records is None else Recorder(Path(records))
+        self._estimator: GlobalEstimator = global_estimator(_estimator_name(preset, policy))
         self._gradient_norm = gradient_norm
         self._accepted: dict[DeviceId, int] = {}
+        self._numbers: dict[int, int] = {}
+        """Nodes in the order in which they were first heard of: a record's devices."""
+        self._offered: dict[int, int] = {}
         self._size: int | None = None
         """The length of an estimate: that of most of the first ones."""
 
@@ -46,9 +64,13 @@ class Keeping(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Flower's own loop, over a grid that does not sleep between two looks for replies."""
-        return super().start(
+        if self._recorder is not None:
+            self._recorder.start(self._header(num_rounds))
+        result = super().start(
             PromptGrid(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
+        self._write(End(round=num_rounds, digest=""))
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -69,13 +91,19 @@ class Keeping(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merges the estimates, then lets the inner strategy aggregate what is its own."""
         listed = list(replies)
+        said = {r.metadata.src_node_id: s for r in listed if (s := _said(r)) is not None}
         taken = {r.metadata.src_node_id: e for r in listed if (e := self._taken(r, server_round)) is not None}
         if self._size is None and taken:
             self._size = Counter(len(e.gradient) for e in taken.values()).most_common(1)[0][0]
         estimates = {node: e for node, e in taken.items() if self._fits(node, e)}
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(estimates, server_round))
-        return self._inner.aggregate_train(server_round, listed)
+        arrays, metrics = self._inner.aggregate_train(server_round, listed)
+        self._write(self._round(server_round, listed, said, refused=len(taken) - len(estimates)))
+        if not said:
+            return arrays, metrics
+        totals = {f"keeper-{name}": sum(of[name] for of in said.values()) for name in _TOLD}
+        return arrays, MetricRecord({**(metrics or {}), **totals, "keeper-estimates": len(estimates)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -83,11 +111,43 @@ class Keeping(Strategy):
         return self._inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self._inner.aggregate_evaluate(server_round, replies)
+        metrics = self._inner.aggregate_evaluate(server_round, replies)
+        found = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+        accuracy, loss = (next((float(v) for n, v in found.items() if word in n), None) for word in ("acc", "loss"))
+        if found:
+            self._write(Evaluation(round=server_round, accuracy=accuracy, loss=loss))
+        return metrics
 
     def summary(self) -> None:
         """Logs the inner strategy's settings."""
         self._inner.summary()
+
+    def _header(self, rounds: int) -> Header:
+        about = {"preset": self._preset, "strategy": type(self._inner).__name__}
+        return Header(
+            run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
+            versions=versions(), labels=(), devices=0, rounds=rounds,
+        )  # fmt: skip
+
+    def _round(self, round_: int, replies: list[Message], said: Mapping[int, Mapping[str, int]], refused: int) -> Round:
+        nodes = [reply.metadata.src_node_id for reply in replies]
+        for node in nodes:
+            self._numbers.setdefault(node, len(self._numbers))
+        arrivals = {node: of["offered"] for node, of in said.items()}
+        fresh = sum(max(0, count - self._offered.get(node, 0)) for node, count in arrivals.items())
+        self._offered |= arrivals
+        return Round(
+            round=round_,
+            participants=tuple(sorted(self._numbers[node] for node in nodes)),
+            arrivals=fresh,
+            dropouts=sum(reply.has_error() for reply in replies),
+            refused_reports={"estimate": refused} if refused else {},
+            staleness=self._estimator.staleness(round_),
+        )
+
+    def _write(self, line: Line) -> None:
+        if self._recorder is not None:
+            self._recorder.write(line)
 
     def _taken(self, reply: Message, round_: int) -> Estimate | None:
         """The estimate in a reply, taken out of it; one that is not sound is dropped and its node named."""
@@ -114,5 +174,14 @@ class Keeping(Strategy):
         return float(np.linalg.norm(gradient.astype(np.float64))) <= self._gradient_norm
 
 
-def _estimator_name(preset: str) -> str:
-    return str(experiment_tables(preset, "ode").get("estimator", {}).get("name", "incremental"))
+def _said(reply: Message) -> dict[str, int] | None:
+    """What a reply's keeper says of itself, if there is one and it is in numbers."""
+    about = None if reply.has_error() else reply.content.get(KEEPER)
+    if not isinstance(about, ConfigRecord):
+        return None
+    said = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
+    return said if len(said) == len(_TOLD) else None
+
+
+def _estimator_name(preset: str, policy: str) -> str:
+    return str(experiment_tables(preset, policy).get("estimator", {}).get("name", "incremental"))

@@ -12,8 +12,8 @@ from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.flower.device_memory import DeviceMemory
-from fedkeep.link.messages import EncryptedProfile, Evaluated, ProfileRequest, Vitals
-from fedkeep.link.participant import Participant
+from fedkeep.link.messages import DeviceReply, DeviceRequest, EncryptedProfile, Evaluated, ProfileRequest, Vitals
+from fedkeep.link.participant import reply_of
 from fedkeep.privacy.door import Door, make_door
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ _WINDOW = 1.0
 """The rounds over which a device that replays a stream is taken to have counted its velocities."""
 
 
-class NodeDevice(Participant, Protocol):
+class NodeDevice(Protocol):
     """A device as a ClientApp sees it: in this process, or at the other end of an agent's socket."""
 
-    def evaluate(self, model: Vector) -> Evaluated:
-        """A model on the device's own samples."""
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        """The device's reply to a server's question; raises where it refuses."""
 
 
 class CatchUpDevice:
@@ -64,6 +64,9 @@ class CatchUpDevice:
         for name, part in self._kept.items():
             if own := _under(f"{name}/", state):
                 part.restore(own)
+
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        return reply_of(self, self.evaluate, request)
 
     def profile(self) -> Profile:
         """What the device declares in the clear, if it may; where noise hides it told once and then repeated."""
@@ -104,6 +107,7 @@ class CatchUpDevice:
 
     def _released(self, order: TrainOrder) -> Report:
         """The report to an order as it may leave; the same one to an order that has come before."""
+        self._device.screen(order)
         digest = _digest(order)
         if self._last and self._last["digest"].tobytes() == digest:
             return _report(self._last)

@@ -26,7 +26,7 @@ from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
 from fedkeep.records import End, Evaluation, Header, Holdings, Line, Member, Members, Privacy, Recorder, Round, Timing
 from fedkeep.records import Plan as PlanLine
-from fedkeep.records.reader import begins_with_header
+from fedkeep.records.reader import begins_with_header, read_run
 from fedkeep.records.versions import versions
 
 _LISTED = 50
@@ -81,6 +81,7 @@ class FleetRecorder:
         self._recorder = Recorder(self._path)
         if resumed:
             self._recorder.truncate_after(round_)
+            self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
         else:
             self._recorder.start(self._header)
 

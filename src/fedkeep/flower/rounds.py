@@ -75,12 +75,13 @@ class RoundOutcome:
     evaluation: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
-        """The round in Flower's terms; `refused` names the devices."""
+        """The round in Flower's terms; `refused` and `outvoted` name the devices."""
         return {
             "accepted": len(self.summary.accepted),
             "empty": len(self.summary.empty),
             "missing": len(self.summary.missing),
             "refused": sorted({refusal.device for refusal in self.refusals}),
+            "outvoted": list(self.summary.outvoted),
             "quorate": int(self.quorate),
             "seconds": self.seconds,
         }

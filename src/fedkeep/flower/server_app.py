@@ -73,7 +73,7 @@ def fleet_of(run_config: UserConfig) -> FleetSpec:
 def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     """The strategy of the fleet that the run config specifies."""
     spec = fleet_of(run_config)
-    sizes = Sizes(spec.learner.size, spec.learner.gradient_size, spec.regions.count)
+    sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
     strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
     records = build(RecordOptions, spec.deployment["records"], "records")
     run = build(StateOptions, spec.deployment["state"], "state").run

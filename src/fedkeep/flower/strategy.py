@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.evaluations import merge_evaluations
 from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
@@ -190,8 +191,7 @@ class FedkeepStrategy(Strategy):
         server_round: int,  # noqa: ARG002
         replies: Iterable[Message],
     ) -> MetricRecord | None:
-        """Loss and accuracy over all devices that answered, weighted by their samples."""
-        samples, loss, correct = 0, 0.0, 0
+        """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
         self._evaluated = {}
         for reply in replies:
             try:
@@ -200,10 +200,11 @@ class FedkeepStrategy(Strategy):
                 self._refuse(Refusal(self._number(reply.metadata.src_node_id), error.reason, error.detail))
                 continue
             self._evaluated[self._number(reply.metadata.src_node_id)] = said
-            samples, loss, correct = samples + said.samples, loss + said.total_loss, correct + said.correct
-        if not samples:
-            return None
-        return MetricRecord({"samples": samples, "loss": loss / samples, "accuracy": correct / samples})
+        told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
+        merged, cut = merge_evaluations(told, self.server.limits)
+        for refusal in cut:
+            self._refuse(refusal)
+        return MetricRecord(dict(merged)) if merged else None
 
     def _chosen(self, devices: list[DeviceId]) -> tuple[DeviceId, ...]:
         return self.server.select(self.server.round, devices, self.options.asked(len(devices)))

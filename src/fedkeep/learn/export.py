@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
+from fedkeep.core.errors import ConfigError, DataError, MissingExtraError, where
 from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, OnnxLearner
 
 if TYPE_CHECKING:
@@ -27,11 +27,12 @@ def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weight
     Without a shape, the samples are those that the module's first layer takes, if that says it.
     """
     torch = _torch()
-    module = factory().float().eval()
+    module = _made(torch, factory)
     shape = shape or _sample_shape(torch, module)
     if weights is not None:
         load_weights(module, weights)
     valued, head = _valued(torch, module)
+    _try(torch, module, head, shape)
     _write(torch, valued, _example(torch, head, shape, 2), out)
     _describe(module, shape, out)
     difference = _difference(torch, valued, head, shape, out)
@@ -39,6 +40,32 @@ def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weight
         out.unlink()
         raise DataError(f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}")
     return difference
+
+
+def _made(torch: Any, factory: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        module = factory()
+    except Exception as error:
+        raise ConfigError(f"the factory of the model raised {where(error)}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"the factory must make a torch.nn.Module, it made {type(module).__name__}")
+    return module.float().eval()  # type: ignore[no-any-return]
+
+
+def _try(torch: Any, module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
+    """Lets two samples through: the shape must fit, and the last layer's output must be the model's."""
+    outputs: list[Tensor] = []
+    hook = head.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    try:
+        with torch.no_grad():
+            logits = module(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the model cannot take samples of shape {list(shape)} (--shape): {reason}") from error
+    finally:
+        hook.remove()
+    if not outputs or outputs[-1].shape != logits.shape or not torch.equal(outputs[-1], logits):
+        raise ConfigError("the model must end in its last Linear layer: take out what comes after it, such as a ReLU")
 
 
 def _sample_shape(torch: Any, module: nn.Module) -> tuple[int, ...]:

@@ -9,7 +9,9 @@ from inspect import signature
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from fedkeep.core.errors import ConfigError, MissingExtraError
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, MissingExtraError, where
 from fedkeep.core.names import did_you_mean, load_object
 from fedkeep.core.ports import FleetLearner
 from fedkeep.learn.dense_learner import DenseLearner
@@ -48,7 +50,9 @@ def learner_for(
     make = _fitting(name, torch_factory(name), options)
     from fedkeep.learn.torch_learner import TorchLearner
 
-    return TorchLearner(partial(make, **options), last_layers)
+    learner = TorchLearner(_making_modules(name, partial(make, **options)), last_layers)
+    _refuse_misfit(name, learner, sample_shape, classes)
+    return learner
 
 
 def torch_factory(name: str) -> Callable[..., nn.Module]:
@@ -64,6 +68,39 @@ def torch_factory(name: str) -> Callable[..., nn.Module]:
     if not callable(found):
         raise ConfigError(f"model '{name}' is not a function that makes a module")
     return found
+
+
+def _making_modules(name: str, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The factory, whose mistakes are told in a sentence."""
+    from torch import nn
+
+    def checked() -> nn.Module:
+        try:
+            module = make()
+        except Exception as error:
+            raise ConfigError(f"the factory of model '{name}' raised {where(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"the factory of model '{name}' must make a torch.nn.Module, it made {type(module).__name__}"
+            )
+        return module
+
+    return checked
+
+
+def _refuse_misfit(name: str, learner: FleetLearner, sample_shape: tuple[int, ...], classes: int) -> None:
+    """Lets two blank samples through, so that a wrong shape is told before anything runs."""
+    try:
+        logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model '{name}' cannot take samples of shape {list(sample_shape)}: {reason}") from error
+    if logits.ndim != 2 or len(logits) != 2:
+        raise ConfigError(
+            f"model '{name}' must give a row of outputs a sample, it gave shape {list(logits.shape)} for 2"
+        )
+    if logits.shape[1] < classes:
+        raise ConfigError(f"model '{name}' has {logits.shape[1]} outputs, and the data has {classes} labels")
 
 
 def _widths(hidden: Sequence[int]) -> tuple[int, ...]:

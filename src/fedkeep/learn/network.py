@@ -6,7 +6,7 @@ Loading a model is then one copy, and one forward and one backward pass give all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
@@ -19,6 +19,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.chain import Chain
 from fedkeep.learn.flat import Layout, require_layers
+from fedkeep.learn.frozen_norm import FrozenNorm
 from fedkeep.learn.pooling import with_fast_pools
 from fedkeep.learn.torch_loss import losses, output_error
 
@@ -87,6 +88,14 @@ class Network:
         """The parameters of C models, (C, P), as views (C, *shape)."""
         places = zip(self.layout.slices, self.layout.shapes, strict=True)
         return [models[:, part].view(-1, *shape) for part, shape in places]
+
+    def load_statistics(self, named: Mapping[str, AnyArray]) -> None:
+        """Gives frozen layers the statistics of these names; other names are not theirs."""
+        own = dict(self.module.named_buffers())
+        with self.lock:
+            for name in own.keys() & named.keys():
+                own[name].copy_(as_tensor(named[name]))
+            self._loaded = None
 
     def load(self, model: Vector, *, frozen: bool = False) -> None:
         """Makes `model` the parameters; free of charge where it is frozen and was the one loaded last."""
@@ -189,6 +198,8 @@ def as_tensor(array: AnyArray) -> Tensor:
 def refuse_coupling(module: nn.Module) -> None:
     """Raises for layers in which one sample's loss depends on the others of its batch."""
     for name, part in module.named_modules():
+        if isinstance(part, FrozenNorm):
+            continue
         if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "running_mean", None) is not None:
             raise FedkeepError(
                 f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "

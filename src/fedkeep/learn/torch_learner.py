@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -63,6 +63,10 @@ class TorchLearner:
 
     def tail(self, layers: int | None) -> int:
         return self._network.tail(layers)
+
+    def load_statistics(self, named: Mapping[str, AnyArray]) -> None:
+        """Gives frozen BatchNorm layers the running means and variances of these names."""
+        self._network.load_statistics(named)
 
     def initial(self, seed: int) -> Vector:
         """The parameters of a new module, as its own layers initialise them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from types import TracebackType
+from types import TracebackType, UnionType
 from typing import TypeVar
 
 from fedkeep.core.errors import FedkeepError, RefusedError
@@ -12,6 +12,7 @@ from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
     Answered,
     AskProfile,
+    AskRefused,
     AskStatus,
     AskStored,
     AskSum,
@@ -27,6 +28,8 @@ from fedkeep.link.messages import (
     Profiled,
     ProfileRequest,
     Reasons,
+    RefusedRecord,
+    RefusedRecords,
     Reply,
     Reported,
     Request,
@@ -95,6 +98,10 @@ class AgentClient:
     def stored(self) -> StoredSummary:
         return self.ask(AskStored(), StoredSummary)
 
+    def refused(self) -> tuple[RefusedRecord, ...]:
+        """The records that were refused last, oldest first."""
+        return self.ask(AskRefused(), RefusedRecords).records
+
     def why(self, id_: str) -> Reasons:
         return self.ask(AskWhy(id_), Reasons)
 
@@ -102,7 +109,7 @@ class AgentClient:
         """How many samples were removed and overwritten."""
         return self.ask(request, Erased).count
 
-    def ask(self, request: Request, expected: type[Answer]) -> Answer:
+    def ask(self, request: Request, expected: type[Answer] | UnionType) -> Answer:
         """The agent's reply, which must be of that kind; its refusal is raised."""
         try:
             send_frame(self._socket, to_bytes(request))

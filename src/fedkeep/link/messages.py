@@ -66,6 +66,10 @@ class AskStored(msgspec.Struct, frozen=True, tag=True):
     """What is stored, by label. Answered by `StoredSummary`."""
 
 
+class AskRefused(msgspec.Struct, frozen=True, tag=True):
+    """The records that were refused last. Answered by `RefusedRecords`."""
+
+
 class AskWhy(msgspec.Struct, frozen=True, tag=True):
     """Why a sample is stored or is not. Answered by `Reasons`."""
 
@@ -143,6 +147,21 @@ class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
     name: str = ""
 
 
+class GistStatus(msgspec.Struct, frozen=True):
+    """What a device's gist is worth, and what it did when the device last took part: None since it started."""
+
+    name: str
+    worth: float
+    """n, in samples; 0 while nothing is known."""
+    arrivals: int
+    """N, those that came since and are not in it yet."""
+    bytes: int
+    """At rest, with the sums over those arrivals."""
+    trust: float | None = None
+    likeness: float | None = None
+    reach: float | None = None
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """Numbers for people and monitors."""
 
@@ -164,6 +183,10 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     epsilon_spent: float | None = None
     """What was spent of the privacy budget; None where nothing is accounted for."""
     epsilon_budget: float | None = None
+    sample_bytes: int = 0
+    """Of one stored sample, with what is known of it."""
+    gist: GistStatus | None = None
+    """None of a device without a gist."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -179,6 +202,18 @@ class LabelSummary(msgspec.Struct, frozen=True):
 
 class StoredSummary(msgspec.Struct, frozen=True, tag=True):
     labels: tuple[LabelSummary, ...]
+
+
+class RefusedRecord(msgspec.Struct, frozen=True):
+    time: float
+    source: str
+    reason: str
+    raw: str
+    """How the record began."""
+
+
+class RefusedRecords(msgspec.Struct, frozen=True, tag=True):
+    records: tuple[RefusedRecord, ...]
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -215,6 +250,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
 """What a server asks of a device."""
 DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
-Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskWhy | Erase
+Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase
 """All that an agent answers: the server's questions, and those of whoever looks after the device."""
-Reply: TypeAlias = DeviceReply | Status | StoredSummary | Reasons | Erased | Failed
+Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reasons | Erased | Failed

@@ -24,7 +24,6 @@ _ROUNDING = 1.0
 
 
 @coordinator("exact")
-@dataclass(frozen=True)
 class Exact(LabelLimits):
     """The optimum of problem (9): first the fewest missing holders (9b), then the largest objective (9a).
 

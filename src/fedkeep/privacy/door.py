@@ -14,12 +14,13 @@ from msgspec import structs
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
-from fedkeep.core.types import Profile, Report, TrainOrder
+from fedkeep.core.types import IntArray, Profile, Report, State, TrainOrder
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest, Vitals
 
 if TYPE_CHECKING:
     from fedkeep.privacy.gaussian import NormalSource
     from fedkeep.privacy.guard import Guard, Spending
+    from fedkeep.privacy.ledger import Ledger
     from fedkeep.privacy.options import PrivacyOptions
     from fedkeep.privacy.sealing import ProfileSealer
     from fedkeep.privacy.sum_member import SumMember
@@ -52,6 +53,16 @@ class Door:
     def terms(self, payload: bytes) -> SumTerms:
         """The terms of a secure sum, if this device may take part on them."""
         return self._masking().terms(payload)
+
+    def see(self, ids: IntArray) -> None:
+        """These samples have entered the estimate that grows."""
+        if self._guard is not None:
+            self._guard.see(ids)
+
+    def close_estimate(self) -> None:
+        """That estimate is finished, and what is released next."""
+        if self._guard is not None:
+            self._guard.close_estimate()
 
     def release(self, report: Report, order: TrainOrder) -> Report:
         """What may be told of a report: with noise, without an estimator, or nothing (BudgetSpentError)."""
@@ -127,13 +138,22 @@ def make_door(
     *,
     normal: NormalSource | None = None,
     lock: AbstractContextManager[object] | None = None,
+    ledger: Ledger | None = None,
+    keep: Callable[[State], None] = lambda _: None,
 ) -> Door:
-    """The door that the options describe; `commit` makes the device's state durable, or raises."""
+    """The door that the options describe; `commit` makes the device's state durable, or raises.
+
+    A `ledger` that lives apart from that state is made durable by `keep`, before it.
+    """
     from fedkeep.privacy.gaussian import system_normal
     from fedkeep.privacy.guard import Guard
     from fedkeep.privacy.ledger import Ledger
 
-    guard = Guard(options, Ledger(), lambda _: commit(), normal or system_normal)
+    def charged(spent: State) -> None:
+        keep(spent)
+        commit()
+
+    guard = Guard(options, Ledger() if ledger is None else ledger, charged, normal or system_normal)
     member: SumMember | None = None
     sealer: ProfileSealer | None = None
     if options.secure_sum:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.privacy.gaussian import NormalSource, clipped, require_positive, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
@@ -100,6 +100,15 @@ class Guard:
         if self._told is None:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
         return replace(profile, velocity=self._told)
+
+    def see(self, ids: IntArray) -> None:
+        """These samples have entered the estimate that grows."""
+        if self._options.counts_samples:
+            self._ledger.see(ids)
+
+    def close_estimate(self) -> None:
+        """That estimate is finished, and what is released next."""
+        self._ledger.close()
 
     @property
     def hides_profiles(self) -> bool:

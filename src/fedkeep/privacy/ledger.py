@@ -2,7 +2,8 @@
 
 Two accounts are kept side by side. A device's account is plain: everything composes. In a sample's account
 model updates and profiles compose, since a stored sample trains many times; but a sample of a real stream
-enters one estimator, so estimators count by the worst of them, resends included, and not by their sum.
+enters one estimator, so estimators count by the worst of them, resends included, and not by their sum. Where the
+caller says which samples entered (`see`), one that came again is charged for each time.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.core.errors import FedkeepError, RefusedError
-from fedkeep.core.types import State
+from fedkeep.core.types import FloatArray, IntArray, State
 from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
 from fedkeep.privacy.options import Stream, Unit
+from fedkeep.privacy.sample_costs import SampleCosts
 
 _ROUNDING = 1e-9
 STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
 _SHAPES = {"composed": (2,), "estimator": (2,), "releases": (3,), "last_round": (1,)}
 _NO_ROUND = -1.0
+_ACCOUNTS = ("composed", "releases")
 
 
 class BudgetSpentError(FedkeepError):
@@ -46,11 +49,22 @@ class Ledger:
         self._estimator = np.zeros(2)
         self._releases = np.zeros(3)
         self._last_round = np.array([_NO_ROUND])
+        self._samples = SampleCosts()
+
+    def see(self, ids: IntArray) -> None:
+        """These samples have entered the estimate that grows."""
+        self._samples.see(ids)
+
+    def close(self) -> None:
+        """That estimate is finished; the next charge of an estimator is for it."""
+        self._samples.close()
 
     def charge(self, *charges: Charge) -> None:
         """Adds the costs of releases that are about to be sent together."""
         for charge in charges:
-            self._composed, self._estimator = _after(self._composed, self._estimator, charge)
+            self._composed, self._estimator = self._after(self._composed, self._estimator, charge)
+            if charge.stream == "estimator":
+                self._samples.charge(charge.sample, resends=charge.resends)
             self._releases[STREAMS.index(charge.stream)] += 1
             if charge.stream == "estimator":
                 self._last_round[:] = charge.round
@@ -63,7 +77,7 @@ class Ledger:
         """Whether these releases together would stay within the budget."""
         composed, estimator = self._composed, self._estimator
         for charge in charges:
-            composed, estimator = _after(composed, estimator, charge)
+            composed, estimator = self._after(composed, estimator, charge)
         return _total(unit, composed, estimator) <= budget_cost(epsilon, delta) * (1 + _ROUNDING)
 
     def epsilon(self, unit: Unit, delta: float) -> float:
@@ -81,25 +95,44 @@ class Ledger:
             "estimator": self._estimator.copy(),
             "releases": self._releases.copy(),
             "last_round": self._last_round.copy(),
+            **self._samples.snapshot(),
         }
 
     def restore(self, state: State) -> None:
         """Takes up a snapshot; a damaged one is refused, for a ledger that starts anew would under-count."""
-        if {name: np.shape(array) for name, array in state.items()} != _SHAPES:
+        arrays = {name: np.array(state[name], dtype=np.float64) for name in _SHAPES if name in state}
+        if {name: array.shape for name, array in arrays.items()} != _SHAPES:
             raise RefusedError("damaged privacy ledger", f"expected arrays {_SHAPES}")
-        arrays = {name: np.array(array, dtype=np.float64) for name, array in state.items()}
         if not all((array >= (_NO_ROUND if name == "last_round" else 0)).all() for name, array in arrays.items()):
             raise RefusedError("damaged privacy ledger", "a cost is negative or not a number")
         self._composed, self._estimator = arrays["composed"], arrays["estimator"]
         self._releases, self._last_round = arrays["releases"], arrays["last_round"]
+        self._samples.restore(state)
+
+    def _after(self, composed: FloatArray, estimator: FloatArray, charge: Charge) -> tuple[FloatArray, FloatArray]:
+        """Both accounts after a charge; `estimator` is (cost of samples not yet accepted, the worst ever)."""
+        if charge.stream != "estimator":
+            return composed + np.array([charge.sample, charge.device]), estimator
+        pending = charge.sample + (estimator[0] if charge.resends else 0.0)
+        worst = max(float(estimator[1]), pending, self._samples.worst(charge.sample, resends=charge.resends))
+        return composed + np.array([0.0, charge.device]), np.array([pending, worst])
 
 
-def _after(composed: np.ndarray, estimator: np.ndarray, charge: Charge) -> tuple[np.ndarray, np.ndarray]:
-    """Both accounts after a charge; `estimator` is (cost of samples not yet accepted, the worst ever)."""
-    if charge.stream != "estimator":
-        return composed + np.array([charge.sample, charge.device]), estimator
-    pending = charge.sample + (estimator[0] if charge.resends else 0.0)
-    return composed + np.array([0.0, charge.device]), np.array([pending, max(estimator[1], pending)])
+class KeptLedger(Ledger):
+    """A ledger that never falls: whatever older state it is given back, it keeps the dearer account of the two."""
+
+    def restore(self, state: State) -> None:
+        before = super().snapshot()
+        super().restore(state)
+        self._composed = np.maximum(self._composed, before["composed"])
+        self._estimator = np.maximum(self._estimator, before["estimator"])
+        self._releases = np.maximum(self._releases, before["releases"])
+        self._last_round = np.maximum(self._last_round, before["last_round"])
+
+    def is_behind(self, said: State) -> bool:
+        """Whether somebody has seen more spent than this ledger knows of."""
+        own = self.snapshot()
+        return any(bool((said[name] > own[name] * (1 + _ROUNDING)).any()) for name in _ACCOUNTS if name in said)
 
 
 def _total(unit: Unit, composed: np.ndarray, estimator: np.ndarray) -> float:

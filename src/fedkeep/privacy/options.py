@@ -14,7 +14,7 @@ Unit: TypeAlias = Literal["sample", "device"]
 """Whose presence the noise hides: one sample's, or all that one device has."""
 Stream: TypeAlias = Literal["estimator", "model", "profile"]
 """The three things that leave a device."""
-_ROBUST = frozenset({"trimmed", "norm-bounded"})
+_ROBUST = frozenset({"trimmed", "norm-bounded", "robust"})
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,11 @@ class PrivacyOptions:
     epsilon: float | None = None
     """The whole budget of a device, over all that `protect` names."""
     delta: float = 1e-5
+    """The chance with which the promise of `epsilon` may fail."""
     unit: Unit = "sample"
+    """Whose presence the noise hides: one sample's, or all that a device has."""
     protect: tuple[Stream, ...] = ("estimator",)
+    """What leaves a device with noise only: "estimator", "model", "profile"."""
     clip: float = 1.0
     """The longest gradient of one sample that counts in full."""
     model_clip: float = 1.0
@@ -42,6 +45,12 @@ class PrivacyOptions:
     """Whether the server sees only sums of reports (secure aggregation)."""
     sum_threshold: float = 0.5
     """A sum needs more than this share of the devices asked for it; at least half, so that no two sums fit in one."""
+    sum_least: int | None = None
+    """A device is in no sum of fewer devices; None: of fewer than three registered `members`, or than two at all."""
+    members: str = ""
+    """On a device: the directory of the fleet's public node keys; only their owners may be in a sum with it."""
+    member_key: str = ""
+    """On a device: its own node key, which signs for it."""
     sum_rebase: int = 500
     """Rounds after which the running sum of estimators begins anew, so that nothing counts in it for ever."""
     encrypted_profiles: bool = False
@@ -60,6 +69,10 @@ class PrivacyOptions:
             raise ValueError(f"resends must be 0 or more, got {self.resends}")
         if not 0.5 <= self.sum_threshold <= 1:
             raise ValueError(f"sum_threshold must be at least 0.5 and at most 1, got {self.sum_threshold}")
+        if self.sum_least is not None and self.sum_least < 2:
+            raise ValueError(f"sum_least must be 2 or more devices, got {self.sum_least}")
+        if bool(self.members) != bool(self.member_key):
+            raise ValueError("members and member_key belong together: name both, or none")
         if self.sum_rebase < 1:
             raise ValueError(f"sum_rebase must be 1 or more rounds, got {self.sum_rebase}")
         if not 0 < self.delta < 1:
@@ -74,9 +87,19 @@ class PrivacyOptions:
         return self.epsilon is not None and stream in self.protect
 
     @property
+    def counts_samples(self) -> bool:
+        """Whether a sample that enters two estimators must be charged for both."""
+        return self.unit == "sample" and self.protects("estimator")
+
+    @property
     def may_end_in_silence(self) -> bool:
         """Whether a device with its budget spent takes no part any more."""
         return self.epsilon is not None and (self.when_spent == "absent" or "model" in self.protect)
+
+    @property
+    def least_in_sum(self) -> int:
+        """The fewest devices, this one included, with which it is in a sum."""
+        return self.sum_least or (3 if self.members else 2)
 
     def threshold(self, asked: int) -> int:
         """How many of the devices asked must stay to the end of a secure sum."""

@@ -31,6 +31,9 @@ class PublicKeys:
     sealing: bytes
     own_mask: bytes
     """Tells nothing of the mask, but whether the shares given later make it up."""
+    member: bytes = b""
+    """Whose keys they are, by a node key; empty where devices believe the server."""
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,6 +63,8 @@ class SumBook:
         server, count = self._server, len(participants)
         session = secrets.token_bytes(SESSION_BYTES)
         heaviest = {device: server.heaviest(device) for device in participants}
+        if count < self._options.least_in_sum:
+            raise RefusedError("too few devices", f"{count} are asked; privacy.sum_least wants more")
         if not np.isfinite(max(heaviest.values(), default=0.0)):
             raise RefusedError("no plan", "without one nobody knows how much a report may weigh: coordinate first")
         if not self._unit:
@@ -73,7 +75,7 @@ class SumBook:
                 device=device,
                 threshold=self._options.threshold(count),
                 summands=count,
-                update_norm=server.limits.update_norm,
+                update_norm=server.longest_summand(),
                 gradient_norm=server.limits.gradient_norm,
                 gradient_size=self._gradient_size,
                 heaviest=heaviest[device],

@@ -11,6 +11,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.screening import Limits, screen_report
 from fedkeep.core.types import FloatArray, Report, State, TrainOrder, Vector
 from fedkeep.privacy.fixed_point import Differences, Words, weighted
+from fedkeep.privacy.member_keys import member_keys
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.secure_sum import MaskingDevice
 from fedkeep.privacy.sum_messages import (
@@ -30,6 +31,7 @@ from fedkeep.privacy.sum_messages import (
 )
 
 _WORDS = np.dtype("<u8")
+_FAR = 10.0
 
 
 @dataclass(eq=False)
@@ -52,12 +54,17 @@ class SumMember:
         self.differences = Differences(gradient_size + 1, _WORDS)
         self._gradient_size = gradient_size
         self._held: _Held | None = None
+        self._keys = member_keys(options)
 
     def terms(self, payload: bytes) -> SumTerms:
         """The terms of a sum, if this device may take part on them; to be asked before it trains."""
         terms = decode(payload, SumTerms)
         if len(terms.session) != SESSION_BYTES or terms.gradient_size not in (0, self._gradient_size):
             raise RefusedError("sum-terms", "they are not those of a sum over this fleet's reports")
+        if terms.summands < self._options.least_in_sum:
+            raise RefusedError(
+                "too few devices", f"{terms.summands} are fewer than privacy.sum_least: nothing was sent"
+            )
         if terms.threshold < max(2, self._options.threshold(terms.summands)):
             asked = f"{terms.threshold} of {terms.summands} devices"
             raise RefusedError("threshold", f"{asked} are fewer than privacy.sum_threshold wants: nothing was sent")
@@ -78,7 +85,9 @@ class SumMember:
             return encode(Declined(terms.session, error.reason, error.detail))
         device = MaskingDevice(terms.device, terms.session, terms.threshold)
         self._held = _Held(terms.session, device, words)
-        return encode(Keys(terms.session, device.keys(), lost))
+        keys = device.keys()
+        signed = keys if self._keys is None else self._keys.sign(keys, terms.session, terms.device)
+        return encode(Keys(terms.session, signed, lost))
 
     def answer(self, payload: bytes) -> bytes:
         """The answer to one of the other exchanges."""
@@ -86,6 +95,8 @@ class SumMember:
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
+        if isinstance(request, Roster):
+            request = self._known(request)
         reply = _reply(held, request)
         if isinstance(request, Survivors):
             self._held = None
@@ -109,8 +120,17 @@ class SumMember:
         if held:
             self._held = _Held(held["session"].tobytes(), MaskingDevice.restored(held), held["words"].copy())
 
+    def _known(self, roster: Roster) -> Roster:
+        """The roster as masks are agreed on, if it is of enough devices and, where they are known, of members only."""
+        if len(roster.keys) < self._options.least_in_sum:
+            raise RefusedError("too few devices", f"{len(roster.keys)} are fewer than privacy.sum_least")
+        if self._keys is not None:
+            self._keys.require_members(roster.keys, roster.session)
+        return Roster(roster.session, {d: replace(k, member=b"", signature=b"") for d, k in roster.keys.items()})
+
     def _words(self, report: Report, model: Vector, terms: SumTerms, *, lost: bool) -> Words:
-        """The report on its grids, if it is sound."""
+        """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it."""
+        report = _cut(report, model, terms.update_norm)
         limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
         sound = screen_report(report, model, terms.gradient_size, terms.heaviest, limits)
         update = terms.update_grid.encode(_update(sound, model, terms))
@@ -124,6 +144,17 @@ class SumMember:
         gradient = report.local_gradient
         words = None if gradient is None else terms.estimator_grid.encode(weighted(gradient, terms.rate))
         return self.differences.send(words, terms.session, terms.counted)
+
+
+def _cut(report: Report, model: Vector, longest: float) -> Report:
+    """An update somewhat too long, cut; one far too long, or none at all, is left for screening to refuse."""
+    if report.model.shape != model.shape:
+        return report
+    update = report.model.astype(np.float64) - model
+    length = float(np.linalg.norm(update))
+    if not longest < length < _FAR * longest:
+        return report
+    return replace(report, model=(model + update * (0.999 * longest / length)).astype(np.float32))
 
 
 def _update(report: Report, model: Vector, terms: SumTerms) -> FloatArray:

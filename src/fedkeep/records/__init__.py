@@ -1,5 +1,6 @@
 """A run's records: one JSONL file, written line by line, read back, and summed up."""
 
+from fedkeep.records.frame import frame
 from fedkeep.records.lines import (
     Change,
     Device,
@@ -41,6 +42,7 @@ __all__ = [
     "Slot",
     "Timing",
     "compare",
+    "frame",
     "read_run",
     "read_runs",
 ]

@@ -1,8 +1,10 @@
-"""Lines to bytes and back."""
+"""Lines to bytes and back; each line ends in a checksum, so that a flipped bit is noticed."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -29,13 +31,25 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 _stamps = msgspec.json.Decoder(Stamp)
 
 
+_SUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*$')
+
+
 def encode(line: Line) -> bytes:
     """The line as JSON without its newline; floats in the shortest form that reads back exactly."""
-    return _encoder.encode(line)
+    body = _encoder.encode(line)
+    return body[:-1] + b',"sum":"%08x"}' % crc32(body)
+
+
+def is_intact(raw: bytes) -> bool | None:
+    """Whether the line is what was written; None of one that carries no checksum, as by another program."""
+    found = _SUM.search(raw)
+    return None if found is None else crc32(raw[: found.start()] + b"}") == int(found[1], 16)
 
 
 def stamp(raw: bytes) -> Stamp | None:
-    """The line's kind and round, or None where it is torn or no record at all."""
+    """The line's kind and round, or None where it is torn, damaged or no record at all."""
+    if is_intact(raw) is False:
+        return None
     try:
         return _stamps.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -44,6 +58,8 @@ def stamp(raw: bytes) -> Stamp | None:
 
 def decode(raw: bytes) -> Line | None:
     """The line, or None for a kind that this version does not know."""
+    if is_intact(raw) is False:
+        raise DataError("damaged: its checksum does not fit; delete the file and run again with --resume")
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What a set of runs says: final accuracy, and how much sooner than a base method each method gets there."""
+"""What a set of runs says: how good each method is, by how much it is ahead of another, and how much sooner."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedkeep.records.lines import Evaluation
+from fedkeep.records.lines import Evaluation, Gist
+from fedkeep.records.measures import (
+    GIST,
+    MEASURES,
+    Difference,
+    Estimate,
+    difference,
+    estimate,
+    late_accuracy,
+    pooled,
+)
 from fedkeep.records.reader import Run
-from fedkeep.records.student import interval
 
-LAST = 5
-"""Evaluations that a final accuracy is the mean of."""
+BASES = ("fifo", "reservoir")
+"""What methods are measured against unless asked otherwise: the first of these that ran."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times fewer rounds than the base a method needs to reach the base's final accuracy."""
+    """How many times fewer rounds than the base a method needs to reach the base's late accuracy."""
 
     base: str
     value: float | None
@@ -36,12 +45,18 @@ class Row:
     method: str
     seeds: int
     finished: int
-    accuracy: float
-    """The mean over seeds of the final accuracy."""
-    half_width: float | None
-    """Of its 95 % interval by Student's t; None of a single seed."""
+    measures: dict[str, Estimate]
+    """By the names of `MEASURES`."""
     ratios: tuple[Ratio, ...]
     """One per base, in the order asked for."""
+    differences: tuple[dict[str, Difference] | None, ...]
+    """One per base; None where no seed ran with both, or the base is the method itself."""
+    gist: dict[str, Estimate]
+    """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
+
+    @property
+    def late(self) -> Estimate:
+        return self.measures["late"]
 
 
 @dataclass(frozen=True)
@@ -53,16 +68,6 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def final_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
-    """The mean accuracy of the last five evaluations, 0 where it diverged; None where there are none.
-
-    That of the untrained model, before the first round, counts only where there is no other.
-    """
-    trained = [e for e in evaluations if e.round > 0] or evaluations
-    last = [e.accuracy or 0.0 for e in trained[-LAST:]]
-    return math.fsum(last) / len(last) if last else None
-
-
 def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
     """The first round after the start whose evaluation reaches `target`; None if none does."""
     reached = (e.round for e in evaluations if e.round > 0 and e.accuracy is not None and e.accuracy >= target)
@@ -70,15 +75,49 @@ def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
 
 
 def speedup(run: Run, base: Run) -> float | None:
-    """Rounds the base needs to its final accuracy over those the run needs; None if it never gets there."""
-    target = final_accuracy(base.evaluations)
-    if target is None:
-        return None
+    """Rounds the base needs to its late accuracy over those the run needs; None if it never gets there."""
+    target = late_accuracy(base.evaluations)
     own, others = rounds_to(run.evaluations, target), rounds_to(base.evaluations, target)
     return None if own is None or others is None else others / own
 
 
 _Seeds = dict[int, Run]
+_Key = tuple[str, str, str]
+
+
+def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
+    """Every method on every task against the base methods, seed by seed.
+
+    FIFO comes first because it is what the paper's "RS" rows are. A seed's target is the late accuracy of
+    the base with that same seed, since data and partition change with it.
+    """
+    groups, notes = _grouped(runs)
+    bases = tuple(bases) or tuple(base for base in BASES if any(key[2] == base for key in groups))[:1]
+    first = (*bases, *BASES)
+
+    def order(key: _Key) -> tuple[str, str, int, str]:
+        task, setting, method = key
+        rank = first.index(method) if method in first else len(first) + (not method.startswith("ode"))
+        return task, setting, rank, method
+
+    rows = []
+    for key in sorted(groups, key=order):
+        against = [(base, groups.get((*key[:2], base), {})) for base in bases]
+        rows.append(_row(key, groups[key], against))
+    return Comparison(bases, tuple(rows), tuple(notes))
+
+
+def _row(key: _Key, runs: _Seeds, against: Sequence[tuple[str, _Seeds]]) -> Row:
+    measures = {name: estimate([of(run.evaluations) for run in runs.values()]) for name, of in MEASURES.items()}
+    finished = sum(run.end is not None for run in runs.values())
+    ratios = tuple(_ratio(runs, base, found) for base, found in against)
+    differences = tuple(None if base == key[2] else _differences(runs, found) for base, found in against)
+    return Row(*key, len(runs), finished, measures, ratios, differences, _gist(runs))
+
+
+def _gist(runs: _Seeds) -> dict[str, Estimate]:
+    seeds = [pooled(lines) for run in runs.values() if (lines := run.of(Gist))]
+    return {name: estimate([getattr(seed, name) for seed in seeds]) for name in GIST} if seeds else {}
 
 
 def _ratio(runs: _Seeds, base: str, base_runs: _Seeds) -> Ratio:
@@ -89,35 +128,22 @@ def _ratio(runs: _Seeds, base: str, base_runs: _Seeds) -> Ratio:
     return Ratio(base, value, len(logs), len(paired))
 
 
-def _row(key: tuple[str, str, str], runs: _Seeds, ratios: tuple[Ratio, ...]) -> Row:
-    finals = [final for run in runs.values() if (final := final_accuracy(run.evaluations)) is not None]
-    finished = sum(run.end is not None for run in runs.values())
-    return Row(*key, len(runs), finished, math.fsum(finals) / len(finals), interval(finals), ratios)
+def _differences(runs: _Seeds, base_runs: _Seeds) -> dict[str, Difference] | None:
+    """Seed by seed, as far as both runs of a seed got."""
+    paired = [_as_far_as_both(runs[seed], base_runs[seed]) for seed in sorted(runs.keys() & base_runs.keys())]
+    if not paired:
+        return None
+    return {name: difference([of(own) - of(others) for own, others in paired]) for name, of in MEASURES.items()}
 
 
-def compare(runs: Iterable[Run], bases: Sequence[str] = ("fifo", "reservoir")) -> Comparison:
-    """Every method on every task against the base methods, seed by seed.
-
-    FIFO comes first because it is what the paper's "RS" rows are. A seed's target is the final accuracy of
-    the base with that same seed, since data and partition change with it.
-    """
-    groups, notes = _grouped(runs)
-
-    def order(key: tuple[str, str, str]) -> tuple[str, str, int, str]:
-        task, setting, method = key
-        rank = bases.index(method) if method in bases else len(bases) + (not method.startswith("ode"))
-        return task, setting, rank, method
-
-    rows = []
-    for key in sorted(groups, key=order):
-        base_runs = {base: groups.get((*key[:2], base), {}) for base in bases}
-        ratios = tuple(_ratio(groups[key], base, found) for base, found in base_runs.items())
-        rows.append(_row(key, groups[key], ratios))
-    return Comparison(tuple(bases), tuple(rows), tuple(notes))
+def _as_far_as_both(one: Run, other: Run) -> tuple[list[Evaluation], list[Evaluation]]:
+    last = min(one.evaluations[-1].round, other.evaluations[-1].round)
+    own, others = ([e for e in run.evaluations if e.round <= last] for run in (one, other))
+    return own or list(one.evaluations[:1]), others or list(other.evaluations[:1])
 
 
-def _grouped(runs: Iterable[Run]) -> tuple[dict[tuple[str, str, str], _Seeds], list[str]]:
-    groups: dict[tuple[str, str, str], _Seeds] = {}
+def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, _Seeds], list[str]]:
+    groups: dict[_Key, _Seeds] = {}
     notes: list[str] = []
     unfinished: list[str] = []
     for run in runs:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedkeep.core.errors import DataError
-from fedkeep.records.codec import decode, stamp
+from fedkeep.records.codec import decode, is_intact, stamp
 from fedkeep.records.lines import (
     Device,
     End,
@@ -73,9 +73,13 @@ class Run:
 def _lines(path: Path) -> Iterator[Line]:
     """The lines of known kinds; a last line without its newline was torn by a kill and does not count."""
     with path.open("rb") as file:
+        checked = False
         for number, raw in enumerate(file, start=1):
             if not raw.endswith(b"\n"):
                 return
+            checked = checked or is_intact(raw) is not None
+            if checked and is_intact(raw) is None:
+                raise DataError(f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume")
             try:
                 line = decode(raw)
             except DataError as error:
@@ -112,6 +116,17 @@ def begins_with_header(path: Path) -> bool:
         return False
     known = stamp(first) if first.endswith(b"\n") else None
     return known is not None and known.kind == "header"
+
+
+def is_intact_until(path: Path, round_: int) -> bool:
+    """Whether every line of the record up to a round is what was written."""
+    try:
+        for line in _lines(path):
+            if not isinstance(line, Header) and line.round > round_:
+                break
+    except DataError:
+        return False
+    return True
 
 
 def read_runs(directory: Path) -> list[Run]:

@@ -1,16 +1,17 @@
-"""A comparison as a table of words: the same for the terminal, Markdown and a README."""
+"""A comparison in words: the same tables and sentences for the terminal, Markdown and a README."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fedkeep.records.measures import Difference, Estimate
 from fedkeep.records.metrics import Comparison, Ratio, Row
 
 
 @dataclass(frozen=True)
 class Table:
-    """One task in one setting."""
+    """One task in one setting: how good the methods are, or how they stand to one of them."""
 
     title: str
     columns: tuple[str, ...]
@@ -18,27 +19,50 @@ class Table:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """One table per task and setting, a row per method, a column per base that ran there."""
+    """Per task and setting a table of the methods, then one for each base that ran there with another."""
     found: dict[str, list[Row]] = {}
     for row in comparison.rows:
         found.setdefault(f"{row.task}, {row.setting}" if row.setting else row.task, []).append(row)
-    return [_table(title, comparison.bases, rows) for title, rows in found.items()]
+    return [table for title, rows in found.items() for table in _tables(title, comparison.bases, rows)]
 
 
-def _table(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Table:
-    ran = [place for place in range(len(bases)) if any(row.ratios[place].seeds for row in rows)]
-    columns = ("method", "seeds", "final accuracy", *(f"vs {bases[place]}" for place in ran))
-    return Table(title, columns, tuple(_cells(row, [row.ratios[place] for place in ran]) for row in rows))
+def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[Table]:
+    columns = ("method", "seeds", "final accuracy", "best", "area")
+    yield Table(title, columns, tuple(map(_values, rows)))
+    for place, base in enumerate(bases):
+        compared = tuple(_against(row, place) for row in rows if row.differences[place] is not None)
+        if compared:
+            yield Table(f"{title}: against {base}", ("method", "is", "final", "best", "area", "rounds"), compared)
+    gists = tuple(_gist(row) for row in rows if row.gist)
+    if gists:
+        yield Table(f"{title}: what the gist did", ("method", "trust", "likeness", "worth in samples", "reach"), gists)
 
 
-def _cells(row: Row, ratios: Sequence[Ratio]) -> tuple[str, ...]:
+def _values(row: Row) -> tuple[str, ...]:
     seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
-    return (row.method, seeds, _percent(row), *map(_speedup, ratios))
+    return (row.method, seeds, *(_percent(row.measures[name]) for name in ("final", "best", "area")))
 
 
-def _percent(row: Row) -> str:
-    mean = f"{100 * row.accuracy:.2f} %"
-    return mean if row.half_width is None else f"{mean} ± {100 * row.half_width:.2f}"
+def _against(row: Row, place: int) -> tuple[str, ...]:
+    found = row.differences[place]
+    assert found is not None
+    points = (_points(found[name]) for name in ("final", "best", "area"))
+    return (row.method, found["final"].verdict, *points, _speedup(row.ratios[place]))
+
+
+def _gist(row: Row) -> tuple[str, ...]:
+    trust, likeness, reach = (_percent(row.gist[name]) for name in ("trust", "likeness", "reach"))
+    return row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach
+
+
+def _percent(estimate: Estimate) -> str:
+    mean = f"{100 * estimate.mean:.2f} %"
+    return mean if estimate.half_width is None else f"{mean} ± {100 * estimate.half_width:.2f}"
+
+
+def _points(difference: Difference) -> str:
+    mean = f"{100 * difference.mean:+.2f}"
+    return mean if difference.half_width is None else f"{mean} ± {100 * difference.half_width:.2f}"
 
 
 def _speedup(ratio: Ratio) -> str:
@@ -46,15 +70,44 @@ def _speedup(ratio: Ratio) -> str:
     if ratio.value is None:
         return "-"
     all_reached = ratio.reached == ratio.seeds
-    return f"{ratio.value:.2f}x" + ("" if all_reached else f" ({ratio.reached} of {ratio.seeds} seeds)")
+    return f"{ratio.value:.2f}x" + ("" if all_reached else f" ({ratio.reached} of {ratio.seeds})")
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What the final accuracies say against the first base, a sentence a method."""
+    return [
+        _sentence(row, comparison.bases[0], row.differences[0]["final"])
+        for row in comparison.rows
+        if row.differences and row.differences[0] is not None
+    ]
+
+
+def _sentence(row: Row, base: str, found: Difference) -> str:
+    where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
+    if found.verdict in ("ahead", "behind"):
+        half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+        word = "of " if found.verdict == "ahead" else ""
+        return f"{row.method} is {found.verdict} {word}{base} by {abs(100 * found.mean):.2f}{half} points{where}."
+    if found.verdict == "level":
+        return f"{row.method} is level with {base} to within a point{where}."
+    return f"{row.method} against {base} is undecided{where} ({_points(found)} points): {_what_would_decide(found)}."
+
+
+def _what_would_decide(found: Difference) -> str:
+    if found.half_width is None:
+        return "one seed decides nothing, run three or more"
+    if found.seeds_to_decide is None:
+        return "no reasonable number of seeds would tell them apart"
+    return f"about {found.seeds_to_decide} seeds would decide it"
 
 
 def markdown(comparison: Comparison) -> str:
-    """The tables and notes as Markdown."""
+    """The tables, sentences and notes as Markdown."""
     parts = [_markdown_table(table) for table in tables(comparison)]
-    if comparison.notes:
-        parts.append("\n".join(f"- {_escaped(note)}" for note in comparison.notes) + "\n")
-    return "\n".join([*parts, EXPLANATION + "\n"])
+    for remarks in (sentences(comparison), comparison.notes):
+        if remarks:
+            parts.append("\n".join(f"- {_escaped(remark)}" for remark in remarks) + "\n")
+    return "\n".join([*parts, explanation(comparison) + "\n"])
 
 
 def _markdown_table(table: Table) -> str:
@@ -69,8 +122,20 @@ def _escaped(text: str) -> str:
     return plain.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")
 
 
-EXPLANATION = (
-    "Seeds: finished, of those begun. Final accuracy: mean of the last five evaluations, with its 95 % interval "
-    "(Student's t) over seeds. vs a base: rounds it needs to its own final accuracy, over rounds the method needs to "
-    "that; geometric mean over the seeds that got there, '-' when none did."
+def explanation(comparison: Comparison) -> str:
+    """How to read the tables that there are."""
+    return _METHODS + (_GIST if any(row.gist for row in comparison.rows) else "")
+
+
+_METHODS = (
+    "Seeds: finished, of those begun. Final: the accuracy of the last evaluation. Best: the highest. Area: the mean "
+    "over all rounds (the area under the curve). ±: 95 % interval over seeds (Student's t). Against a method: "
+    "differences in points, paired by seed as far as both got; ahead or behind where the interval leaves 0 out, level "
+    "where it stays within a point, else undecided. Rounds: how many times fewer the method needs to the mean of the "
+    "other's last five evaluations, geometric mean over the seeds that got there, '-' when none did."
+)
+_GIST = (
+    " The gist, over all participations: trust is how much of it a device used, likeness how alike a sample's "
+    "gradients were under the device's old model and the new, worth how many samples it stood for, reach how long its "
+    "correction was beside the stored samples' own gradient."
 )

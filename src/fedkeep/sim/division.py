@@ -9,6 +9,7 @@ from fedkeep.core.regions import LabelRegions, Regions, SingleRegion, positions
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data import Federation
+from fedkeep.fleet.options import RegionOptions
 from fedkeep.planning.clusters import Clusters
 from fedkeep.sim.experiment import Experiment
 
@@ -21,6 +22,8 @@ def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
     if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
         return SingleRegion()
     options = experiment.regions
+    if not isinstance(options, RegionOptions):
+        return options
     if options.name == "label":
         return LabelRegions(data.labels)
     clusters = Clusters(options.count, options.name, options.space, options.local, experiment.seed)

@@ -14,9 +14,10 @@ from typing import Any
 
 from fedkeep.config import Table, build, merged, put
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import did_you_mean, find
+from fedkeep.core.names import did_you_mean
+from fedkeep.core.regions import Regions
 from fedkeep.data import TASKS, StreamOptions, Task
-from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, rest, table_of, with_preset
+from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, plain_parts, rest, with_preset
 from fedkeep.fleet.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
 
 _DATA_TABLES: dict[str, type[Any]] = {
@@ -26,6 +27,10 @@ _DATA_TABLES: dict[str, type[Any]] = {
     "regions": RegionOptions,
     "record": RecordOptions,
 }
+_ADDED_LATER: frozenset[str] = frozenset()
+"""Tables that came after runs were first kept: at their defaults they leave a run's hash as it was."""
+TABLES: dict[str, type[Any]] = {**METHOD_TABLES, **_DATA_TABLES}
+"""The tables of an experiment whose keys are always the same."""
 _KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
 
 
@@ -37,7 +42,7 @@ class Experiment(Method):
     stream: StreamOptions
     correction: CorrectionOptions
     profile: ProfileOptions
-    regions: RegionOptions
+    regions: RegionOptions | Regions
     record: RecordOptions
     label: str
     """What tables and legends call the method."""
@@ -46,6 +51,8 @@ class Experiment(Method):
         """Every option with its value, as plain data."""
         data = {key: dataclasses.asdict(getattr(self, key)) for key in ("task", *_DATA_TABLES)}
         data["task"] = {"name": self.names["task"], **data["task"]}
+        if "regions" in self.names:
+            data["regions"]["name"] = self.names["regions"]
         return {"label": self.label, **self.described(), **data}
 
     def digest(self) -> str:
@@ -55,7 +62,9 @@ class Experiment(Method):
         """
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
         for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
-            table[key] = _changed(getattr(self, key))
+            stated = _changed(getattr(self, key))
+            if stated or key not in _ADDED_LATER:
+                table[key] = stated
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -76,12 +85,13 @@ def resolve(table: Table) -> Experiment:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
     table = with_preset(table)
     method, task = method_parts(table), named(table, "task")
-    method["names"] |= {"task": task["name"]}
+    data, own = plain_parts(_DATA_TABLES, table)
+    method["names"] |= {"task": task["name"], **own}
     return Experiment(
-        task=build(find(task["name"], TASKS, "task"), rest(task), "task"),
+        task=build(TASKS.find(task["name"]), rest(task), "task"),
         label=str(table.get("label", method["names"]["policy"])),
         **method,
-        **{key: build(cls, table_of(table, key), key) for key, cls in _DATA_TABLES.items()},
+        **data,
     )
 
 

@@ -6,20 +6,21 @@ import base64
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import TypeGuard
 
 import numpy as np
 
 from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.gist import Mending
 from fedkeep.core.ports import Fate, Outcome, Stored
-from fedkeep.core.regions import CentroidRegions
+from fedkeep.core.regions import LabelRegions, SingleRegion
 from fedkeep.core.types import AnyArray, Batch, DeviceId
 from fedkeep.records import Change, Device, Evaluation, Gist, Holdings, Line, Plan, Privacy, Round, Slot
 from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
 from fedkeep.sim.evaluation import Evaluated
 from fedkeep.sim.fleet import Fleet
 
-_LISTED = 50
+_LISTED = 1000
 """Devices that lines list: the first ones, the same in all lines."""
 _CHANGES = 12
 """The most comings and goings that a line tells of a device."""
@@ -33,8 +34,11 @@ class Observer:
         self._data = simulator.parts.data
         self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, Fleet) else None
         regions = simulator.parts.regions
-        self._clusters = regions.count if isinstance(regions, CentroidRegions) else 0
+        self._clusters = 0 if isinstance(regions, LabelRegions | SingleRegion) else regions.count
         """How many clusters the plan divides; 0 where it divides labels, or nothing."""
+        pictures = image_size(self._data.sample_shape) is not None
+        self._greys = (float(self._data.x.min()), float(self._data.x.max())) if pictures else None
+        """Black and white, where samples are pictures."""
         self._watched = simulator.first_participants()[: simulator.experiment.record.devices]
         self._changes: dict[DeviceId, deque[Change]] = {d: deque(maxlen=_CHANGES) for d in self._watched}
         if self._fleet is not None:
@@ -62,7 +66,7 @@ class Observer:
         self._refused.update(refusals_by_reason(record.summary))
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
-            self._mendings += [gist.latest for gist in gists if gist is not None and gist.latest is not None]
+            self._mendings += [gist.latest for gist in gists if gist is not None and _mended(gist.latest)]
 
     def opening(self) -> Iterator[Line]:
         """The lines before the first round: the plan, and how good the untrained model is."""
@@ -158,7 +162,7 @@ class Observer:
     def _device(self, round_: int, device: DeviceId, stored: Stored) -> Device:
         now = self._simulator.parts.stream.position(device, round_)
         slots = [
-            Slot(id=id_, label=y, score=score, age=now - arrival, uses=uses, thumbnail=_thumbnail(x))
+            Slot(id=id_, label=y, score=score, age=now - arrival, uses=uses, thumbnail=self._thumbnail(x))
             for x, y, id_, score, arrival, uses in zip(
                 stored.batch.x,
                 *(a.tolist() for a in (stored.batch.y, stored.batch.ids, stored.scores, stored.arrivals, stored.uses)),
@@ -172,6 +176,14 @@ class Observer:
             slots=tuple(slots),
             changes=tuple(self._changes[device]),
         )
+
+    def _thumbnail(self, x: AnyArray) -> str | None:
+        """The picture as 8-bit grey on the scale of all the data: one that is dim or drowned in noise looks so."""
+        if self._greys is None:
+            return None
+        low, high = self._greys
+        grey = np.clip(255 * (x - low) / max(high - low, 1e-12), 0, 255).astype(np.uint8)
+        return base64.b64encode(grey.tobytes()).decode()
 
     def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
         if device not in self._changes:
@@ -193,20 +205,15 @@ class Observer:
         return [(d, device.store.stored()) for d, device in sorted(self._fleet.devices.items())]
 
 
+def _mended(mending: Mending | None) -> TypeGuard[Mending]:
+    return mending is not None and mending.gist is not None and bool(np.isfinite(mending.reach))
+
+
 def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
     """Height and width of samples that are grey images; None of any others."""
     if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= 8:
         return shape[1], shape[2]
     return None
-
-
-def _thumbnail(x: AnyArray) -> str | None:
-    """The picture as 8-bit grey, from its darkest to its brightest value."""
-    if image_size(x.shape) is None:
-        return None
-    low, high = float(x.min()), float(x.max())
-    grey = (255 * (x - low) / max(high - low, 1e-12)).astype(np.uint8)
-    return base64.b64encode(grey.tobytes()).decode()
 
 
 def _rows(rows: Sequence[AnyArray] | AnyArray) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.records import End, Header, Recorder, Timing, read_run
-from fedkeep.records.reader import begins_with_header
+from fedkeep.records.reader import begins_with_header, is_intact_until
 from fedkeep.records.versions import versions
 from fedkeep.sim.checkpoint import load_checkpoint, save_checkpoint
 from fedkeep.sim.engine import RoundRecord, Simulator
@@ -65,7 +65,7 @@ class _Run:
         self._checkpoint = path.with_suffix(".checkpoint")
         self._saved = 0
         self._seconds = 0.0
-        resumed = resume and begins_with_header(path) and self._restore()
+        resumed = resume and begins_with_header(path) and self._restore(path)
         self.recorder = Recorder(path)
         self._observer = Observer(self.simulator)
         if resumed:
@@ -93,14 +93,17 @@ class _Run:
         self.recorder.write(End(round=self.simulator.server.round, digest=digest))
         self._checkpoint.unlink(missing_ok=True)
 
-    def _restore(self) -> bool:
-        """Goes back to the last checkpoint; False if there is none of this very experiment."""
+    def _restore(self, path: Path) -> bool:
+        """Goes back to the last checkpoint; False if there is none of this experiment, or the record is damaged."""
         state = load_checkpoint(self._checkpoint)
         if state is None or str(state.pop("config_hash")) != self.cell.experiment.digest():
             return False
-        self._seconds = float(state.pop("seconds"))
+        seconds = float(state.pop("seconds"))
         self.simulator.restore(state)
-        self._saved = self.simulator.server.round
+        if not is_intact_until(path, self.simulator.server.round):
+            self.simulator = Simulator(self.cell.experiment)
+            return False
+        self._seconds, self._saved = seconds, self.simulator.server.round
         return True
 
     def _save(self, round_: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -12,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from typing import Literal
 
+from fedkeep.sim.cluster import play_on_ray
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, play
@@ -33,9 +36,19 @@ class Step:
 Listener = Callable[[Step], None]
 
 
-def run_sweep(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, listen: Listener) -> None:
+Place = Literal["here", "ray"]
+"""Where runs are played: in processes of this machine, or on a Ray cluster."""
+
+
+def run_sweep(
+    cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, listen: Listener, on: Place = "here"
+) -> None:
     """Plays every cell into the directory; what is finished already is left alone when resuming."""
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
+    if on == "ray":
+        directory.mkdir(parents=True, exist_ok=True)
+        play_on_ray(cells, waiting, directory, lambda i, round_, accuracy: listen(Step(i, round_, accuracy)))
+        return
     if jobs == 1 or len(waiting) <= 1:
         for i in waiting:
             play(cells[i], directory, resume=resume, progress=lambda r, a, i=i: listen(Step(i, r, a)))  # type: ignore[misc]
@@ -107,10 +120,19 @@ _steps: SimpleQueue[Step] | None = None
 
 
 def _become_worker(steps: SimpleQueue[Step]) -> None:
-    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints."""
+    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints; ends when the parent does."""
     global _steps  # noqa: PLW0603 - a pool's initializer has no other way to hand something to its tasks
     _steps = steps
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot stop its workers, and would leave them on the processors for hours."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:

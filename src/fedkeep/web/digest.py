@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,6 +13,7 @@ from fedkeep.records import (
     Device,
     End,
     Evaluation,
+    Gist,
     Header,
     Holdings,
     Line,
@@ -22,6 +25,7 @@ from fedkeep.records import (
     Run,
     Timing,
 )
+from fedkeep.records.measures import GIST, pooled
 from fedkeep.web.thinning import Thinned, evenly
 from fedkeep.web.view import Columns, View
 
@@ -29,7 +33,7 @@ POINTS = 300
 """Evaluations a curve shows at most, about."""
 BINS = 120
 """Points of a chart of what happens every round: fewer, so that it shows more than noise."""
-ROWS = 400
+ROWS = 1000
 """Devices the coordination matrix lists at most."""
 _CURVES = (
     "round",
@@ -72,6 +76,7 @@ class Digest:
     header: Header
     evaluations: list[Evaluation] = field(default_factory=list)
     activity: Thinned[Activity] = field(default_factory=lambda: Thinned(BINS, Activity.then))
+    gist: Thinned[Gist] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
     privacy: Thinned[Privacy] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     refused_reports: dict[str, int] = field(default_factory=dict)
@@ -93,6 +98,8 @@ class Digest:
                 self.evaluations.append(msgspec.structs.replace(line, device_accuracy=()))
             case Round():
                 self._count(line)
+            case Gist():
+                self.gist.add(line)
             case Plan():
                 self.plan = _shortened(line)
             case Holdings():
@@ -120,7 +127,7 @@ class Digest:
     def as_run(self, path: Path) -> Run:
         """The run as far as comparing methods needs it."""
         ends = () if self.end is None else (self.end,)
-        return Run(path, self.header, (self.header, *self.evaluations, *ends))
+        return Run(path, self.header, (self.header, *self.evaluations, *self.gist.items(), *ends))
 
     def view(self, key: str, modified: float) -> View:
         header = self.header
@@ -140,11 +147,13 @@ class Digest:
             modified=modified,
             image=header.image,
             seconds=self.seconds,
+            config=dict(_flat(header.config)),
             damaged=self.damaged,
             evaluations=self._curves(),
             activity=self._rates(),
             totals=dict(self.totals),
             refused_reports=dict(sorted(self.refused_reports.items())),
+            gist={name: [getattr(line, name) for line in self.gist.items()] for name in ("round", *GIST)},
             privacy={
                 "round": [p.round for p in spent],
                 "spent": [p.epsilon_spent for p in spent],
@@ -174,6 +183,15 @@ class Digest:
             columns[name] = [item.counts[place] / span for item, span in zip(items, spans, strict=True)]
         columns["staleness"] = [item.staleness for item in items]
         return columns
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and their values as JSON, whatever a record's configuration nests."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", msgspec.json.encode(value).decode()
 
 
 def _at(values: tuple[float | None, ...], place: int) -> float | None:

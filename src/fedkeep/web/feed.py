@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Comparison, Device, Header, Timing, compare
+from fedkeep.records import Comparison, Device, Header, Timing
 from fedkeep.records.codec import decode
 from fedkeep.records.reader import Tail, run_paths
 from fedkeep.records.recorder import timing_path
 from fedkeep.web.digest import Digest
-from fedkeep.web.view import Update, View
+from fedkeep.web.view import Update, View, compared
 
 
 class _Followed:
@@ -135,7 +135,8 @@ class DirectoryFeed:
             run = self._runs[key]
             run.version = self._version
             run.view = run.digest.view(key, run.modified) if run.digest is not None else None
-        self._comparison = compare(run.digest.as_run(run.path) for run in self._runs.values() if run.digest is not None)
+        digests = ((run.digest, run.path) for run in self._runs.values())
+        self._comparison = compared(digest.as_run(path) for digest, path in digests if digest is not None)
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self._directory).with_suffix("").as_posix()

@@ -11,7 +11,7 @@ import msgspec
 from fedkeep.records import Comparison, Device, Run
 from fedkeep.web.assets import SCRIPTS, asset
 from fedkeep.web.digest import Digest
-from fedkeep.web.view import Update
+from fedkeep.web.view import Update, compared
 
 DEVICES = 12
 """Devices of a run whose stores a report shows."""
@@ -24,12 +24,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[str, tuple[Device, ...]]
 
 
-def html(runs: Sequence[Run], comparison: Comparison, title: str) -> str:
-    """A page with the runs inside; its policy lets nothing run but its own script."""
+def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> str:
+    """A page with the runs inside, and an advice above them; its policy lets nothing run but its own script."""
     script = "\n".join(asset(name) for name in SCRIPTS)
     style = asset("style.css")
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
-    data = msgspec.json.encode(_snapshot(runs, comparison, title)).decode().replace("<", "\\u003c")
+    data = msgspec.json.encode(_snapshot(runs, comparison, title, words)).decode().replace("<", "\\u003c")
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"<style>{style}</style>\n"
@@ -45,10 +45,13 @@ def _digest(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str) -> Snapshot:
+def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> Snapshot:
     digests = {_key(run, place): _digested(run) for place, run in enumerate(runs)}
     views = (digest.view(key, modified=0.0) for key, digest in digests.items())
-    update = Update(title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=comparison)
+    against = compared(runs, comparison.bases)
+    update = Update(
+        title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=against, words=tuple(words)
+    )
     return Snapshot(update=update, devices={key: tuple(d.devices.values()) for key, d in digests.items()})
 
 

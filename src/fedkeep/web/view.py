@@ -6,12 +6,16 @@ resumed run there is nothing to catch up with.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
 
-from fedkeep.records import Comparison, Device, Holdings, Member, Plan
+from fedkeep.records import Comparison, Device, Holdings, Member, Plan, Run, compare
+from fedkeep.records.metrics import BASES
 
+MOST_BASES = 12
+"""Methods that others are compared with on a page."""
 Columns: TypeAlias = dict[str, list[float | None]]
 """A table by columns, all of one length; `round` is always among them."""
 
@@ -37,6 +41,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """When the file last changed, in seconds since 1970."""
     image: tuple[int, int] | None
     seconds: float | None
+    config: dict[str, str]
+    """Every setting by its dotted key, its value as JSON."""
     damaged: int
     """Lines that could not be read."""
     evaluations: Columns
@@ -44,6 +50,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Means per round."""
     totals: dict[str, int]
     refused_reports: dict[str, int]
+    gist: Columns
+    """What the devices' gists did; empty of a run without them."""
     privacy: Columns
     delta: float | None
     plan: Plan | None
@@ -62,6 +70,17 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     views: tuple[View, ...]
     comparison: Comparison
+    """Each method against every other, as far as there are few enough."""
+    words: tuple[str, ...] = ()
+    """An advice, to be shown above all."""
+
+
+def compared(runs: Iterable[Run], first: Sequence[str] = ()) -> Comparison:
+    """The methods against each other, beginning with those that are measured against first."""
+    found = list(runs)
+    methods = {run.header.method for run in found if run.evaluations}
+    bases = dict.fromkeys(name for name in (*first, *BASES, *sorted(methods)) if name in methods)
+    return compare(found, list(bases)[:MOST_BASES])
 
 
 class Feed(Protocol):

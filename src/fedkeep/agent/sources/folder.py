@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
+from fedkeep.agent.archives import OversizedError, read_npz
 from fedkeep.agent.arrivals import Arrival, Sink
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.types import AnyArray
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,15 @@ class FolderOptions:
     """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,). Write under another suffix, then rename to .npz."""
 
     name: str
+    """How messages, `why` and `erase --source` call it."""
     path: str
+    """The folder."""
     afterwards: Literal["delete", "keep"] = "delete"
     """What becomes of a file once all its samples are judged; `keep` moves it to the folder `done`."""
     poll_seconds: float = 0.5
+    """How often the folder is looked into."""
     max_bytes: int = 64_000_000
-    """A larger file is refused unread."""
+    """A larger file is refused unread, and so is one that would unpack to more."""
 
     def __post_init__(self) -> None:
         if not self.poll_seconds > 0:
@@ -35,6 +41,8 @@ class FolderSource:
         self.name = options.name
         self._options = options
         self._folder = Path(options.path)
+        self._stuck: set[Path] = set()
+        """Files that are done with and cannot be put away."""
 
     def open(self) -> None:
         if not self._folder.is_dir():
@@ -42,9 +50,11 @@ class FolderSource:
 
     def run(self, sink: Sink) -> None:
         while not sink.stopped:
-            files = sorted(self._folder.glob("*.npz"))
+            files = [file for file in sorted(self._folder.glob("*.npz")) if file not in self._stuck]
             for file in files:
                 self._take(file, sink)
+                if sink.stopped:
+                    return
             if not files:
                 time.sleep(self._options.poll_seconds)
 
@@ -73,31 +83,44 @@ class FolderSource:
         while left and not sink.stopped:
             time.sleep(0.01)
 
-    def _read(self, file: Path, sink: Sink) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
-        from zipfile import BadZipFile  # a megabyte that other agents do not need
-
-        if file.stat().st_size > self._options.max_bytes:
-            sink.refuse("oversized")
-            return None
+    def _read(self, file: Path, sink: Sink) -> tuple[AnyArray, AnyArray, AnyArray | None] | None:
         try:
-            with np.load(file, allow_pickle=False) as arrays:
-                x, y = arrays["x"], arrays["y"]
-                ids = arrays.get("ids")
-        except (OSError, ValueError, KeyError, BadZipFile):
-            sink.refuse("malformed")
+            arrays = read_npz(file, self._options.max_bytes)
+            x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
+        except OversizedError:
+            sink.refuse("oversized", self.name, file.name)
             return None
-        if y.ndim != 1 or len(x) != len(y) or not len(y) or (ids is not None and ids.shape != y.shape):
-            sink.refuse("shape", max(1, len(y) if y.ndim else 1))
+        except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
+            sink.refuse("malformed", self.name, f"{file.name}: {error}")
+            return None
+        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not len(y) or (ids is not None and ids.shape != y.shape):
+            sink.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
             return None
         return x, y, ids
 
     def _put_away(self, file: Path) -> None:
-        if self._options.afterwards == "delete":
-            file.unlink(missing_ok=True)
-        else:
+        if self._options.afterwards == "keep":
             self._move(file, "done")
+            return
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self._leave(file, error)
 
     def _move(self, file: Path, folder: str) -> None:
-        target = self._folder / folder
-        target.mkdir(exist_ok=True)
-        file.rename(target / file.name)
+        """Puts a file where it is not read again, beside whatever has its name there."""
+        target = self._folder / folder / file.name
+        try:
+            target.parent.mkdir(exist_ok=True)
+            number = 0
+            while target.exists():
+                number += 1
+                target = target.with_name(f"{file.stem}-{number}{file.suffix}")
+            file.rename(target)
+        except OSError as error:
+            self._leave(file, error)
+
+    def _leave(self, file: Path, error: OSError) -> None:
+        if file.exists():
+            self._stuck.add(file)
+            log.warning("source '%s': %s stays where it is and is not read again (%s)", self.name, file, error.strerror)

@@ -14,9 +14,11 @@ from fedkeep.core.names import load_object
 @dataclass(frozen=True)
 class IteratorOptions:
     name: str
+    """How messages, `why` and `erase --source` call it."""
     function: str
     """`module:function`, called without arguments; it returns an iterable."""
     overload: Literal["wait", "sample"] = "wait"
+    """When the agent cannot keep up: hold the iterator back, or value an even sample."""
 
 
 class IteratorSource:
@@ -35,7 +37,11 @@ class IteratorSource:
         for item in self._function():
             if sink.stopped:
                 return
-            x, y, *rest = item
+            try:
+                x, y, *rest = item
+            except (TypeError, ValueError):
+                sink.refuse("malformed", self.name, item)
+                continue
             sink.offer(Arrival(x, y, rest[0] if rest else None, self.name), wait=self._options.overload == "wait")
 
     def close(self) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -12,21 +13,29 @@ from fedkeep.agent.arrivals import Arrival, Sink
 from fedkeep.agent.sources.lines import parse_line
 from fedkeep.core.errors import ConfigError, MissingExtraError
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class MqttOptions:
     name: str
+    """How messages, `why` and `erase --source` call it."""
     topic: str
+    """What to subscribe to; `#` and `+` as MQTT has them."""
     host: str = "127.0.0.1"
     port: int = 1883
+    """Of the broker, which may come later than the agent."""
     client_id: str = "fedkeep-agent"
     """The broker keeps unacknowledged messages for this name while the agent is away."""
     qos: Literal[0, 1] = 1
+    """1: the broker sends again what was not acknowledged."""
     username: str | None = None
     password_file: str | None = None
+    """A file with the password, if the broker wants one."""
     ca_file: str | None = None
     """Given, the connection is by TLS and the broker must show a certificate of this authority."""
     overload: Literal["sample", "wait"] = "sample"
+    """When the agent cannot keep up: hold the broker back, or value an even sample."""
 
 
 class MqttSource:
@@ -34,6 +43,7 @@ class MqttSource:
         self.name = options.name
         self._options = options
         self._limit = 4096 + 32 * sample_bytes
+        self._broker = f"{options.host}:{options.port}"
         self._client: Any = None
         self._sink: Sink | None = None
         self._acks = threading.Lock()
@@ -50,13 +60,16 @@ class MqttSource:
         if options.username is not None:
             client.username_pw_set(options.username, _password(options))
         if options.ca_file is not None:
-            client.tls_set(options.ca_file)
+            try:
+                client.tls_set(options.ca_file)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"source '{self.name}': ca_file {options.ca_file} cannot be used: {error}") from error
         client.on_connect = self._subscribe
+        client.on_connect_fail = self._missing
+        client.on_disconnect = self._lost
         client.on_message = self._take
-        try:
-            client.connect(options.host, options.port)
-        except OSError as error:
-            raise ConfigError(f"no MQTT broker answers at {options.host}:{options.port}: {error}") from error
+        client.reconnect_delay_set(1, 60)
+        client.connect_async(options.host, options.port)
         self._client = client
 
     def run(self, sink: Sink) -> None:
@@ -70,8 +83,19 @@ class MqttSource:
             self._client.loop_stop()
             self._client.disconnect()
 
-    def _subscribe(self, client: Any, *_: Any) -> None:
+    def _subscribe(self, client: Any, _data: Any, _flags: Any, reason: Any, *_: Any) -> None:
+        if reason.is_failure:
+            log.warning("source '%s': the broker refuses the agent (%s)", self.name, reason)
+            return
+        log.info("source '%s': connected to the broker at %s", self.name, self._broker)
         client.subscribe(self._options.topic, self._options.qos)
+
+    def _missing(self, *_: Any) -> None:
+        log.warning("source '%s': no broker answers at %s; it is tried again", self.name, self._broker)
+
+    def _lost(self, *_: Any) -> None:
+        if self._sink is not None and not self._sink.stopped:
+            log.warning("source '%s': the broker at %s is lost; it is tried again", self.name, self._broker)
 
     def _take(self, client: Any, _data: Any, message: Any) -> None:
         """Runs in the client's own thread."""
@@ -83,7 +107,7 @@ class MqttSource:
 
         sample = parse_line(message.payload) if len(message.payload) <= self._limit else None
         if sample is None:
-            self._sink.refuse("malformed")
+            self._sink.refuse("malformed", self.name, message.payload)
             acknowledge("refused.malformed")
             return
         arrival = Arrival(sample.x, sample.y, sample.id, self.name, acknowledge)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +18,8 @@ import msgspec
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Sink
+from fedkeep.agent.connections import Connections, accept_until
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
-from fedkeep.link.framing import receive_frame, send_frame
 
 
 class AddressTakenError(FedkeepError):
@@ -31,13 +34,23 @@ class RecordsOptions:
     """A record is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`."""
 
     name: str
+    """How messages, `why` and `erase --source` call it."""
     address: str = "tcp://127.0.0.1:9107"
     """`tcp://host:port` or `unix:///path`; TCP has no password, so keep it on loopback."""
     dtype: str = "float32"
     """What the numbers are when `x` comes as bytes, little-endian."""
     overload: Literal["wait", "sample"] = "sample"
+    """When the agent cannot keep up: hold senders back, or value an even sample."""
+    connections: int = 64
+    """Senders at a time; one more takes the place of the one silent the longest."""
+    record_seconds: float = 30.0
+    """How long one record may take to come in."""
 
     def __post_init__(self) -> None:
+        if self.connections < 1:
+            raise ValueError(f"connections must be at least 1, got {self.connections}")
+        if not self.record_seconds > 0:
+            raise ValueError(f"record_seconds must be above 0, got {self.record_seconds}")
         parts = urlsplit(self.address)
         if parts.scheme not in ("tcp", "unix") or (parts.scheme == "tcp" and not parts.port):
             raise ValueError(f"address must be tcp://host:port or unix:///path, got {self.address}")
@@ -60,8 +73,11 @@ class Answer(msgspec.Struct):
     fate: str
 
 
-_SEND_TIMEOUT = struct.pack("@ll", 1, 0)
 _decoder = msgspec.msgpack.Decoder(Record)
+_LENGTH = struct.Struct(">I")
+_UNSENT = 1 << 18
+"""Bytes of answers that may wait for a sender to read them."""
+_POLL_MS = 200
 
 
 class RecordsSource:
@@ -71,6 +87,7 @@ class RecordsSource:
         self._limit = 4096 + 16 * sample_bytes
         self._dtype = np.dtype(options.dtype).newbyteorder("<")
         self._socket: socket.socket | None = None
+        self._connections = Connections(options.connections)
 
     def open(self) -> None:
         parts = urlsplit(self._options.address)
@@ -81,75 +98,116 @@ class RecordsSource:
                 self._socket = socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0))
         except OSError as error:
             raise AddressTakenError(self._options.address, error.strerror) from error
-        self._socket.settimeout(0.2)
 
     def run(self, sink: Sink) -> None:
         assert self._socket is not None
-        while not sink.stopped:
-            try:
-                connection, _ = self._socket.accept()
-            except TimeoutError:
-                continue
-            threading.Thread(target=self._serve, args=(connection, sink), daemon=True).start()
+        accept_until(self._socket, self._connections, lambda one: self._serve(one, sink), lambda: sink.stopped)
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+        self._connections.close()
 
     def _serve(self, connection: socket.socket, sink: Sink) -> None:
-        answers = _Answers(connection)
-        with connection:
-            try:
-                while not sink.stopped and (payload := receive_frame(connection, self._limit)) is not None:
-                    self._take(payload, sink, answers)
-            except RefusedError as refusal:
-                sink.refuse(refusal.reason)
-            except OSError:
-                return  # the sender went away; what it sent is judged, and asked for again if not acknowledged
+        exchange = _Exchange(connection, self._limit, self._options.record_seconds)
+        try:
+            while not sink.stopped and exchange.turn():
+                for payload in exchange.frames():
+                    self._connections.touch(connection)
+                    self._take(payload, sink, exchange)
+        except RefusedError as refusal:
+            sink.refuse(refusal.reason, self.name, exchange.unread())
 
-    def _take(self, payload: bytes, sink: Sink, answers: _Answers) -> None:
-        acknowledge = answers.next()
+    def _take(self, payload: bytes, sink: Sink, exchange: _Exchange) -> None:
+        acknowledge = exchange.next()
         try:
             record = _decoder.decode(payload)
             x = np.frombuffer(record.x, self._dtype) if isinstance(record.x, bytes) else record.x
-        except (msgspec.DecodeError, ValueError):
-            sink.refuse("malformed")
+        except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
+            sink.refuse("malformed", self.name, payload)
             acknowledge("refused.malformed")
             return
         sink.offer(Arrival(x, record.y, record.id, self.name, acknowledge), wait=self._options.overload == "wait")
 
 
-class _Answers:
-    """The numbered answers of one connection, sent from the agent's thread, which a slow reader may not hold up."""
+class _Exchange:
+    """One connection: records come in, numbered answers go out as fast as the sender reads them, and nobody waits."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
+    def __init__(self, connection: socket.socket, limit: int, record_seconds: float) -> None:
+        self._connection, self._limit, self._patience = connection, limit, record_seconds
+        connection.setblocking(False)
+        self._poll = select.poll()
+        self._came, self._unsent = bytearray(), bytearray()
+        self._begun: float | None = None
         self._count = 0
         self._lock = threading.Lock()
+
+    def turn(self) -> bool:
+        """Sends and receives what can be now; False once the other side is gone, or too slow."""
+        self._poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        events = self._poll.poll(_POLL_MS)
+        if self._begun is not None and time.monotonic() - self._begun > self._patience:
+            raise RefusedError("too-slow", "a record took too long to come")
+        with self._lock:
+            self._flush()
+        if not any(event & (select.POLLIN | select.POLLHUP | select.POLLERR) for _, event in events):
+            return True
+        chunk = self._connection.recv(1 << 16)
+        self._came += chunk
+        return bool(chunk)
+
+    def frames(self) -> Iterator[bytes]:
+        """The records that have come in whole."""
+        while len(self._came) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._came)
+            if length > self._limit:
+                raise RefusedError("oversized", f"a frame of {length} bytes is above the limit of {self._limit}")
+            end = _LENGTH.size + length
+            if len(self._came) < end:
+                break
+            payload = bytes(self._came[_LENGTH.size : end])
+            del self._came[:end]
+            self._begun = None
+            yield payload
+        if self._came and self._begun is None:
+            self._begun = time.monotonic()
+
+    def unread(self) -> bytes:
+        return bytes(self._came)
 
     def next(self) -> _Acknowledge:
         self._count += 1
         return _Acknowledge(self, self._count - 1)
 
     def send(self, number: int, fate: str) -> None:
+        """Called from the agent's thread, which must not wait: what cannot be sent now goes when the sender reads."""
         payload = msgspec.msgpack.encode(Answer(number, fate))
         with self._lock:
-            try:
-                send_frame(self._connection, payload)
-            except OSError:
-                # Nobody hears it, or not in time; half a frame may be out, so nothing more can follow.
+            if len(self._unsent) > _UNSENT:
+                return  # it has not read for long; it will be cut off, and sends again what was not answered
+            self._unsent += _LENGTH.pack(len(payload)) + payload
+            self._flush()
+            if len(self._unsent) > _UNSENT:
                 with suppress(OSError):
                     self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()  # nobody hears it
 
 
 @dataclass(frozen=True, slots=True)
 class _Acknowledge:
-    answers: _Answers
+    exchange: _Exchange
     number: int
 
     def __call__(self, fate: str) -> None:
-        self.answers.send(self.number, fate)
+        self.exchange.send(self.number, fate)
 
 
 def listen_unix(path: Path) -> socket.socket:

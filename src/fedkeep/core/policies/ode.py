@@ -27,8 +27,10 @@ class Ode(SelectionPolicy):
     """
 
     value: Literal["projection", "cosine", "clipped", "divergence"] = "projection"
+    """What a sample is worth; `projection` is Eq. 6."""
     clip: float = 3.0
     choice: Literal["greatest", "drawn"] = "greatest"
+    """Which of the values stay: the paper's `greatest`, or a draw by their odds."""
     sharpness: float = 0.5
 
     uses_direction = True

@@ -13,6 +13,7 @@ class Reservoir(SelectionPolicy):
     """
 
     restart: bool = False
+    """Whether the stream counts from the beginning again at each participation, as in the authors' code."""
 
     def score(self, batch: Batch, view: View) -> Scores:
         if view.previous is None or self.restart:

@@ -17,6 +17,7 @@ class Sld(SelectionPolicy):
     """
 
     variant: Literal["paper", "authors"] = "paper"
+    """The filter as the paper describes it, or as the authors' code has it."""
     window: int = 50
 
     @property

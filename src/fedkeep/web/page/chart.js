@@ -5,7 +5,8 @@ const CHART_HEIGHT = 240;
 const NAME_LENGTH = 14;
 
 class Chart {
-  /** `options`: title, note, yFormat, tickFormat, stacked, fromZero, labelled (names at the lines' ends), height. */
+  /** `options`: title, note, yFormat, tickFormat, stacked, fromZero, labelled (names at the lines' ends), height, close
+   * (the frame follows what comes after the steep beginning). */
   constructor(options) {
     this.options = options;
     this.data = { series: [], xName: "round", xFormat: formatNumber };
@@ -18,8 +19,11 @@ class Chart {
         tabindex: 0,
         role: "group",
         "aria-roledescription": "chart",
+        onpointerdown: (event) => this.press(event),
         onpointermove: (event) => this.point(event),
+        onpointerup: (event) => this.release(event),
         onpointerleave: () => this.hide(),
+        ondblclick: () => this.zoomTo(null),
         onkeydown: (event) => this.key(event),
         onblur: () => this.hide(),
       },
@@ -27,25 +31,39 @@ class Chart {
       this.tip,
     );
     this.legend = make("div", { class: "key" });
+    this.title = make("strong", {}, options.title);
+    this.note = make("span", {}, options.note);
+    this.whole = make("button", { type: "button", class: "keep", hidden: true, onclick: () => this.zoomTo(null) }, "Show all");
     this.node = make(
       "figure",
       { class: "card chart" },
       make(
         "figcaption",
         {},
-        make("strong", {}, options.title),
-        options.note && make("span", {}, options.note),
+        this.title,
+        this.note,
         this.legend,
+        this.whole,
+        downloads(
+          () => options.title,
+          () => this.svg,
+          () => this.rows(),
+        ),
       ),
       this.plot,
     );
     this.drawnWidth = 0;
+    this.zoom = null;
+    this.pressed = null;
+    this.clip = `clip-${(Chart.made = (Chart.made ?? 0) + 1)}`;
     new ResizeObserver(() => this.resized()).observe(this.plot);
   }
 
   /** `series`: name, colour, dash, points of x, y and perhaps low and high. */
   update(data) {
     this.data = { ...this.data, ...data };
+    this.title.textContent = this.data.title ?? this.options.title;
+    this.note.textContent = this.data.note ?? this.options.note ?? "";
     this.render();
   }
 
@@ -93,10 +111,14 @@ class Chart {
     const all = this.shown.flatMap((series) => series.points);
     const domain = this.measure(all);
     this.cursor = draw("g", { class: "cursor" });
+    const { left, top, width, height } = this.box;
+    const inside = { "clip-path": `url(#${this.clip})` };
     this.svg.replaceChildren(
+      draw("clipPath", { id: this.clip }, draw("rect", { x: left, y: top - 4, width: width + 6, height: height + 8 })),
       drawAxes(this.box, this.x, this.y, domain, this.data),
-      ...this.shown.map((series) => this.area(series)),
-      ...this.shown.map((series) => this.line(series)),
+      this.data.zeroLine ? this.zero() : draw("g"),
+      draw("g", inside, ...this.shown.map((series) => this.area(series))),
+      draw("g", inside, ...this.shown.map((series) => this.line(series))),
       all.length ? this.names() : this.nothing(),
       this.cursor,
     );
@@ -107,20 +129,42 @@ class Chart {
 
   /** Sets the frame and the scales for all points; returns the horizontal range. */
   measure(all) {
-    const [first, final] = span(all.map((point) => point.x));
+    const [first, final] = this.zoom ?? span(all.map((point) => point.x));
     const domain = first === final ? [first - 1, final + 1] : [first, final];
+    const from = this.options.close && !this.zoom ? first + 0.15 * (final - first) : first;
+    const near = all.filter((point) => point.x >= from && point.x <= final);
     const ys = roomFor(
-      all.flatMap((point) => [point.y, point.low, point.high]),
+      (near.length ? near : all).flatMap((point) => [point.y, point.low, point.high]),
       this.options,
     );
     this.box = this.frame(ys);
     const { left, top, width, height, full } = this.box;
     this.x = scale(domain, [left, left + width]);
     this.y = scale(ys, [top + height, top]);
-    this.xs = [...new Set(all.map((point) => point.x))].sort((a, b) => a - b);
+    const xs = all.map((point) => point.x).filter((x) => x >= domain[0] && x <= domain[1]);
+    this.xs = [...new Set(xs)].sort((a, b) => a - b);
     this.svg.setAttribute("width", this.drawnWidth);
     this.svg.setAttribute("height", full);
     return domain;
+  }
+
+  /** Where two methods are alike. */
+  zero() {
+    const { left, width } = this.box;
+    return draw("line", { class: "zero", x1: left, x2: left + width, y1: this.y(0), y2: this.y(0) });
+  }
+
+  /** Shows only this span of the horizontal axis, or all of it. */
+  zoomTo(span) {
+    this.zoom = span;
+    this.whole.hidden = !span;
+    this.render();
+  }
+
+  /** All that the chart shows, as rows of a table. */
+  rows() {
+    const head = ["series", this.data.xName, "value", "low", "high"];
+    return [head, ...this.shown.flatMap(({ name, points }) => points.map((p) => [name, p.x, p.own ?? p.y, p.low, p.high]))];
   }
 
   nothing() {
@@ -159,7 +203,7 @@ class Chart {
     const over = ends.length ? Math.max(0, last(ends).at - (this.box.top + this.box.height)) : 0;
     for (const { series, at } of ends) {
       const name = series.name.length > NAME_LENGTH ? `${series.name.slice(0, NAME_LENGTH - 1)}…` : series.name;
-      const x = this.x(last(series.points).x) + 8;
+      const x = Math.min(this.x(last(series.points).x), this.box.left + this.box.width) + 8;
       group.append(draw("text", { class: `c${series.colour}`, x, y: at - over, dy: "0.32em" }, name));
     }
     return group;
@@ -181,9 +225,26 @@ class Chart {
     this.plot.setAttribute("aria-label", `${this.options.title}: ${x}${ends.join(", ") || "nothing yet"}`);
   }
 
+  across(event) {
+    return event.clientX - this.plot.getBoundingClientRect().left;
+  }
+
+  press(event) {
+    this.pressed = this.xs?.length ? this.across(event) : null;
+  }
+
+  /** A span drawn with the pointer becomes the frame, if it holds two points or more. */
+  release(event) {
+    const [start, end] = [this.pressed, this.across(event)].sort((a, b) => a - b);
+    this.pressed = null;
+    if (start == null || end - start < 12) return;
+    const held = this.xs.filter((x) => this.x(x) >= start && this.x(x) <= end);
+    if (held.length > 1) this.zoomTo([held[0], last(held)]);
+  }
+
   point(event) {
     if (!this.xs || !this.xs.length) return;
-    const at = event.clientX - this.plot.getBoundingClientRect().left;
+    const at = this.across(event);
     const distance = this.xs.map((x) => Math.abs(this.x(x) - at));
     this.show(distance.indexOf(Math.min(...distance)));
   }
@@ -193,6 +254,8 @@ class Chart {
     const end = this.xs.length - 1;
     const now = this.at ?? end + 1;
     const moves = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: end };
+    if (event.key === "+" && end > 3) this.zoomTo([this.xs[Math.ceil(end / 2)], this.xs[end]]);
+    if (event.key === "-") this.zoomTo(null);
     if (event.key === "Escape") this.hide();
     if (!(event.key in moves)) return;
     event.preventDefault();
@@ -207,8 +270,10 @@ class Chart {
     const { top, height } = this.box;
     const found = this.shown.map((series) => ({ series, point: nearest(series.points, x) }));
     const near = found.filter(({ point }) => Math.abs(this.x(point.x) - this.x(x)) < 12);
+    const across = this.pressed == null ? [] : [this.span()];
     if (!this.options.stacked) near.sort((a, b) => b.point.y - a.point.y);
     this.cursor.replaceChildren(
+      ...across,
       draw("line", { x1: this.x(x), x2: this.x(x), y1: top, y2: top + height }),
       ...near.map(({ series, point }) => this.dot(series, point)),
     );
@@ -220,6 +285,13 @@ class Chart {
     const toLeft = this.x(x) > this.plot.clientWidth / 2;
     this.tip.style.left = toLeft ? "" : `${this.x(x) + 14}px`;
     this.tip.style.right = toLeft ? `${this.plot.clientWidth - this.x(x) + 14}px` : "";
+  }
+
+  /** What is being drawn with the pointer. */
+  span() {
+    const { top, height } = this.box;
+    const [start, end] = [this.pressed, this.x(this.xs[this.at])].sort((a, b) => a - b);
+    return draw("rect", { class: "span", x: start, y: top, width: end - start, height });
   }
 
   tipRow(series, point) {

@@ -47,8 +47,14 @@ class DevicePane {
 
   table(view, { slots }) {
     const images = view.image && slots.some((slot) => slot.thumbnail);
+    const meaningful = scoresMeanSomething(view.config);
     const largest = Math.max(...slots.map((slot) => Math.abs(slot.score ?? 0)), 1e-12);
-    const head = ["Sample", "Label", "Value", "Age", "Used"].map((name, place) =>
+    const ranks = ranksOf(slots);
+    const bars = slots.map((slot, place) =>
+      meaningful ? (slot.score ?? 0) / largest : (slots.length - ranks[place] + 1) / slots.length,
+    );
+    const heads = ["Sample", "Label", meaningful ? "Value" : "Rank", "Age", "Used"];
+    const head = heads.map((name, place) =>
       make("th", { scope: "col", class: place > 2 ? "number" : null }, name),
     );
     return make(
@@ -58,15 +64,17 @@ class DevicePane {
       make(
         "tbody",
         {},
-        slots.map((slot) => this.row(view, slot, largest, images)),
+        slots.map((slot, place) =>
+          this.row(view, slot, bars[place], meaningful ? formatNumber(slot.score) : `${ranks[place]}.`, images),
+        ),
       ),
     );
   }
 
-  row(view, slot, largest, images) {
+  row(view, slot, length, value, images) {
     const label = labelName(view, slot.label);
-    const bar = make("i", { class: slot.score < 0 ? "bar negative" : "bar" });
-    bar.style.width = `${(56 * Math.abs(slot.score ?? 0)) / largest}px`;
+    const bar = make("i", { class: length < 0 ? "bar negative" : "bar" });
+    bar.style.width = `${56 * Math.abs(length)}px`;
     const image =
       images && slot.thumbnail ? makeImage(slot.thumbnail, view.image, `sample ${slot.id}, ${label}`) : null;
     return make(
@@ -74,7 +82,7 @@ class DevicePane {
       {},
       make("td", { class: "sample" }, image, make("span", {}, `#${slot.id}`)),
       make("td", {}, label),
-      make("td", {}, make("span", { class: "value" }, bar, formatNumber(slot.score))),
+      make("td", {}, make("span", { class: "value", title: `key ${formatNumber(slot.score)}` }, bar, value)),
       make("td", { class: "number" }, formatCount(slot.age)),
       make("td", { class: "number" }, `${slot.uses ?? 0}×`),
     );
@@ -91,10 +99,25 @@ class DevicePane {
         make("b", { "aria-hidden": "true" }, sign),
         make("span", {}, `#${change.id} ${labelName(view, change.label)}`),
         make("span", { class: "quiet" }, `${words}${instead}`),
-        change.score != null && make("span", { class: "number" }, formatNumber(change.score)),
+        change.score != null &&
+          scoresMeanSomething(view.config) &&
+          make("span", { class: "number" }, formatNumber(change.score)),
       );
     });
   }
+}
+
+/** Whether a policy's scores say something by themselves; random keys and arrival numbers only order samples. */
+function scoresMeanSomething(config) {
+  const name = JSON.parse(config["policy.name"] ?? '""');
+  if (name === "ode") return config["policy.choice"] !== '"drawn"';
+  return !["fifo", "reservoir", "draw", "full-data", "central"].includes(name);
+}
+
+/** The place of each slot by its score: the first is the last to go. */
+function ranksOf(slots) {
+  const order = slots.map((slot) => slot.score ?? Number.NEGATIVE_INFINITY);
+  return order.map((score) => 1 + order.filter((other) => other > score).length);
 }
 
 /** A label in words: one that is called by a number, or by nothing, is "label 3". */

@@ -8,6 +8,11 @@ function formatPercent(value, digits = 1) {
   return value == null ? NONE : `${(100 * value).toFixed(digits)} %`;
 }
 
+/** A difference of accuracies, in points. */
+function formatPoints(value, digits = 1) {
+  return value == null ? NONE : `${value > 0 ? "+" : ""}${(100 * value).toFixed(digits)}`;
+}
+
 function formatNumber(value) {
   if (value == null) return NONE;
   if (value === 0) return "0";

@@ -8,6 +8,10 @@ const state = {
   connection: "opening",
   group: null,
   across: "round",
+  against: null,
+  shown: "values",
+  other: "",
+  words: [],
   hidden: new Set(),
   method: null,
   key: null,
@@ -24,6 +28,15 @@ const actions = {
   chooseGroup: choose((group) => Object.assign(state, { group, method: null, key: null, device: null })),
   chooseAcross: choose((across) => {
     state.across = across;
+  }),
+  chooseAgainst: choose((against) => {
+    state.against = against;
+  }),
+  chooseShown: choose((shown) => {
+    state.shown = shown;
+  }),
+  chooseOther: choose((other) => {
+    state.other = other;
   }),
   toggleMethod: choose((method) => {
     if (!state.hidden.delete(method)) state.hidden.add(method);
@@ -42,12 +55,14 @@ const actions = {
 
 const overview = new Overview(actions);
 const panels = new Panels(actions);
+const settings = new Settings(actions.chooseOther);
 const matrix = new Matrix(actions.chooseDevice);
 const devicePane = new DevicePane(actions.chooseDevice);
 const gallery = new Gallery((side, method) => {
   state.sides[side] = method;
   render();
 });
+byId("settings").append(settings.node);
 byId("matrix").append(matrix.node);
 byId("device").append(devicePane.node);
 byId("gallery-tools").append(...gallery.tools);
@@ -69,6 +84,7 @@ function deliver(update) {
   state.views = new Map(update.keys.filter((key) => known.has(key)).map((key) => [key, known.get(key)]));
   state.comparison = update.comparison;
   state.title = update.title;
+  state.words = update.words ?? [];
   render();
 }
 
@@ -83,6 +99,8 @@ function settle() {
   if (!groups.includes(state.group)) state.group = groups[0] ?? null;
   const views = groupViews();
   const methods = orderedMethods(views);
+  if (!methods.includes(state.against))
+    state.against = state.comparison.bases.find((base) => methods.includes(base)) ?? methods[0] ?? null;
   if (!methods.includes(state.method)) state.method = methods[0] ?? null;
   if (state.views.get(state.key)?.method !== state.method || !views.some((view) => view.key === state.key))
     state.key = sameSeed(state.method);
@@ -135,11 +153,21 @@ function render() {
   drawStatus();
   if (!view) return;
   overview.update(state, views, methodStyles(orderedMethods([...state.views.values()])));
+  drawWords();
   panels.update(views, view);
+  settings.update(views, view, views.find((other) => other.key === state.other && other.key !== view.key) ?? null);
   drawMembers(view);
   matrix.update(view, state.device);
   devicePane.update(view, state.device, snapshotOf(view, state.device));
   drawGallery(views, view, pictured);
+}
+
+/** An advice, above all: what to do stands first, worries last. */
+function drawWords() {
+  byId("advice").hidden = !state.words.length;
+  byId("advice-words").replaceChildren(
+    ...state.words.map((line) => make("p", { class: line.startsWith("- ") ? "worry" : null }, line.replace(/^- /, ""))),
+  );
 }
 
 function drawGallery(views, view, pictured) {
@@ -158,15 +186,21 @@ function drawStatus() {
   const node = byId("status");
   const views = [...state.views.values()];
   const going = views.filter((view) => stateOf(view) === "running").length;
+  const finished = views.filter((view) => view.finished).length;
+  const done = finished === views.length && finished > 0;
   const words = {
     live: going
       ? `Live, ${going} of ${plural(views.length, "run", "runs")} going`
-      : `Live, ${plural(views.length, "run", "runs")}`,
+      : done
+        ? `Finished, ${plural(views.length, "run", "runs")}`
+        : views.length
+          ? `Stopped, ${finished} of ${plural(views.length, "run", "runs")} finished`
+          : "Waiting for a run",
     opening: "Connecting…",
     lost: "Reconnecting…",
     report: `Report of ${plural(views.length, "run", "runs")}`,
   }[state.connection];
-  node.className = state.connection;
+  node.className = state.connection === "live" && !going && views.length ? "done" : state.connection;
   if (node.textContent !== words) node.textContent = words;
 }
 

@@ -13,6 +13,7 @@ class Matrix {
     this.body = draw("svg", { "aria-hidden": "true" });
     this.foot = draw("svg", { "aria-hidden": "true" });
     this.tip = make("div", { class: "tip", hidden: true });
+    this.find = make("input", { type: "number", min: 0, onchange: () => this.seek(Number(this.find.value)) });
     this.rows = make("div", { class: "matrix-rows" }, this.body);
     this.plot = make(
       "div",
@@ -34,7 +35,17 @@ class Matrix {
     this.node = make(
       "div",
       { class: "matrix-pane" },
-      make("h3", {}, "Coordination"),
+      make(
+        "div",
+        { class: "pane-head" },
+        make("h3", {}, "Coordination"),
+        make("label", { class: "choice" }, make("span", {}, "Go to device"), this.find),
+        downloads(
+          () => "Coordination",
+          () => this.body,
+          () => this.tableRows(),
+        ),
+      ),
       this.summary,
       this.warning,
       this.key,
@@ -84,6 +95,19 @@ class Matrix {
     this.drawBody();
     this.drawFoot();
     this.drawKey();
+  }
+
+  /** Opens a device and scrolls to its row. */
+  seek(device) {
+    const row = this.shown ? this.shown.devices.indexOf(device) : -1;
+    if (row >= 0) this.rows.scrollTop = Math.max(0, (row + 0.5) * this.size.height - this.rows.clientHeight / 2);
+    this.chooseDevice(device);
+  }
+
+  tableRows() {
+    const { devices, labels, cells } = this.shown ?? { devices: [], labels: [], cells: [] };
+    const head = ["device", ...labels.flatMap((label) => [`${label} slots`, `${label} filled`])];
+    return [head, ...devices.map((device, row) => [device, ...cells[row].flatMap(({ quota, filled }) => [quota, filled])])];
   }
 
   explain() {

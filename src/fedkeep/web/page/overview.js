@@ -13,13 +13,22 @@ class Overview {
       ],
       actions.chooseAcross,
     );
-    byId("overview-tools").append(this.group.node, this.across.node);
+    this.against = new Choice("Against", actions.chooseAgainst);
+    this.shown = new Segments(
+      "What the accuracy chart shows",
+      [
+        ["values", "values"],
+        ["differences", "differences"],
+      ],
+      actions.chooseShown,
+    );
+    byId("overview-tools").append(this.group.node, this.against.node, this.shown.node, this.across.node);
     this.accuracy = new Chart({
       title: "Accuracy",
-      note: "mean over seeds, shaded from lowest to highest",
-      yFormat: (v) => formatPercent(v),
-      tickFormat: tickPercent,
+      yFormat: (v) => (this.differing ? formatPoints(v) : formatPercent(v)),
+      tickFormat: (v, step) => (this.differing ? formatPoints(v, decimals(100 * step)) : tickPercent(v, step)),
       labelled: true,
+      close: true,
       height: 300,
     });
     this.loss = new Chart({
@@ -27,8 +36,16 @@ class Overview {
       note: "on the test data",
       yFormat: formatNumber,
       labelled: true,
+      close: true,
       height: 300,
     });
+    byId("comparison").prepend(
+      downloads(
+        () => "Comparison",
+        null,
+        () => this.tableRows(),
+      ),
+    );
     byId("curves").append(this.accuracy.node, this.loss.node);
   }
 
@@ -41,9 +58,16 @@ class Overview {
     );
     this.across.update(state.across);
     const methods = orderedMethods(views);
+    this.against.update(
+      methods.map((method) => [method, method]),
+      state.against,
+    );
+    this.shown.update(state.shown);
+    this.shown.node.hidden = methods.length < 2;
+    this.differing = state.shown === "differences" && methods.length > 1;
     this.drawLegend(methods, styles, state.hidden);
     const shown = methods.filter((method) => !state.hidden.has(method));
-    this.drawCurves(views, shown, styles, state.across);
+    this.drawCurves(views, shown, styles, state);
     byId("comparison-table").replaceChildren(this.table(state, views, methods, styles));
     this.drawNotes(state.comparison.notes);
   }
@@ -72,66 +96,59 @@ class Overview {
     for (const button of legend.children) button.setAttribute("aria-pressed", String(!hidden.has(button.value)));
   }
 
-  drawCurves(views, methods, styles, across) {
-    const xName = across === "round" ? "round" : "sent";
-    const xFormat = across === "round" ? formatCount : formatBytes;
-    for (const [chart, column] of [
-      [this.accuracy, "accuracy"],
-      [this.loss, "loss"],
-    ]) {
-      const series = methods.map((method) => ({
-        name: method,
-        ...styles.get(method),
-        points: meanOverSeeds(
-          views.filter((view) => view.method === method),
-          column,
-          across,
-        ),
-      }));
-      chart.update({ series, xName, xFormat });
-    }
+  drawCurves(views, methods, styles, { across, against }) {
+    const shared = { xName: across === "round" ? "round" : "sent", xFormat: across === "round" ? formatCount : formatBytes };
+    const of = (method) => views.filter((view) => view.method === method);
+    const line = (method, points) => ({ name: method, ...styles.get(method), points });
+    const values = (column) => methods.map((method) => line(method, meanOverSeeds(of(method), column, across)));
+    const differences = methods
+      .filter((method) => method !== against)
+      .map((method) => line(method, differenceOverSeeds(of(method), of(against), "accuracy", across)));
+    this.accuracy.update({
+      ...shared,
+      zeroLine: this.differing,
+      title: this.differing ? `Accuracy against ${against}` : "Accuracy",
+      note: this.differing
+        ? "points ahead, paired by seed, 95 % interval shaded"
+        : "mean over seeds, shaded from lowest to highest",
+      series: this.differing ? differences : values("accuracy"),
+    });
+    this.loss.update({ ...shared, series: values("loss") });
   }
 
   table(state, views, methods, styles) {
-    const { rows } = state.comparison;
+    const { rows, bases } = state.comparison;
     const known = new Map(rows.filter((row) => groupName(row) === state.group).map((row) => [row.method, row]));
-    const bases = basesThatRan(state.comparison.bases, [...known.values()]);
-    const names = bases.map(([base]) => `Speed-up over ${base}`);
-    const heads = ["Method", "Final accuracy", ...names, "Seeds", "Progress"];
+    const place = bases.indexOf(state.against);
+    const heads = ["Method", "Final", "Best", "Area", `Final against ${state.against}`, "Verdict", "Rounds", "Seeds", "Progress"];
+    const cells = methods.map((method) => comparisonCells(method, known.get(method), place, views));
+    this.tableRows = () => [heads, ...cells.map((row) => [...row.slice(0, -1), ""])];
     return make(
       "table",
-      {},
+      { class: "wraps" },
       make(
         "thead",
         {},
         make(
           "tr",
           {},
-          heads.map((head, place) => make("th", { scope: "col", class: place ? "number" : null }, head)),
+          heads.map((head, at) => make("th", { scope: "col", class: at ? "number" : null }, head)),
         ),
       ),
       make(
         "tbody",
         {},
-        methods.map((method) => this.row(method, known.get(method), bases, views, styles)),
+        cells.map(([method, ...rest]) =>
+          make(
+            "tr",
+            {},
+            make("th", { scope: "row" }, swatchLine(styles.get(method)), method),
+            rest.map((value, at) =>
+              make("td", { class: at ? "number" : "number strong", "data-head": heads[at + 1] }, verdictMark(value)),
+            ),
+          ),
+        ),
       ),
-    );
-  }
-
-  row(method, row, bases, views, styles) {
-    const own = views.filter((view) => view.method === method);
-    const accuracy = row
-      ? formatPercent(row.accuracy, 2) + (row.half_width == null ? "" : ` ± ${(100 * row.half_width).toFixed(2)}`)
-      : NONE;
-    const ratios = bases.map(([, place]) => make("td", { class: "number" }, row ? speedup(row.ratios[place]) : NONE));
-    return make(
-      "tr",
-      {},
-      make("th", { scope: "row" }, swatchLine(styles.get(method)), method),
-      make("td", { class: "number strong" }, accuracy),
-      ratios,
-      make("td", { class: "number" }, own.length),
-      make("td", { class: "number" }, progress(own)),
     );
   }
 
@@ -150,10 +167,23 @@ class Overview {
   }
 }
 
-/** The bases that any row has seeds in common with, each with its place among all. */
-function basesThatRan(bases, rows) {
-  const placed = bases.map((base, place) => [base, place]);
-  return placed.filter(([, place]) => rows.some((row) => row.ratios[place].seeds > 0));
+/** One method's row: its figures, how it stands to the chosen method, and how far it is. */
+function comparisonCells(method, row, place, views) {
+  const own = views.filter((view) => view.method === method);
+  const value = (name) =>
+    row ? formatPercent(row.measures[name].mean, 2) + plusMinus(row.measures[name].half_width) : NONE;
+  const stands = place < 0 ? null : row?.differences[place]?.final;
+  const lead = stands ? formatPoints(stands.mean, 2) + plusMinus(stands.half_width) : NONE;
+  const ratio = place < 0 || !row ? NONE : speedup(row.ratios[place]);
+  return [method, value("final"), value("best"), value("area"), lead, stands?.verdict ?? NONE, ratio, own.length, progress(own)];
+}
+
+/** A verdict with a sign beside the word, anything else as it is. */
+function verdictMark(value) {
+  const signs = { ahead: "▲", behind: "▼", level: "=", undecided: "?" };
+  return typeof value === "string" && Object.hasOwn(signs, value)
+    ? make("span", { class: `verdict ${value}` }, make("i", { "aria-hidden": "true" }, `${signs[value]} `), value)
+    : value;
 }
 
 function speedup({ value, reached, seeds }) {
@@ -179,4 +209,9 @@ function swatchLine({ colour, dash }) {
     { class: "swatch-line", width: 22, height: 10, "aria-hidden": "true" },
     draw("path", { class: `line c${colour}`, d: "M1,5H21", "stroke-dasharray": dash }),
   );
+}
+
+/** Half an interval's width in points, where there is one. */
+function plusMinus(half) {
+  return half == null ? "" : ` ± ${(100 * half).toFixed(2)}`;
 }

@@ -88,6 +88,40 @@ function meanOverSeeds(views, column, across) {
   return points;
 }
 
+/** Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom. */
+const T95 = [
+  12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101,
+  2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042,
+];
+
+/** The mean over common seeds of one method's values less another's, with its 95 % interval. */
+function differenceOverSeeds(views, baseViews, column, across) {
+  const pairs = views
+    .map((view) => [view, baseViews.find((other) => other.seed === view.seed)])
+    .filter(([, other]) => other);
+  if (!pairs.length) return [];
+  const longest = pairs.map(([view]) => view).reduce((a, b) => (b.evaluations.round.length > a.evaluations.round.length ? b : a));
+  const points = [];
+  for (const round of longest.evaluations.round) {
+    const at = ({ evaluations }, name) => valueAt(evaluations.round, evaluations[name], round);
+    const found = pairs.filter(([view, other]) => at(view, column) != null && at(other, column) != null);
+    if (!found.length) continue;
+    const values = found.map(([view, other]) => at(view, column) - at(other, column));
+    const x = across === "round" ? round : mean(found.map(([view]) => at(view, "bytes_up") + at(view, "bytes_down")));
+    points.push({ x, ...withInterval(values), seeds: values.length });
+  }
+  return points;
+}
+
+/** A mean and, of two values or more, its 95 % interval. */
+function withInterval(values) {
+  const y = mean(values);
+  if (values.length < 2) return { y };
+  const variance = values.reduce((sum, value) => sum + (value - y) ** 2, 0) / (values.length - 1);
+  const half = (T95[values.length - 2] ?? 1.96) * Math.sqrt(variance / values.length);
+  return { y, low: y - half, high: y + half };
+}
+
 function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
 }

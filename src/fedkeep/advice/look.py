@@ -1,0 +1,141 @@
+"""A first look at a fleet's data: what it is like, and what of it deserves worry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.seeds import generator
+from fedkeep.core.types import FloatArray, IntArray
+from fedkeep.data import Federation
+
+_NEIGHBOURS = 5
+_LOOKED_AT = 1500
+"""Samples whose neighbours are looked for: enough for a share, few enough for seconds."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A fleet's data in figures."""
+
+    devices: int
+    samples: int
+    """For training."""
+    tested: int
+    labels: int
+    labels_per_device: tuple[int, int, int]
+    """The fewest, the median and the most."""
+    samples_per_device: tuple[int, int, int]
+    rarest: tuple[str, float]
+    """The rarest label and its share of the samples."""
+    commonest: tuple[str, float]
+    sample_bytes: int
+    drift: float
+    """How far the labels of the first and the second half of a device's rows lie apart: 0 alike, 1 nothing shared."""
+    drift_by_chance: float
+    """What the same rows in random order would show."""
+    runs: float
+    """How often a device's next row has the label of the one before."""
+    runs_by_chance: float
+    doubtful: float
+    """The share of labels that all nearest neighbours agree to contradict."""
+
+
+def look(data: Federation, seed: int = 0) -> Look:
+    """Counts what can be counted without training anything."""
+    counts = data.label_counts
+    shares = counts.sum(axis=0) / counts.sum()
+    rng = generator(seed, "look")
+    ordered = [data.y[data.train.of(d)] for d in range(data.devices)]
+    shuffled = [rng.permutation(labels) for labels in ordered]
+    low, high = int(shares.argmin()), int(shares.argmax())
+    return Look(
+        devices=data.devices,
+        samples=len(data.train.indices),
+        tested=len(data.test.indices),
+        labels=data.labels,
+        labels_per_device=_range((counts > 0).sum(axis=1)),
+        samples_per_device=_range(data.train.sizes),
+        rarest=(data.label_names[low], float(shares[low])),
+        commonest=(data.label_names[high], float(shares[high])),
+        sample_bytes=int(data.x[:1].nbytes),
+        drift=_halves_apart(ordered, data.labels),
+        drift_by_chance=_halves_apart(shuffled, data.labels),
+        runs=_repeats(ordered),
+        runs_by_chance=_repeats(shuffled),
+        doubtful=_contradicted(data, rng),
+    )
+
+
+def describe(seen: Look) -> str:
+    """The figures as a sentence or two."""
+    low, middle, high = seen.labels_per_device
+    few, usual, many = seen.samples_per_device
+    return (
+        f"{seen.devices} devices with {usual} samples each ({few} to {many}), {seen.labels} labels of which a device "
+        f"sees {middle} ({low} to {high}); label '{seen.commonest[0]}' is {seen.commonest[1]:.0%} of all, "
+        f"'{seen.rarest[0]}' {seen.rarest[1]:.1%}. A sample takes {seen.sample_bytes:,} bytes."
+    )
+
+
+def worries(seen: Look, *, shuffled: bool) -> Iterator[str]:
+    """What may spoil an advice on this data, or the use of it."""
+    if not shuffled and seen.drift > seen.drift_by_chance + 0.1:
+        yield (
+            "The order of the rows matters: the labels of the first and the second half of a device lie "
+            f"{seen.drift:.2f} apart ({seen.drift_by_chance:.2f} by chance). If that order is not time, advise again "
+            "with --shuffled."
+        )
+    if not shuffled and seen.runs > seen.runs_by_chance + 0.1:
+        yield (
+            f"Labels come in runs: {seen.runs:.0%} of rows repeat the label before ({seen.runs_by_chance:.0%} by "
+            "chance), so the newest samples are much alike."
+        )
+    if seen.doubtful > 0.03:
+        yield f"About {seen.doubtful:.0%} of the labels look doubtful: their nearest samples contradict them."
+    if seen.rarest[1] < 0.02:
+        yield f"Label '{seen.rarest[0]}' is rare ({seen.rarest[1]:.1%}): overall accuracy hardly shows how it fares."
+    if seen.labels_per_device[1] < seen.labels:
+        yield f"Half of the devices see at most {seen.labels_per_device[1]} of the {seen.labels} labels."
+    if seen.tested < 500:
+        yield f"Only {seen.tested} samples are for testing: a point of accuracy is {seen.tested / 100:.1f} of them."
+    if seen.devices < 5:
+        yield f"{seen.devices} devices are few for federated learning: what holds for them may not hold for a fleet."
+
+
+def _range(values: IntArray) -> tuple[int, int, int]:
+    return int(values.min()), int(np.median(values)), int(values.max())
+
+
+def _halves_apart(labels: list[IntArray], count: int) -> float:
+    """The total variation between the label mixes of first and second halves, the devices by their sizes."""
+    apart, weight = 0.0, 0
+    for own in labels:
+        middle = len(own) // 2
+        if middle:
+            first, second = (np.bincount(half, minlength=count) / len(half) for half in (own[:middle], own[middle:]))
+            apart += len(own) * float(np.abs(first - second).sum()) / 2
+            weight += len(own)
+    return apart / weight if weight else 0.0
+
+
+def _repeats(labels: list[IntArray]) -> float:
+    alike = sum(int((own[1:] == own[:-1]).sum()) for own in labels)
+    pairs = sum(len(own) - 1 for own in labels)
+    return alike / pairs if pairs else 0.0
+
+
+def _contradicted(data: Federation, rng: np.random.Generator) -> float:
+    chosen = rng.permutation(data.train.indices)[:_LOOKED_AT]
+    x: FloatArray = data.x[chosen].reshape(len(chosen), -1).astype(np.float64)
+    y = data.y[chosen]
+    if len(chosen) <= _NEIGHBOURS:
+        return 0.0
+    square = (x**2).sum(axis=1)
+    distances = square[:, None] + square[None, :] - 2 * x @ x.T
+    np.fill_diagonal(distances, np.inf)
+    nearest = y[np.argpartition(distances, _NEIGHBOURS, axis=1)[:, :_NEIGHBOURS]]
+    agreed = (nearest == nearest[:, :1]).all(axis=1)
+    return float((agreed & (nearest[:, 0] != y)).mean())

@@ -1,0 +1,186 @@
+"""Tries the methods of a panel seed by seed, stops those that are decided, and keeps to a time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedkeep.advice.panel import FIFO, RATES, Panel
+from fedkeep.config import Table
+from fedkeep.records import Run, read_run
+from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
+from fedkeep.sim.experiment import Cell
+from fedkeep.sim.runner import is_finished, record_path
+from fedkeep.sim.sweep import Place, Step, estimate_seconds, run_sweep
+
+FIRST_SEEDS, MOST_SEEDS = 3, 16
+LARGER = 4
+"""How many times the store is, of which it is asked what it would buy."""
+_FEWEST_ROUNDS, _MOST_ROUNDS = 40, 300
+
+
+class OutOfTimeError(Exception):
+    """The time given is over; what is finished counts."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How far the advice is: what is being done, the share of the work done, and the seconds it may still take."""
+
+    stage: str
+    share: float
+    seconds_left: float
+
+
+@dataclass
+class Trial:
+    """A panel being tried into a folder; what an earlier call finished there is not done again."""
+
+    panel: Panel
+    folder: Path
+    seconds: float
+    """All that may pass."""
+    jobs: int
+    tell: Callable[[Told], None]
+    on: Place = "here"
+    finals: dict[str, dict[int, float]] = field(default_factory=dict)
+    """The final accuracy of every finished run, by method, then by seed."""
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._done, self._planned = 0.0, 1.0
+
+    def run(self) -> None:
+        """Rounds and rates are chosen, then seeds run until nothing is open, or the time is over."""
+        self._choose_rounds()
+        runs = len(self.panel.methods) * len(RATES) / 2 + FIRST_SEEDS * (len(self.panel.methods) + 1)
+        self._planned = runs * self.panel.rounds
+        if not self.panel.rates:
+            self._tune()
+        self._play("seeds 0 to 2", [(m, s) for s in range(FIRST_SEEDS) for m in self.panel.methods])
+        self._play_larger()
+        for seed in range(FIRST_SEEDS, MOST_SEEDS):
+            if not self.open():
+                return
+            self._planned += len(self.open()) * self.panel.rounds
+            self._play(
+                f"seed {seed}: {', '.join(self.open())} undecided", [(m, seed) for m in (self.leader(), *self.open())]
+            )
+
+    def leader(self) -> str:
+        """The candidate with the best mean over the seeds that all of them ran."""
+        return self.best_of(list(self.panel.candidates))
+
+    def best_of(self, methods: Sequence[str]) -> str:
+        """The one of these with the best mean over the seeds that all of them ran; the first where none did."""
+        common = set.intersection(*(set(self.finals.get(m, {})) for m in methods))
+        return max(methods, key=lambda m: sum(self.finals[m][seed] for seed in common))
+
+    def against(self, method: str, other: str) -> Difference | None:
+        """By how much a method is ahead of another, over the seeds both finished."""
+        own, others = self.finals.get(method, {}), self.finals.get(other, {})
+        paired = [own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())]
+        return difference(paired) if paired else None
+
+    def open(self) -> list[str]:
+        """Candidates of which it is not decided how they stand to the leader; the others need no more seeds."""
+        leader = self.leader()
+        found = {m: self.against(m, leader) for m in self.panel.candidates if m != leader}
+        return [m for m, stands in found.items() if stands is None or stands.verdict == "undecided"]
+
+    def runs(self) -> list[Run]:
+        """The finished runs of the panel, for tables and charts."""
+        return [read_run(path) for path in sorted((self.folder / "runs").glob("*.jsonl")) if _is_record(path)]
+
+    def _choose_rounds(self) -> None:
+        """As many rounds as fit the time, or those that an earlier call chose; noted for the next."""
+        noted = self.folder / "panel.json"
+        inputs = json.dumps({**self.panel.table(FIFO, 0), "rounds": 0}, sort_keys=True)
+        known = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
+        if known.get("inputs") == inputs:
+            self.panel = replace(self.panel, rounds=known["rounds"], rates=known["rates"])
+            return
+        cells = [Cell(self.panel.table(method, 0), "") for method in self.panel.methods]
+        self.tell(Told("measuring how long a round takes", 0.0, self.seconds))
+        each = estimate_seconds(cells, 1) / len(cells) / self.panel.rounds
+        runs = len(cells) * (len(RATES) / 2 + FIRST_SEEDS + 2) + FIRST_SEEDS
+        rounds = int(0.7 * self.seconds * self.jobs / (runs * each))
+        rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, rounds)) // 10 * 10
+        self.panel = replace(self.panel, rounds=rounds)
+        self._note(inputs)
+
+    def _note(self, inputs: str | None = None) -> None:
+        noted = self.folder / "panel.json"
+        known = inputs or json.loads(noted.read_text(encoding="utf-8"))["inputs"]
+        said = {"inputs": known, "rounds": self.panel.rounds, "rates": self.panel.rates}
+        noted.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+    def _tune(self) -> None:
+        """The learning rate of each method, by the late accuracy of a shorter run apart from the others."""
+        tuning = self.panel.tuning()
+        cells = [Cell(table, "") for _, _, table in tuning]
+        self._sweep("finding each method's learning rate", cells, self.folder / "rates")
+        best: dict[str, tuple[float, float]] = {}
+        for (method, rate, _), cell in zip(tuning, cells, strict=True):
+            reached = late_accuracy(read_run(record_path(cell, self.folder / "rates")).evaluations)
+            best[method] = max(best.get(method, (-1.0, 0.0)), (reached, rate))
+        self.panel = replace(self.panel, rates={method: rate for method, (_, rate) in best.items()})
+        self._note()
+
+    def _play(self, stage: str, wanted: Sequence[tuple[str, int]]) -> None:
+        cells = {key: Cell(self.panel.table(*key), "") for key in wanted}
+        try:
+            self._sweep(stage, list(cells.values()), self.folder / "runs")
+        finally:
+            for (method, seed), cell in cells.items():
+                self._take(method, seed, cell, self.folder / "runs")
+
+    def _play_larger(self) -> None:
+        """The leader with a larger store, on the first seeds."""
+        method = self.leader()
+        capacity = LARGER * self.panel.slots(method)
+        name = f"{method}, {capacity} samples"
+        tables = [{**self.panel.table(method, s, capacity=capacity), "label": name} for s in range(FIRST_SEEDS)]
+        cells = [Cell(table, "") for table in tables]
+        try:
+            self._sweep(f"a store of {capacity} samples", cells, self.folder / "runs")
+        finally:
+            for seed, cell in enumerate(cells):
+                self._take(name, seed, cell, self.folder / "runs")
+
+    def _take(self, method: str, seed: int, cell: Cell, folder: Path) -> None:
+        if is_finished(cell, folder):
+            run = read_run(record_path(cell, folder))
+            self.finals.setdefault(method, {})[seed] = final_accuracy(run.evaluations)
+
+    def _sweep(self, stage: str, cells: Sequence[Cell], folder: Path) -> None:
+        progress = [0] * len(cells)
+
+        def listen(step: Step) -> None:
+            progress[step.cell] = step.round
+            self._tell(stage, sum(progress))
+
+        self._tell(stage, 0)
+        folder.mkdir(parents=True, exist_ok=True)
+        run_sweep(cells, folder, jobs=self.jobs, resume=True, listen=listen, on=self.on)
+        self._done += sum(cell.experiment.train.rounds for cell in cells)
+
+    def _tell(self, stage: str, rounds: int) -> None:
+        passed = time.monotonic() - self._began
+        share = min(1.0, (self._done + rounds) / self._planned)
+        left = passed * (1 - share) / share if share > 0.02 else self.seconds
+        self.tell(Told(stage, share, min(left, max(0.0, self.seconds - passed))))
+        if passed > self.seconds:
+            raise OutOfTimeError
+
+
+def _is_record(path: Path) -> bool:
+    return not path.name.endswith(".timing.jsonl")
+
+
+def as_task(data: str, extra: Table) -> Table:
+    """The task that reads DATA: a file, or `module:function`."""
+    return {"name": "own", ("source" if ":" in data else "path"): data, "test_fraction": 0.2, **extra}

@@ -1,0 +1,158 @@
+"""From figures to words: what to use, by how much, how sure that is, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedkeep.advice.look import Look, describe, worries
+from fedkeep.advice.panel import FIFO, LOCAL, RATES, SHARED, UNLIMITED
+from fedkeep.advice.trial import LARGER, Trial
+from fedkeep.records.measures import LEVEL, Difference
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to use, and all that is to be said about it."""
+
+    method: str
+    sentences: tuple[str, ...]
+    worries: tuple[str, ...]
+
+    def __str__(self) -> str:
+        doubts = ["What to worry about:", *(f"- {worry}" for worry in self.worries)] if self.worries else []
+        return "\n".join([*self.sentences, *doubts])
+
+
+def recommended(trial: Trial) -> str:
+    """FIFO unless the leader is shown to be ahead of it by what matters; then the simplest that is its equal."""
+    leader = trial.leader()
+    if not _beaten(trial.against(leader, FIFO)):
+        return FIFO
+    return next((method for method in trial.panel.candidates if _equal(trial.against(leader, method))), leader)
+
+
+def _beaten(lead: Difference | None) -> bool:
+    """Whether a lead is sure, and may be more than the point that counts as none."""
+    return lead is not None and lead.verdict == "ahead" and lead.mean + (lead.half_width or 0.0) > LEVEL
+
+
+def _equal(lead: Difference | None) -> bool:
+    """Whether a lead is sure to be within a point."""
+    return lead is not None and lead.verdict != "undecided" and lead.mean + (lead.half_width or 0.0) <= LEVEL
+
+
+def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> Advice:
+    """The advice that the finished runs bear."""
+    method = recommended(trial)
+    said = [describe(seen), *_use(trial, method), *_others(trial, method), *_gist(trial, gist_bytes)]
+    said += [*_larger(trial), _limit(trial, method)]
+    doubts = [*worries(seen, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
+    return Advice(method, tuple(sentence for sentence in said if sentence), tuple(doubts))
+
+
+def _use(trial: Trial, method: str) -> Iterator[str]:
+    seeds, capacity = len(trial.finals.get(method, {})), trial.panel.slots(method)
+    mean = _mean(trial, method)
+    reached = "" if mean is None else f" It reached {mean:.1%} with {capacity} samples a device ({_seeds(seeds)})."
+    if method != FIFO:
+        lead = trial.against(method, FIFO)
+        by = "" if lead is None else f": {_by(lead)} FIFO"
+        yield f"Use {method}{by}.{reached}"
+        return
+    leader = trial.leader()
+    if leader == FIFO:
+        yield f"Use FIFO: no other way of choosing did better here.{reached}"
+    else:
+        lead = trial.against(leader, FIFO)
+        yield f"Use FIFO: nothing is shown to be better by a point. {leader} came nearest, {_by(lead)} it.{reached}"
+
+
+def _others(trial: Trial, method: str) -> Iterator[str]:
+    """How each other candidate but FIFO stands to the one advised, or to the leader where only that is decided."""
+    for other in (candidate for candidate in trial.panel.candidates if candidate not in (FIFO, method)):
+        stands = [(base, trial.against(other, base)) for base in (method, trial.leader()) if base != other]
+        known = [(base, found) for base, found in stands if found is not None]
+        decided = [(base, found) for base, found in known if found.verdict != "undecided"]
+        if known:
+            base, found = (decided or known)[0]
+            yield f"{_name(other)} is {_by(found)} {_name(base)}{_to_decide(found)}."
+
+
+def _larger(trial: Trial) -> Iterator[str]:
+    for method in trial.panel.candidates:
+        capacity = LARGER * trial.panel.slots(method)
+        found = trial.against(f"{method}, {capacity} samples", method)
+        if found is not None:
+            yield f"A store {LARGER} times as large ({capacity} samples, {method}) would be {_by(found)} the one tried."
+
+
+def _gist(trial: Trial, gist_bytes: int) -> Iterator[str]:
+    """What a gist would buy, beside the best that does without."""
+    gists = [method for method in trial.panel.candidates if method in (LOCAL, SHARED)]
+    if not gists:
+        yield f"A gist takes {gist_bytes:,} bytes, which leaves no room for samples."
+        return
+    best, plain = trial.best_of(gists), trial.best_of([m for m in trial.panel.candidates if m not in gists])
+    found = trial.against(best, plain)
+    if found is not None:
+        cost = f"It takes {gist_bytes:,} bytes of the device"
+        sent = ", and half as much is sent each way." if best == SHARED else ", and nothing more is sent."
+        yield f"A gist ({best}) is {_by(found)} {_name(plain)}, the best without one. {cost}{sent}"
+
+
+def _limit(trial: Trial, method: str) -> str:
+    found = trial.against(UNLIMITED, method)
+    if found is None:
+        return ""
+    means = "what is old misleads here" if found.verdict == "behind" else "choosing samples can hardly win more"
+    return f"Unlimited storage is {_by(found)} {_name(method)}: {means}."
+
+
+def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
+    rate = trial.panel.rates.get(method)
+    if rate in (RATES[0], RATES[-1]):
+        yield f"The best learning rate tried for {method} ({rate}) is at the edge of {RATES}: try further ones."
+    if not complete:
+        yield "The time was over before everything was decided: give it more with --minutes, and it goes on from here."
+    for other in trial.open():
+        yield f"Whether {other} or {trial.leader()} is better is open."
+    if trial.panel.rounds < 100:
+        yield f"Only {trial.panel.rounds} rounds were tried: methods may stand otherwise after more."
+
+
+def _mean(trial: Trial, method: str) -> float | None:
+    finals = trial.finals.get(method, {})
+    return sum(finals.values()) / len(finals) if finals else None
+
+
+def _by(found: Difference | None) -> str:
+    """ "ahead of by 2.1 +- 0.4 points", to be followed by a name."""
+    if found is None:
+        return "not yet compared with"
+    points = f"{abs(100 * found.mean):.1f}" + ("" if found.half_width is None else f" ± {100 * found.half_width:.1f}")
+    if found.verdict == "ahead":
+        return f"{points} points ahead of"
+    if found.verdict == "behind":
+        return f"{points} points behind"
+    if found.verdict == "level":
+        return "level (within a point) with"
+    return (
+        f"undecided ({100 * found.mean:+.1f}{points[points.find(' ± ') :] if ' ± ' in points else ''} points) against"
+    )
+
+
+def _to_decide(found: Difference) -> str:
+    if found.verdict != "undecided":
+        return ""
+    return (
+        f"; about {found.seeds_to_decide} seeds would decide it" if found.seeds_to_decide else "; hardly to be decided"
+    )
+
+
+def _name(method: str) -> str:
+    return "FIFO" if method == FIFO else method
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"

@@ -1,0 +1,135 @@
+"""Looking into a store's file without an agent: what is in it, what is wrong with it, and its samples taken out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.agent.cellfile import CellFile, Contents
+from fedkeep.agent.cells import Label
+from fedkeep.agent.cipher import Cipher, check_key
+from fedkeep.agent.disk import Disk, FileDisk, ReadOnlyDisk
+from fedkeep.agent.durable_store import decode_samples
+from fedkeep.agent.form import SampleForm
+from fedkeep.agent.opening import find_label
+from fedkeep.agent.record import Note
+from fedkeep.agent.salvage import superfluous
+from fedkeep.core.encoding import EncodingName
+from fedkeep.core.errors import ConfigError, MissingExtraError
+from fedkeep.core.types import AnyArray
+
+_ENCODINGS: dict[str, EncodingName] = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "uint8"}
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What a file holds."""
+
+    label: Label
+    labels_whole: bool
+    contents: Contents
+    notes: list[Note]
+    """Oldest arrival first."""
+    x: AnyArray
+    """Their samples, (n, ...), float32."""
+    bytes_used: int
+
+    @property
+    def counts(self) -> Counter[int]:
+        return Counter(note.label for note in self.notes)
+
+    @property
+    def sound(self) -> bool:
+        return self.labels_whole and not self.contents.damage and not self.contents.damage.root_copies
+
+
+def inspect(path: Path, cipher: Cipher | None = None) -> Inspected:
+    """Reads a file without changing a byte of it."""
+    label, whole = _label(path, cipher)
+    disk = ReadOnlyDisk(path)
+    try:
+        return _read(disk, label, whole, cipher)
+    finally:
+        disk.close()
+
+
+def repair(path: Path, cipher: Cipher | None = None) -> Inspected:
+    """Writes roots and labels anew over what is whole, as an agent does when it starts; returns what was found."""
+    label, whole = _label(path, cipher)
+    disk = FileDisk(path, label.geometry.size)
+    try:
+        found = _read(disk, label, whole, cipher)
+        file = CellFile(disk, label.geometry, cipher)
+        contents = file.load()
+        if contents.damage:
+            file.discard(superfluous(contents.blobs, int(label.form.get("capacity", len(contents.blobs)))))
+        file.discard([])
+        file.write_label(label)
+        return found
+    finally:
+        disk.close()
+
+
+def _label(path: Path, cipher: Cipher | None) -> tuple[Label, bool]:
+    if not path.exists():
+        raise ConfigError(f"there is no file {path}")
+    label, whole = find_label(path, None)
+    check_key(label.form["key"], cipher, path)
+    return label, whole
+
+
+def _read(disk: Disk, label: Label, whole: bool, cipher: Cipher | None) -> Inspected:
+    file = CellFile(disk, label.geometry, cipher)
+    contents = file.load()
+    gone = superfluous(contents.blobs, int(label.form.get("capacity", len(contents.blobs))))
+    blobs = [blob for blob in contents.blobs if blob.number not in gone]
+    notes, x = decode_samples(blobs, _form(label).codec())
+    order = sorted(range(len(notes)), key=lambda i: notes[i].arrival)
+    return Inspected(label, whole, contents, [notes[i] for i in order], x[order], file.bytes_used)
+
+
+def _form(label: Label) -> SampleForm:
+    name, shape = label.form["dtype"], tuple(label.form["shape"])
+    encoding = _ENCODINGS.get(name)
+    return SampleForm(np.dtype("<f4" if encoding else name), shape, encoding)
+
+
+def export(found: Inspected, out: Path) -> None:
+    """Writes samples with labels, ids and scores: `.npz`, `.parquet`, or else a folder with one folder per label."""
+    if out.exists():
+        raise ConfigError(f"{out} exists: choose another name")
+    columns = {
+        "y": np.array([note.label for note in found.notes], dtype=np.int64),
+        "ids": np.array([note.id for note in found.notes], dtype=np.int64),
+        "scores": np.array([note.score for note in found.notes]),
+        "times": np.array([note.wall for note in found.notes]),
+        "sources": np.array([note.source for note in found.notes], dtype=np.str_),
+    }
+    if out.suffix == ".npz":
+        np.savez_compressed(out, allow_pickle=False, x=found.x, **columns)
+    elif out.suffix == ".parquet":
+        _export_parquet(found, columns, out)
+    else:
+        _export_folder(found, out)
+
+
+def _export_parquet(found: Inspected, columns: dict[str, AnyArray], out: Path) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingExtraError("writing Parquet", "parquet") from None
+    flat = found.x.reshape(len(found.x), -1)
+    x = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
+    table = pa.table({"x": x, **{name: pa.array(column.tolist()) for name, column in columns.items()}})
+    pq.write_table(table.replace_schema_metadata({"shape": str(list(found.x.shape[1:]))}), out)
+
+
+def _export_folder(found: Inspected, out: Path) -> None:
+    for note, x in zip(found.notes, found.x, strict=True):
+        folder = out / str(note.label)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{note.id}.npy", x)

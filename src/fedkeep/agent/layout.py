@@ -1,0 +1,129 @@
+"""How the store's budget of bytes is divided: samples, the device's state, and room for a second copy of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.agent.audit import CHUNK, ROW_BYTES
+from fedkeep.agent.cells import HEADER, PAGE, Geometry
+from fedkeep.agent.cipher import OVERHEAD, Cipher, read_key
+from fedkeep.agent.durable_store import SCALE_COPIES
+from fedkeep.agent.form import SampleForm
+from fedkeep.agent.ranks import RANK_BYTES
+from fedkeep.agent.record import META_BYTES
+from fedkeep.core.encoding import SCALE_BYTES, EncodingName
+from fedkeep.core.errors import ConfigError
+
+_ALIGNMENT = 16
+_SMALL_ARRAYS = 12
+"""Cells for the arrays of a device whose size is no multiple of a cell."""
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Where samples are kept, how many bytes they may take, and for how long."""
+
+    path: str = "fedkeep.store"
+    budget: int = 9_000_000
+    """Bytes of the file, with its journal, indexes and the device's state; the file has this size from the start."""
+    ttl_days: float = 30.0
+    """A sample older than this is removed and overwritten; 0 keeps samples for ever."""
+    clock_tolerance_hours: float = 24.0
+    """How wrong the wall clock may be after a reboot before a TTL could fire early."""
+    commit_ms: int = 100
+    """Samples are committed together at most this often, to spare the flash."""
+    log_length: int | None = None
+    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth of the budget."""
+    key_file: str | None = None
+    """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
+    key_env: str | None = None
+    """An environment variable with that key, instead of a file."""
+    encoding: EncodingName | None = None
+    """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
+    damaged_bytes: int = 0
+    """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
+
+    def __post_init__(self) -> None:
+        for name in ("ttl_days", "clock_tolerance_hours", "log_length", "damaged_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
+        if not 1 <= self.commit_ms <= 10_000:
+            raise ValueError(f"commit_ms must be between 1 and 10000, got {self.commit_ms}")
+        if self.budget < 8 * PAGE:
+            raise ValueError(f"budget must be at least {8 * PAGE} bytes, got {self.budget}")
+        if self.key_file is not None and self.key_env is not None:
+            raise ValueError("key_file and key_env must not both be set")
+
+    @property
+    def decisions(self) -> int:
+        """The length of the log of decisions."""
+        return min(2048, self.budget // (20 * ROW_BYTES)) if self.log_length is None else self.log_length
+
+    def cipher(self) -> Cipher | None:
+        if self.key_file is None and self.key_env is None:
+            return None
+        return Cipher(read_key(Path(self.key_file) if self.key_file else None, self.key_env))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a budget is divided."""
+
+    geometry: Geometry
+    capacity: int
+    """The samples it holds."""
+    reserve: int
+    """The samples that one commit may replace; there is room for both the old and the new ones."""
+    state_bytes: int
+    """What is committed besides samples."""
+
+
+def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
+    """The most samples for a budget, with room for a second copy of whatever one commit can change.
+
+    `state_bytes` is what the device commits besides samples: model, direction, estimator.
+    """
+    layout = _layout(options, form, state_bytes)
+    if layout.capacity:
+        return layout
+    least = least_budget(options, form, state_bytes, 1)
+    raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
+
+
+def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
+    """The smallest budget, in whole pages, that holds this many samples."""
+    low, high = 8, (8 * state_bytes + 64 * (form.nbytes + 512) * (samples + 64)) // PAGE + 1024
+    while low + 1 < high:
+        middle = (low + high) // 2
+        fits = _layout(replace(options, budget=middle * PAGE), form, state_bytes).capacity >= samples
+        low, high = (low, middle) if fits else (middle, high)
+    return high * PAGE
+
+
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
+    overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
+    cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
+    geometry = Geometry.within(options.budget, cell_size)
+    payload = cell_size - overhead
+    scales = SCALE_COPIES * SCALE_BYTES * int(np.prod(form.shape, dtype=np.int64)) if form.codec().quantised else 0
+
+    def cells(capacity: int) -> int:
+        state = -(-(state_bytes + scales) // payload) + _SMALL_ARRAYS
+        ranks = -(-RANK_BYTES * capacity // payload) + capacity // 64 + 1
+        chunks = -(-options.decisions // CHUNK) + _reserve(capacity) // CHUNK + 2
+        log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
+        return capacity + _reserve(capacity) + 2 * (state + ranks) + log_cells
+
+    low, high = 0, geometry.cells
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
+    return Layout(geometry, low, _reserve(low), state_bytes)
+
+
+def _reserve(capacity: int) -> int:
+    return max(8, min(capacity, 128, max(32, capacity // 8)))

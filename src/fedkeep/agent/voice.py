@@ -1,0 +1,94 @@
+"""What the agent says of itself: at its start, now and then, and at its end; on a terminal a line that lives."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from fedkeep.agent.systemd import notify
+
+if TYPE_CHECKING:
+    from fedkeep.agent.agent import Agent
+    from fedkeep.agent.assembly import AgentConfig, Assembly
+
+log = logging.getLogger(__name__)
+_LINE_SECONDS = 60.0
+"""Between two lines of the log about the same kind of thing."""
+_FIRST_SECONDS = 2.0
+"""The first refusals are told sooner: something is probably not as its owner thinks."""
+_LIVE_SECONDS = 0.5
+
+
+def introduce(config: AgentConfig, assembly: Assembly) -> None:
+    """What this agent is, how many samples fit, and what it waits for."""
+    agent, layout = assembly.agent, assembly.layout
+    model = config.model.get("path") or config.model.get("name", "softmax")
+    shape = " x ".join(map(str, config.samples.shape))
+    log.info(
+        "policy %s (%s), model %s, samples of %s %s and %d labels; room for %d samples in %d bytes, %d each; %d stored",
+        config.policy_name, config.preset, model, shape, config.samples.dtype, config.samples.labels,
+        layout.capacity, layout.geometry.size, layout.geometry.cell_size, len(agent.store),
+    )  # fmt: skip
+    if agent.device.model is None or agent.model_date.round < 0:
+        lent = ", and slots of labels that have not come are lent to the others" * (config.device.quotas == "targets")
+        log.info("no server has called yet: until one does, a random draw of each label seen is kept%s", lent)
+    names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
+    log.info("ready: reading %s; ask it by `fedkeep agent status --socket %s`", names, config.agent.socket)
+
+
+class Voice:
+    """Says what has changed, and no more often than anyone would want to read it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._told = Counter(agent.counters.counts())
+        self._start = self._told.copy()
+        self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
+        self._live = sys.stderr.isatty()
+
+    def speak(self) -> None:
+        """Called often; says something where there is something to say and it is time."""
+        now = time.monotonic()
+        if self._live and now >= self._next_live:
+            self._next_live = now + _LIVE_SECONDS
+            sys.stderr.write(f"\r\x1b[K{self._summary(self._start)}")
+            sys.stderr.flush()
+        if now < self._next:
+            return
+        refused = _refusals(Counter(self._agent.counters.counts()) - self._told)
+        if refused:
+            log.warning("refused: %s; `fedkeep agent refused` shows the last of them", refused)
+            self._next = now + _LINE_SECONDS
+        self._told = Counter(self._agent.counters.counts())
+        notify(f"STATUS={self._summary(self._start)}")
+
+    def conclude(self) -> None:
+        """What came of it all."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+        log.info("ended: %s", self._summary(self._start))
+
+    def _summary(self, since: Counter[str]) -> str:
+        counts = Counter(self._agent.counters.counts()) - since
+        kept = counts["kept"] + counts["replaced"]
+        unread = sum(n for name, n in counts.items() if name in _UNREAD)
+        said = [f"{counts['seen'] + unread} arrived", f"{kept} kept"]
+        if refused := _refusals(counts):
+            said.append(f"refused {refused}")
+        if skipped := counts["skipped.overload"]:
+            said.append(f"{skipped} skipped")
+        return ", ".join([*said, f"{len(self._agent.store)} of {self._agent.device.capacity} stored"])
+
+
+_UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
+"""What never became an arrival."""
+_ORDINARY = ("refused.score",)
+
+
+def _refusals(counts: Counter[str]) -> str:
+    """What was wrong with records, by reason; a sample that is merely worth less is not wrong."""
+    found = {name.removeprefix("refused."): n for name, n in counts.items() if name.startswith("refused.")}
+    return ", ".join(f"{n} {name}" for name, n in sorted(found.items()) if f"refused.{name}" not in _ORDINARY)

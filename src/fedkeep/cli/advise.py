@@ -1,0 +1,136 @@
+"""`fedkeep advise`: what to keep, on one's own data, in words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from fedkeep.advice.files import write_files
+from fedkeep.advice.look import describe, look
+from fedkeep.advice.panel import Panel
+from fedkeep.advice.trial import OutOfTimeError, Told, Trial, as_task
+from fedkeep.advice.verdict import Advice
+from fedkeep.advice.verdict import advise as judge
+from fedkeep.cli.progress import plainly
+from fedkeep.cli.report import write_page
+from fedkeep.cli.run import make_folder, place
+from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.records import compare
+from fedkeep.sim.assembly import build_learner, load_data
+from fedkeep.sim.cluster import processors
+from fedkeep.sim.experiment import resolve
+
+_GIST_VECTORS = 2
+"""Of the model's length: the gist, and the mean of what came since."""
+_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
+
+
+def advise(
+    data: Annotated[str, typer.Argument(help="A .csv, .parquet or .npz file, or module:function; a sample will do.")],
+    bytes_: Annotated[
+        str | None, typer.Option("--bytes", metavar="SIZE", help="What a device can keep, e.g. 50kB.")
+    ] = None,
+    capacity: Annotated[int, typer.Option(min=1, help="Or in samples.")] = 10,
+    participation: Annotated[float, typer.Option(help="The share of devices that takes part in a round.")] = 0.1,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long it may take.")] = 4.0,
+    shuffled: Annotated[
+        bool, typer.Option("--shuffled", help="The order of the rows is not time: let samples come in any order.")
+    ] = False,
+    drift: Annotated[float, typer.Option(min=0.0, max=1.0, help="Let labels have their seasons, 0 to 1.")] = 0.0,
+    device: Annotated[str, typer.Option(help="The column that names the device.")] = "device",
+    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    devices: Annotated[
+        int | None, typer.Option(min=2, help="Divide the samples among so many devices, if the data names none.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="softmax, mlp, or module:factory.")] = "softmax",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")] = (
+        os.cpu_count() or 1
+    ),
+    on: Annotated[
+        str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
+    ] = "here",
+    out: Annotated[Path | None, typer.Option(help="Where everything goes. [default: advice/NAME]")] = None,
+) -> None:
+    """Say what devices should keep of data like yours.
+
+    Tries FIFO, class-balanced FIFO, a draw with and without a gist, ODE and unlimited storage on it, each at its own
+    learning rate, and ends in words: what to use, by how much, how sure that is, what a larger store or a gist would
+    buy, and what to worry about. Ctrl-C keeps what is done; the same call goes on from there.
+    """
+    folder = out if out is not None else Path("advice") / Path(data.partition(":")[0]).stem
+    make_folder(folder)
+    extra = {"partition": {"name": "dirichlet", "devices": devices, "alpha": 0.3}} if devices else {}
+    task = as_task(data, {"device": device, "label": label, "model": model, **extra})
+    experiment = resolve({"task": task, "policy": {"name": "fifo"}})
+    federation = load_data(experiment.task, 0)
+    seen = look(federation)
+    gist_bytes = _GIST_VECTORS * 4 * build_learner(experiment, federation).gradient_size
+    if bytes_ is not None:
+        capacity = _samples(bytes_, seen.sample_bytes)
+    gist_samples = -(-gist_bytes // seen.sample_bytes) if bytes_ is not None else 0
+    typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
+    panel = Panel(task, capacity, participation, 100, {"shuffle": shuffled, "drift": drift}, gist_samples=gist_samples)
+    jobs = processors() if on == "ray" else jobs
+    with _progress() as tell:
+        trial = Trial(panel, folder, 60 * minutes, jobs, tell, place(on))
+        complete = _run(trial)
+    if not trial.finals:
+        raise FedkeepError(f"stopped before any run had ended; the same call goes on from there ({folder})")
+    advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
+    typer.echo(str(advice))
+    seeds = max(max(runs) for runs in trial.finals.values()) + 1
+    for path in write_files(folder, trial.panel, advice.method, federation, seeds):
+        typer.echo(f"wrote {path}", err=True)
+    _write_report(folder, trial, advice, Path(data).name)
+
+
+def _run(trial: Trial) -> bool:
+    """Whether the trial came to its end: time and Ctrl-C end it early, and what is finished counts."""
+    try:
+        trial.run()
+    except (OutOfTimeError, KeyboardInterrupt):
+        return False
+    return True
+
+
+def _samples(size: str, sample_bytes: int) -> int:
+    found = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", size)
+    if not found or found[2].lower() not in _UNITS:
+        raise ConfigError(f"--bytes takes a size such as 50kB or 2MiB, got '{size}'")
+    samples = int(float(found[1]) * _UNITS[found[2].lower()] // sample_bytes)
+    if samples < 1:
+        raise ConfigError(f"{size} is less than one sample of this data, which takes {sample_bytes} bytes")
+    return samples
+
+
+def _write_report(folder: Path, trial: Trial, advice: Advice, title: str) -> None:
+    runs = [run for run in trial.runs() if run.end is not None]
+    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {title}", str(advice).splitlines())
+    (folder / "advice.txt").write_text(f"{advice}\n", encoding="utf-8")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Told], None]]:
+    """A bar with the time left in a terminal; elsewhere a line a stage."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=1.0)
+        stages: set[str] = set()
+
+        def tell(told: Told) -> None:
+            words = f"{told.stage}, about {plainly(told.seconds_left)} left"
+            progress.update(bar, completed=told.share, description=words)
+            if told.stage not in stages and not console.is_terminal:
+                console.print(words)
+            stages.add(told.stage)
+
+        yield tell

@@ -1,0 +1,85 @@
+"""`fedkeep agent store`: looks into a store's file, mends it and takes samples out, without an agent."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedkeep.agent.cipher import Cipher, read_key
+from fedkeep.agent.inspecting import Inspected, export, inspect, repair
+
+store = typer.Typer(
+    help="Look into a store's file, mend it, take samples out.", no_args_is_help=True, rich_markup_mode=None
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The store, as in [store] path.")]
+KeyFile = Annotated[Path | None, typer.Option(help="The file with the key under which it is encrypted.")]
+KeyEnv = Annotated[str | None, typer.Option(help="The environment variable with that key.")]
+
+
+@store.command()
+def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
+    """Say what is in a store and whether it is sound; exit code 1 if it is not."""
+    found = inspect(file, _cipher(key_file, key_env))
+    typer.echo(_summary(file, found))
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+@store.command("repair")
+def repair_(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
+    """Write roots and labels anew over all that is whole; no agent may be running on it."""
+    cipher = _cipher(key_file, key_env)
+    before = repair(file, cipher)
+    typer.echo(_summary(file, before))
+    typer.echo(f"mended: {len(inspect(file, cipher).notes)} samples go on")
+
+
+@store.command()
+def show(
+    file: File,
+    key_file: KeyFile = None,
+    key_env: KeyEnv = None,
+    limit: Annotated[int, typer.Option(help="Samples to list, newest first.")] = 20,
+) -> None:
+    """Show what is stored: samples per label, and the newest of them."""
+    found = inspect(file, _cipher(key_file, key_env))
+    console = Console()
+    console.print(", ".join(f"label {label}: {count}" for label, count in sorted(found.counts.items())) or "empty")
+    table = Table("id", "label", "value", "uses", "stored at", "source")
+    for note in reversed(found.notes[-limit:] if limit else []):
+        when = datetime.fromtimestamp(note.wall).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(str(note.id), str(note.label), f"{note.score:.4g}", str(note.uses), when, note.source)
+    console.print(table)
+
+
+@store.command("export")
+def export_(
+    file: File,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .npz or .parquet file, or a folder.")],
+    key_file: KeyFile = None,
+    key_env: KeyEnv = None,
+) -> None:
+    """Write all samples with their labels, ids and values to a file, or one file each into a folder per label."""
+    found = inspect(file, _cipher(key_file, key_env))
+    export(found, out)
+    typer.echo(f"{len(found.notes)} samples of shape {list(found.x.shape[1:])} written to {out}")
+
+
+def _summary(file: Path, found: Inspected) -> str:
+    geometry, form, damage = found.label.geometry, found.label.form, found.contents.damage
+    what = f"{len(found.notes)} samples of {form['dtype']} {form['shape']}, {len(found.counts)} labels"
+    size = f"{found.bytes_used} of {geometry.size} bytes, {geometry.cell_size} per sample"
+    wrong = [str(damage)] if damage else []
+    wrong += [f"{damage.root_copies} copies of a root are damaged"] if damage.root_copies else []
+    wrong += [] if found.labels_whole else ["one label is damaged"]
+    return f"{file}: {what}; {size}; {'; '.join(wrong) or 'sound'}"
+
+
+def _cipher(key_file: Path | None, key_env: str | None) -> Cipher | None:
+    return Cipher(read_key(key_file, key_env)) if key_file or key_env else None

@@ -1,0 +1,1 @@
+"""The machines of a fleet: keys, command lines, processes; all that runs Flower without knowing its API."""

@@ -1,0 +1,154 @@
+"""The command lines of a deployment, written once for the operator, for `fedkeep serve` and for the tests."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.deploy.credentials import Credentials
+from fedkeep.link.addresses import is_loopback
+
+CONNECTION = "fedkeep"
+"""The name of the SuperLink in Flower's own config.toml."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A SuperLink at an address, the credentials it trusts, and Flower's home beside them."""
+
+    root: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    insecure: bool = False
+    bind: str | None = None
+    """The address to listen on when it is not `host`, e.g. 0.0.0.0 behind a name."""
+    simulation: bool = False
+    """Whether the SuperLink runs Flower's simulation, with virtual nodes instead of SuperNodes."""
+    credentials: Credentials = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "credentials", Credentials(self.root))
+        listens_on = self.bind or self.host
+        if self.insecure and not (is_loopback(self.host) and is_loopback(listens_on)):
+            raise ConfigError(f"--insecure is for loopback only, and {listens_on} is not: run `fedkeep provision`")
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def flower_home(self) -> Path:
+        return self.root / "flower"
+
+    def environment(self) -> dict[str, str]:
+        """What Flower's programs need set: its home, no telemetry, and a client that starts without delay."""
+        return {
+            "FLWR_HOME": str(self.flower_home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+
+    def write_connection(self) -> Path:
+        """Writes the connection `fedkeep` into Flower's config.toml and returns that file."""
+        self.flower_home.mkdir(parents=True, exist_ok=True)
+        trust = "insecure = true"
+        if not self.insecure:
+            trust = f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
+        path = self.flower_home / "config.toml"
+        path.write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+            f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
+        )
+        return path
+
+    def superlink(self) -> list[str]:
+        """TLS, node authentication on, runtime dependency installation off, state on disk."""
+        database = str(self.root / "superlink.db")
+        command = ["flower-superlink", "--host", self.bind or self.host, "--port", str(self.port)]
+        command += ["--database", database, "--disable-runtime-dependency-installation"]
+        if self.simulation:
+            command.append("--simulation")
+        if self.insecure:
+            return [*command, "--insecure"]
+        known = self.credentials
+        command += [
+            "--ssl-ca-certfile",
+            str(known.ca_certificate),
+            "--ssl-certfile",
+            str(known.server_certificate),
+        ]
+        return [*command, "--ssl-keyfile", str(known.server_key), "--enable-supernode-auth"]
+
+    def supernode(self, node: str, runtime_port: int, config: Mapping[str, str | int]) -> list[str]:
+        """One device's SuperNode; its key is its identity, so it is the same device after any restart."""
+        command = ["flower-supernode", "--superlink", self.address, "--host", "127.0.0.1"]
+        command += [
+            "--port",
+            str(runtime_port),
+            "--node-config",
+            " ".join(_setting(k, v) for k, v in config.items()),
+        ]
+        if self.insecure:
+            return [*command, "--insecure"]
+        command += ["--root-certificates", str(self.credentials.ca_certificate)]
+        return [*command, "--auth-supernode-private-key", str(self.credentials.node_key(node))]
+
+    def register(self, node: str) -> list[str]:
+        """Tells the SuperLink to trust the node's key."""
+        public_key = str(self.credentials.node_public_key(node))
+        return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
+
+    def run(self, app: Path, config: Mapping[str, str | int | float | bool], virtual_nodes: int = 0) -> list[str]:
+        """Submits the app; a simulation needs to know how many nodes to make."""
+        command = ["flwr", "run", str(app), CONNECTION]
+        if virtual_nodes:
+            resources = f"num-supernodes={virtual_nodes} client-resources-num-cpus=1"
+            command += ["--federation-config", resources]
+        if config:
+            command += ["--run-config", " ".join(_setting(k, v) for k, v in config.items())]
+        return command
+
+    def list_runs(self, run: str) -> list[str]:
+        return ["flwr", "list", CONNECTION, "--run-id", run]
+
+    def log(self, run: str) -> list[str]:
+        """Streams a run's log until it ends."""
+        return ["flwr", "log", run, CONNECTION, "--stream"]
+
+    def instructions(self, nodes: list[str]) -> str:
+        """The lines an operator types, in order."""
+        there = {key: value for key, value in self.environment().items() if key != "FLWR_HOME"}
+        state = {"state.url": str(self.root / "state.db")}
+        lines = ["# on the server", _exports(self.environment()), shlex.join(self.superlink())]
+        if not self.insecure:
+            lines += ["", "# once, on the server, while the SuperLink runs"]
+            lines += [shlex.join(self.register(node)) for node in nodes]
+        lines += ["", "# on each device, with ca.crt and its own key copied there, beside an agent with that socket;"]
+        lines += ["# without agent-socket the device is simulated", _exports(there)]
+        for number, node in enumerate(nodes):
+            config: dict[str, str | int] = {"device": number, "agent-socket": f"/run/fedkeep/{node}.sock"}
+            lines.append(shlex.join(self._on_device(node, self.supernode(node, 9094 + number, config))))
+        lines += ["", "# then, on the server, in the app's folder", shlex.join(self.run(Path(), state))]
+        return "\n".join(lines)
+
+    def _on_device(self, node: str, command: list[str]) -> list[str]:
+        """The command with the files where a device has them, unless it is this machine."""
+        if is_loopback(self.host):
+            return command
+        known = self.credentials
+        copied = {str(known.ca_certificate): "ca.crt", str(known.node_key(node)): node}
+        return [copied.get(word, word) for word in command]
+
+
+def _exports(environment: Mapping[str, str]) -> str:
+    return f"export {' '.join(f'{key}={shlex.quote(value)}' for key, value in environment.items())}"
+
+
+def _setting(key: str, value: str | float | bool) -> str:
+    return f"{key}={json.dumps(value)}"

@@ -1,0 +1,186 @@
+"""A whole fleet in one folder on one machine: server, agents, their SuperNodes and the page, looked after and stopped.
+
+`python -m fedkeep.deploy.first_fleet FOLDER PORT PAGE` is the process that looks after the others; what dies is started
+again, as systemd would, and all of them end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment
+
+_RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
+_SOCKET_LENGTH = 100
+"""Linux takes no longer path for a socket."""
+_SPECIFICATION = """\
+# What this fleet does; `fedkeep explain` and docs/flower.md tell the rest.
+[samples]
+shape = [30]
+labels = 10
+
+[model]
+name = "softmax"
+
+[train]
+rounds = 100000
+participation = 1.0
+learning_rate = 0.05
+epochs = 3
+
+[rounds]
+min_devices = {devices}
+deadline = 30.0
+evaluate_every = 1
+"""
+_AGENT = """\
+# A device of this fleet. Put your own source, samples and model here; fleet.toml must say the same of the last two.
+[agent]
+socket = "{home}/agent.sock"
+
+[samples]
+shape = [30]
+labels = 10
+
+[model]
+name = "softmax"
+
+[store]
+path = "{home}/samples.store"
+budget = 100000
+
+[[source]]
+kind = "iterator"
+function = "fedkeep.data.trickle:arrivals"
+"""
+
+
+@dataclass(frozen=True)
+class FirstFleet:
+    """A folder with fleet.toml, keys, and a folder for each device."""
+
+    root: Path
+
+    def create(self, devices: int) -> None:
+        """Writes specification, keys and the devices' configurations; what exists is left as it is."""
+        if len(str(self.home(devices) / "agent.sock")) > _SOCKET_LENGTH:
+            raise ConfigError(f"{self.root} is too long a path for an agent's socket: choose a shorter one")
+        provision(self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)])
+        _write_new(self.root / "fleet.toml", _SPECIFICATION.format(devices=devices))
+        for number in range(devices):
+            self.home(number).mkdir(parents=True, exist_ok=True)
+            _write_new(self.home(number) / "agent.toml", _AGENT.format(home=self.home(number)))
+
+    def home(self, number: int) -> Path:
+        return self.root / "devices" / str(number)
+
+    def devices(self) -> list[int]:
+        found = sorted(int(path.parent.name) for path in self.root.glob("devices/*/agent.toml"))
+        if not found:
+            raise ConfigError(f"there is no fleet in {self.root}: run `fedkeep fleet init {self.root}` first")
+        return found
+
+    def start(self, port: int, page: int) -> int:
+        """Starts the process that looks after the fleet, which outlives this one; returns its number."""
+        self.devices()
+        if "keeper" in self.running():
+            raise FedkeepError(f"the fleet in {self.root} is running: stop it by `fedkeep fleet stop {self.root}`")
+        command = [sys.executable, "-m", "fedkeep.deploy.first_fleet", str(self.root), str(port), str(page)]
+        with (self.root / "fleet.log").open("ab") as log:
+            environment = os.environ | program_environment()
+            started = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        end = time.monotonic() + _STOP_SECONDS
+        while "page" not in self.running():
+            if started.poll() is not None or time.monotonic() > end:
+                raise FedkeepError(f"the fleet did not start: see {self.root / 'fleet.log'}")
+            time.sleep(0.2)
+        return started.pid
+
+    def stop(self) -> bool:
+        """Ends what `start` started, by the number it had, and nothing else; False if it was not running."""
+        pid = self.running().get("keeper")
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGTERM)
+        end = time.monotonic() + _STOP_SECONDS
+        while "keeper" in self.running():
+            if time.monotonic() > end:
+                raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
+            time.sleep(0.2)
+        return True
+
+    def running(self) -> dict[str, int]:
+        """The processes of the fleet that are alive, by name; a number that another process has now is not ours."""
+        try:
+            noted: dict[str, list[int]] = json.loads((self.root / "processes.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return {name: pid for name, (pid, born) in noted.items() if _born(pid) == born}
+
+    def watch_over(self, port: int, page: int) -> None:
+        """Keeps the processes of the fleet alive until this one is told to end."""
+        with LocalFleet(Deployment(self.root, port=port)) as fleet:
+            commands = self._commands(fleet, port, page)
+            while True:
+                for name, (command, environment) in commands.items():
+                    if fleet.is_due(name, _RESTART_SECONDS):
+                        fleet.start(name, command, environment)
+                self._note({"keeper": os.getpid(), **fleet.alive()})
+                time.sleep(1.0)
+
+    def _commands(self, fleet: LocalFleet, port: int, page: int) -> dict[str, tuple[list[str], Mapping[str, str]]]:
+        devices, python, root = self.devices(), [sys.executable, "-m"], str(self.root)
+        (self.root / "records").mkdir(exist_ok=True)
+        server = ["fedkeep", "serve", str(self.root / "fleet.toml"), "--credentials", root, "--port", str(port)]
+        commands: dict[str, tuple[list[str], Mapping[str, str]]] = {
+            "page": ([*python, "fedkeep", "watch", str(self.root / "records"), "--port", str(page)], {}),
+            "server": ([*python, *server, "--run", "fleet", "--resume"], {}),
+        }
+        for number in devices:
+            numbered = {"FEDKEEP_DEVICE": str(number), "FEDKEEP_DEVICES": str(len(devices))}
+            agent = [*python, "fedkeep.agent", str(self.home(number) / "agent.toml")]
+            settings: dict[str, str | int] = {"device": number, "agent-socket": str(self.home(number) / "agent.sock")}
+            commands[f"agent-{number}"] = (agent, numbered)
+            commands[f"node-{number}"] = (fleet.deployment.supernode(f"node-{number}", free_port(), settings), {})
+        return commands
+
+    def _note(self, processes: Mapping[str, int]) -> None:
+        noted = {name: [pid, _born(pid)] for name, pid in processes.items()}
+        partial = self.root / "processes.new"
+        partial.write_text(json.dumps(noted))
+        partial.replace(self.root / "processes.json")
+
+
+def _write_new(path: Path, text: str) -> None:
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+
+
+def _born(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None if there is none that lives."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
+    FirstFleet(Path(sys.argv[1])).watch_over(int(sys.argv[2]), int(sys.argv[3]))

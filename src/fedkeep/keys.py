@@ -1,0 +1,119 @@
+"""What a configuration's dataclass says of its own keys: type, default, and the words that stand below each."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from itertools import pairwise
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of a table."""
+
+    name: str
+    takes: str
+    default: str
+    text: str
+
+
+def keys_of(options: type[Any]) -> list[Key]:
+    """The keys that a dataclass gives to its table, in their order.
+
+    >>> from fedkeep.core.policies.ode import Ode
+    >>> [key.name for key in keys_of(Ode)][:2], keys_of(Ode)[0].default
+    (['value', 'clip'], '"projection"')
+    """
+    hints, texts = get_type_hints(options), _texts(options)
+    return [
+        Key(
+            field.name,
+            _in_words(hints[field.name]),
+            _default(field),
+            texts.get(field.name) or _mentioned(field.name, options),
+        )
+        for field in dataclasses.fields(options)
+        if field.init
+    ]
+
+
+def summary(thing: Any) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return about(thing).partition("\n\n")[0]
+
+
+def about(thing: Any) -> str:
+    """The whole docstring, a line a paragraph; none where it is one that dataclass made."""
+    text = inspect.getdoc(thing) or ""
+    made = text.startswith(f"{getattr(thing, '__name__', '')}(")
+    return "" if made else "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def toml(value: Any) -> str:
+    """A value as it would stand in the file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + " }" if value else "{}"
+    return "left out" if value is None else f"{value!r}"
+
+
+def _texts(options: type[Any]) -> dict[str, str]:
+    """The string below each field, those of base classes included."""
+    found: dict[str, str] = {}
+    for cls in reversed(options.__mro__):
+        if dataclasses.is_dataclass(cls):
+            found |= _texts_in(cls)
+    return found
+
+
+def _texts_in(cls: type[Any]) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(str(below.value.value).split())
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
+
+
+def _mentioned(name: str, options: type[Any]) -> str:
+    """The sentences of the class's own words that speak of a key."""
+    sentences = re.split(r"[.;](?: +|$)", about(options).replace("\n\n", " "))
+    return " ".join(f"{sentence}." for sentence in sentences if f"`{name}`" in sentence)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return toml(field.default)
+    return "needed" if field.default_factory is dataclasses.MISSING else toml(field.default_factory())
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _in_words(hint: Any) -> str:
+    if hint in _WORDS:
+        return _WORDS[hint]
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(toml, parts))
+    if NoneType in parts:
+        return " or ".join(_in_words(part) for part in parts if part is not NoneType) + ", or left out"
+    if origin in (list, tuple):
+        return f"a list, each {_in_words(parts[0])}" if parts else "a list"
+    return "a table" if inspect.isclass(origin) and issubclass(origin, Mapping) else str(hint)

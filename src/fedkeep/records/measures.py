@@ -1,0 +1,119 @@
+"""What one run's curve comes to in one number, and what such numbers say over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fedkeep.records.lines import Evaluation, Gist
+from fedkeep.records.student import interval, quantile
+
+LAST = 5
+"""Evaluations that a late accuracy is the mean of."""
+LEVEL = 0.01
+"""Differences of accuracy that count as none: one point."""
+MOST_SEEDS = 200
+"""More seeds than this nobody is advised to run."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds."""
+
+    mean: float
+    half_width: float | None
+    """Of its 95 % interval by Student's t; None of a single seed."""
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """By how much a method is ahead of another, over the seeds both ran: they saw the same data in the same order."""
+
+    verdict: str
+    """ "ahead" or "behind" where the interval leaves 0 out, "level" where it stays within a point, or "undecided"."""
+    seeds_to_decide: int | None
+    """How many seeds would decide it if they differed as these do; None where it is decided, or none would."""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of one value a seed, and its interval."""
+    return Estimate(math.fsum(values) / len(values), interval(list(values)), len(values))
+
+
+def difference(values: Sequence[float]) -> Difference:
+    """What one difference a seed says."""
+    found = estimate(values)
+    verdict = _verdict(found)
+    more = _seeds_to_decide(found) if verdict == "undecided" else None
+    return Difference(found.mean, found.half_width, found.seeds, verdict, more)
+
+
+def _verdict(found: Estimate) -> str:
+    if found.half_width is None:
+        return "undecided"
+    if abs(found.mean) > found.half_width:
+        return "ahead" if found.mean > 0 else "behind"
+    return "level" if abs(found.mean) + found.half_width <= LEVEL else "undecided"
+
+
+def _seeds_to_decide(found: Estimate) -> int | None:
+    if found.half_width is None:
+        return None
+    deviation = found.half_width * math.sqrt(found.seeds) / quantile(0.95, found.seeds - 1)
+    reach = max(abs(found.mean), LEVEL - abs(found.mean))
+    more = range(found.seeds + 1, MOST_SEEDS + 1)
+    return next((n for n in more if quantile(0.95, n - 1) * deviation / math.sqrt(n) < reach), None)
+
+
+def final_accuracy(evaluations: Sequence[Evaluation]) -> float:
+    """The accuracy of the last evaluation, 0 where it diverged."""
+    return evaluations[-1].accuracy or 0.0
+
+
+def late_accuracy(evaluations: Sequence[Evaluation]) -> float:
+    """The mean accuracy of the last five evaluations; the untrained model's counts only where there is no other."""
+    last = [e.accuracy or 0.0 for e in _trained(evaluations)[-LAST:]]
+    return math.fsum(last) / len(last)
+
+
+def best_accuracy(evaluations: Sequence[Evaluation]) -> float:
+    """The highest accuracy of any evaluation after training began."""
+    return max(e.accuracy or 0.0 for e in _trained(evaluations))
+
+
+def area(evaluations: Sequence[Evaluation]) -> float:
+    """The mean accuracy over all rounds: the area under the curve, by the rounds it spans."""
+    pairs = list(pairwise(evaluations))
+    rounds = sum(b.round - a.round for a, b in pairs)
+    if not rounds:
+        return final_accuracy(evaluations)
+    halves = (((a.accuracy or 0.0) + (b.accuracy or 0.0)) / 2 * (b.round - a.round) for a, b in pairs)
+    return math.fsum(halves) / rounds
+
+
+MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {
+    "final": final_accuracy,
+    "best": best_accuracy,
+    "area": area,
+    "late": late_accuracy,
+}
+"""What a curve may be judged by; each takes one evaluation or more."""
+
+
+GIST = ("trust", "likeness", "worth", "reach")
+"""What is told of a gist."""
+
+
+def pooled(lines: Sequence[Gist]) -> Gist:
+    """One line for several, each counting by its participations; there is at least one."""
+    count = sum(line.participations for line in lines)
+    sums = {name: math.fsum(getattr(line, name) * line.participations for line in lines) for name in GIST}
+    means = {name: total / max(count, 1) for name, total in sums.items()}
+    return Gist(round=lines[-1].round, participations=count, **means)
+
+
+def _trained(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    return [e for e in evaluations if e.round > 0] or evaluations

@@ -1,0 +1,326 @@
+"""What once ended the agent, or cost it samples: each of them, with a real process where it takes one."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fedkeep.agent.identity import check_model
+from fedkeep.agent.screening import Magnitudes
+from fedkeep.agent.sources.folder import FolderOptions, FolderSource
+from fedkeep.core.errors import ConfigError
+from fedkeep.link.client import AgentClient
+from fedkeep.link.framing import receive_frame, send_frame
+from tests.agent.builders import arrival, feed, make_agent, order
+from tests.agent.test_agent_process import ENVIRONMENT, lines, outcome, running, wait_until_ready, write_config
+from tests.faults.hostile import SOUND, write_csv, write_lines
+
+
+def test_a_foreign_file_as_a_store_is_refused_for_good_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "a.store").write_bytes(b"somebody's data " * 300_000)
+    write_config(tmp_path)
+    code, said = outcome(tmp_path, "agent.toml")
+    assert (code, "is not a store of fedkeep: left untouched" in said) == (2, True)
+    assert (tmp_path / "a.store").read_bytes() == b"somebody's data " * 300_000
+    assert not list(tmp_path.glob("a.store?*"))
+
+
+def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    feed(assembly.agent, 0, 3 * assembly.layout.capacity)
+    held = sorted(assembly.agent.store.stored().batch.ids.tolist())
+    assert len(held) == assembly.layout.capacity
+    assembly.disk.close()
+    for budget in (112_000, 150_000, 110_000):
+        again = make_agent(tmp_path, store={"budget": budget})
+        assert sorted(again.agent.store.stored().batch.ids.tolist()) == held
+        again.disk.close()
+    with pytest.raises(ConfigError, match=f"holds {len(held)} samples .* set it to "):
+        make_agent(tmp_path, store={"budget": 80_000})
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_hostile_lines_do_not_end_the_process(tmp_path: Path, kind: str) -> None:
+    (write_lines if kind == "jsonl" else write_csv)(tmp_path / f"in.{kind}", 2000)
+    write_config(tmp_path, f'[[source]]\nkind = "lines"\npath = "in.{kind}"\n')
+    code, said = outcome(tmp_path, "agent.toml", "--until-sources-end")
+    assert code == 0
+    assert "Traceback" not in said
+    assert "malformed" in said.splitlines()[-1]
+    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+        assert all(client.why(str(10**9 + i)).stored for i in range(SOUND))
+
+
+def test_a_csv_as_documented_is_read_and_the_end_says_what_came_of_it(tmp_path: Path) -> None:
+    rows = [f"{','.join(['0.5'] * 6)},{i % 3},s{i}" for i in range(9)]
+    (tmp_path / "flows.csv").write_text("\n".join(["a,b,c,d,e,f,y,id", *rows, "1,2,3", ""]))
+    write_config(tmp_path, '[[source]]\nkind = "lines"\npath = "flows.csv"\n')
+    code, said = outcome(tmp_path, "agent.toml", "--until-sources-end")
+    assert code == 0
+    assert "room for" in said
+    assert "reading lines" in said
+    assert "no server has called yet" in said
+    assert "10 arrived, 9 kept, refused 1 malformed, 9 of" in said.splitlines()[-1]
+
+
+def test_a_damaged_archive_is_set_aside_once_and_for_all(tmp_path: Path) -> None:
+    inbox = tmp_path / "in"
+    inbox.mkdir()
+    np.savez_compressed(inbox / "a.npz", x=np.ones((4, 6)), y=np.zeros(4))
+    image = bytearray((inbox / "a.npz").read_bytes())
+    image[60:90] = bytes(30)
+    (inbox / "a.npz").write_bytes(image)
+    (inbox / "b.npz").mkdir()
+    write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\npoll_seconds = 0.05\n')
+    for _ in range(2):
+        with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+            deadline = time.monotonic() + 20
+            while not (inbox / "refused" / "a.npz").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert client.status().samples == 0
+    assert (inbox / "refused" / "a.npz").read_bytes() == bytes(image)
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(80_000_000))
+    source = FolderSource(FolderOptions("f", str(tmp_path)), 24)
+    refused: list[str] = []
+    sink: Any = type("Sink", (), {"refuse": lambda _, reason, *__: refused.append(reason), "stopped": False})()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source._take(tmp_path / "bomb.npz", sink)
+    assert refused == ["oversized"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
+    assert (tmp_path / "refused" / "bomb.npz").exists()
+
+
+def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(tmp_path: Path) -> None:
+    write_config(tmp_path, f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\noverload = "wait"\n')
+    limited = f'ulimit -n 128; exec "{sys.executable}" -m fedkeep.agent agent.toml'
+    process = subprocess.Popen(["sh", "-c", limited], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    idle = []
+    try:
+        wait_until_ready(tmp_path, process)  # type: ignore[arg-type]
+        for path in ("in.sock", "a.sock"):
+            for _ in range(200):
+                one = socket.socket(socket.AF_UNIX)
+                one.connect(str(tmp_path / path))
+                idle.append(one)
+        with socket.socket(socket.AF_UNIX) as sender:
+            sender.connect(str(tmp_path / "in.sock"))
+            sender.settimeout(20)
+            x = np.ones(6, "<f4").tobytes()
+            send_frame(sender, msgspec.msgpack.encode({"x": x, "y": 1, "id": 5}))
+            assert msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"] == "kept"
+        wait_until_ready(tmp_path, process)  # type: ignore[arg-type]
+        with AgentClient(str(tmp_path / "a.sock"), timeout=20) as client:
+            assert client.status().samples == 1
+        assert process.poll() is None
+    finally:
+        for one in idle:
+            one.close()
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_more_labels_keep_the_samples_and_fewer_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    feed(assembly.agent, 0, 30)
+    assembly.agent.participate(order(assembly))
+    held = sorted(assembly.agent.store.stored().batch.ids.tolist())
+    assembly.disk.close()
+    with pytest.raises(
+        ConfigError, match=r"label 2, but \[samples\] labels is 2: set it to 3 or more, or .* --label 2"
+    ):
+        make_agent(tmp_path, samples={"labels": 2})
+    again = make_agent(tmp_path, samples={"labels": 5})
+    assert sorted(again.agent.store.stored().batch.ids.tolist()) == held
+    assert again.agent.device.model is None
+    feed(again.agent, 1000, 9)
+    again.disk.close()
+
+
+def test_another_model_keeps_the_samples_and_learns_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assembly = make_agent(tmp_path, store={"budget": 200_000})
+    feed(assembly.agent, 0, 30)
+    assembly.agent.participate(order(assembly))
+    held = sorted(assembly.agent.store.stored().batch.ids.tolist())
+    assembly.disk.close()
+    other = {"model": {"name": "mlp", "hidden": [4]}, "store": {"budget": 200_000}}
+    again = make_agent(tmp_path, **other)
+    assert "[model] is another than before" in caplog.text
+    assert sorted(again.agent.store.stored().batch.ids.tolist()) == held
+    assert again.agent.device.model is None
+    again.agent.participate(order(again, 1))
+    again.disk.close()
+
+
+def test_another_policy_keeps_the_samples(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    feed(assembly.agent, 0, 30)
+    assembly.agent.participate(order(assembly))
+    held = sorted(assembly.agent.store.stored().batch.ids.tolist())
+    assembly.disk.close()
+    for name in ("fifo", "draw", "high-loss", "ode"):
+        again = make_agent(tmp_path, policy={"name": name}, store={"budget": 110_000})
+        assert set(held) <= set(again.agent.store.stored().batch.ids.tolist()), name
+        feed(again.agent, 1000, 3)
+        again.disk.close()
+
+
+def test_a_model_that_does_not_fit_its_samples_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from fedkeep.learn.export import export
+
+    export(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)), (6,), None, tmp_path / "m.onnx")
+    model = {"path": str(tmp_path / "m.onnx")}
+    with pytest.raises(ConfigError, match=r"does not take samples of \[samples\] shape = \[7\]"):
+        make_agent(tmp_path, model=model, samples={"shape": [7]})
+    with pytest.raises(ConfigError, match=r"has 3 outputs, but \[samples\] labels = 5"):
+        make_agent(tmp_path, model=model, samples={"labels": 5})
+    assert not (tmp_path / "a.store").exists()
+    assembly = make_agent(tmp_path, model=model)
+    feed(assembly.agent, 0, 9)
+    assembly.disk.close()
+
+
+def test_whole_numbers_reach_a_torch_model_as_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    source = "import torch\ndef make():\n    return torch.nn.Sequential(torch.nn.Linear(6, 3))\n"
+    (tmp_path / "own_model.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tables: dict[str, Any] = {"model": {"name": "own_model:make"}, "samples": {"dtype": "uint8"}}
+    for round_ in range(2):
+        assembly = make_agent(tmp_path, **tables)
+        for id_ in range(20):
+            one = arrival(20 * round_ + id_)
+            one.x = np.arange(6, dtype=np.uint8) + id_
+            assembly.agent.intake.offer(one, wait=True)
+        while assembly.agent.step(0.0):
+            pass
+        assert assembly.agent.participate(order(assembly, round_)).samples > 0
+        assembly.disk.close()
+
+
+def test_a_silent_stream_declares_a_falling_rate(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    agent, now = assembly.agent, [0.0]
+    agent.store.clock._boot = lambda: now[0]
+    agent.store.clock._start = 0.0
+    feed(agent, 0, 30)
+    first = agent.profile().rate
+    now[0] = 600.0
+    later = agent.profile().rate
+    now[0] = 5 * 3600.0
+    assert first > 10 * later > 0
+    assert agent.profile().rate == 0
+    assembly.disk.close()
+
+
+def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    one = arrival(1)
+    one.x = np.full(6, 1e30, np.float32)
+    assembly.agent.intake.offer(one, wait=True)
+    assembly.agent.step(0.0)
+    assert assembly.agent.counters.counts()["refused.huge"] == 1
+    assert "1.e+30" in assembly.agent.intake.quarantine.records()[-1].raw
+    assembly.disk.close()
+
+
+def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_path: Path) -> None:
+    alone: dict[str, Any] = {"policy": {"name": "draw"}, "store": {"budget": 130_000}}
+    assembly = make_agent(tmp_path, **alone)
+    agent, capacity = assembly.agent, assembly.layout.capacity
+    for id_ in range(3 * capacity):
+        agent.intake.offer(arrival(id_, label=0), wait=True)
+        if len(agent.intake) >= 8:
+            agent.step(0.0)
+    while agent.step(0.0):
+        pass
+    assert len(agent.store) == capacity
+    agent.commit(whole=False)
+    assembly.disk.close()
+    again = make_agent(tmp_path, **alone)
+    assert len(again.agent.store) == capacity
+    for id_ in range(10_000, 10_000 + capacity):
+        again.agent.intake.offer(arrival(id_, label=1), wait=True)
+        if len(again.agent.intake) >= 8:
+            again.agent.step(0.0)
+    while again.agent.step(0.0):
+        pass
+    again.agent.commit()
+    labels = np.bincount(again.agent.store.stored().batch.y, minlength=3)
+    assert labels.sum() == capacity
+    assert labels[1] > 0.2 * capacity
+    again.disk.close()
+
+
+def test_samples_far_beyond_the_usual_are_refused_until_they_are_the_usual() -> None:
+    magnitudes = Magnitudes(1e6, 100.0)
+    assert not magnitudes.huge(np.full((20, 3), 2.0)).any()
+    assert magnitudes.huge(np.array([[1.0, -250.0, 0.0], [150.0, 0.0, 0.0]])).tolist() == [True, False]
+    for _ in range(3):
+        last = magnitudes.huge(np.full((32, 3), 500.0))
+    assert not last.any()
+    assert magnitudes.huge(np.array([[2e6, 0, 0]])).all()
+
+
+def test_a_kill_between_two_commits_of_statistics_costs_no_sample(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    agent = assembly.agent
+    feed(agent, 0, 3)
+    for id_ in range(100, 130):
+        agent.intake.offer(arrival(id_), wait=True)
+    while agent.step(0.0):
+        pass
+    assert agent.commit(whole=False)
+    held = sorted(agent.store.stored().batch.ids.tolist())
+    assembly.disk.close()  # nothing else: as after a kill
+    again = make_agent(tmp_path)
+    assert sorted(again.agent.store.stored().batch.ids.tolist()) == held
+    assert [d.verdict.name for d in again.agent.store.log.about(129)] == ["KEPT"]
+    assert again.agent.counters.counts()["kept"] == 33
+    feed(again.agent, 200, 30)
+    assert set(held) <= set(again.agent.store.stored().batch.ids.tolist())
+    again.disk.close()
+
+
+def test_it_tells_systemd_that_it_is_ready_and_alive(tmp_path: Path) -> None:
+    write_config(tmp_path, '[[source]]\nkind = "lines"\npath = "in.jsonl"\n')
+    (tmp_path / "in.jsonl").write_text(lines(5))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(20)
+        environment = {**ENVIRONMENT, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        command = [sys.executable, "-m", "fedkeep.agent", "agent.toml"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+        heard: list[str] = []
+        try:
+            while not {"READY=1", "WATCHDOG=1"} <= set(heard):
+                heard.append(listener.recv(4096).decode())
+        finally:
+            process.terminate()
+            process.wait(20)
+        while "STOPPING=1" not in heard:
+            heard.append(listener.recv(4096).decode())
+    assert heard.index("READY=1") < heard.index("WATCHDOG=1")
+
+
+def test_a_learner_of_other_outputs_is_refused(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    with pytest.raises(ConfigError, match="has 3 outputs"):
+        check_model(assembly.agent.device.learner, (6,), 4)
+    assembly.disk.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["a.store"]

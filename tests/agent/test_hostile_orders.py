@@ -1,0 +1,94 @@
+"""A real agent against a server that means harm: it refuses, goes on, stops when told to, and starts again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import FedkeepError, RefusedError
+from fedkeep.core.orders import FASTEST_RATE, LARGEST_PARAMETER, LAST_ROUND, MOST_EPOCHS
+from fedkeep.core.types import LocalTraining, TrainOrder, Vector
+from fedkeep.link.client import AgentClient
+from fedkeep.link.framing import receive_frame, send_frame
+from tests.agent.test_agent_process import lines, running, write_config
+
+MODEL: Vector = np.linspace(-1, 1, 21, dtype=np.float32)
+SOUND = TrainOrder(3, MODEL, None, LocalTraining(0.1, 2))
+HOSTILE = {
+    "order-round": replace(SOUND, round=2**31),
+    "order-epochs": replace(SOUND, local=LocalTraining(0.1, 10**9)),
+    "order-learning-rate": replace(SOUND, local=LocalTraining(-1.0, 1)),
+    "order-batch-size": replace(SOUND, local=LocalTraining(0.1, 1, batch_size=10**9)),
+    "model-too-large": replace(SOUND, model=np.full_like(MODEL, 1e30)),
+}
+AT_THE_BOUNDS = replace(
+    SOUND,
+    round=LAST_ROUND,
+    model=np.full_like(MODEL, LARGEST_PARAMETER),
+    direction=np.full_like(MODEL, -LARGEST_PARAMETER),
+    local=LocalTraining(FASTEST_RATE, MOST_EPOCHS, 1),
+)
+
+
+def fed(folder: Path, count: int) -> None:
+    (folder / "in.jsonl").write_text(lines(count))
+    source = f'[[source]]\nkind = "socket"\naddress = "unix://{folder}/in.sock"\n'
+    write_config(folder, f'[[source]]\nkind = "lines"\npath = "in.jsonl"\n{source}')
+
+
+def await_samples(client: AgentClient, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while client.status().counters.get("seen", 0) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert client.status().counters["seen"] >= count
+
+
+def test_hostile_orders_are_refused_and_the_agent_starts_again(tmp_path: Path) -> None:
+    fed(tmp_path, 30)
+    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+        await_samples(client, 30)
+        for reason, order in HOSTILE.items():
+            with pytest.raises(RefusedError, match=reason):
+                client.participate(order)
+        assert client.status().round == -1, "nothing of them is stored"
+        assert client.participate(SOUND).samples > 0
+        client.participate(AT_THE_BOUNDS)
+    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+        assert np.isfinite(client.participate(replace(SOUND, round=4)).model).all()
+
+
+def test_a_training_agent_answers_acknowledges_and_stops_within_a_second(tmp_path: Path) -> None:
+    fed(tmp_path, 400)
+    with running(tmp_path, "agent.toml") as process, AgentClient(str(tmp_path / "a.sock")) as client:
+        await_samples(client, 400)
+        long = replace(SOUND, local=LocalTraining(0.01, MOST_EPOCHS, 1))
+        ended = threading.Event()
+
+        def take_part() -> None:
+            with suppress(FedkeepError), AgentClient(str(tmp_path / "a.sock")) as other:
+                other.participate(long)
+            ended.set()
+
+        threading.Thread(target=take_part, daemon=True).start()
+        time.sleep(0.5)
+        assert client.status().samples > 100
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sender.connect(str(tmp_path / "in.sock"))
+        send_frame(sender, msgspec.msgpack.encode({"x": np.zeros(6, "<f4").tobytes(), "y": 0, "id": 10**6}))
+        assert msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"]
+        assert not ended.is_set(), "all of that happened while it trained"
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(20) == 0
+        assert time.monotonic() - began < 5, "a second on a free machine"
+        sender.close()
+    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+        assert client.status().counters["seen"] >= 401

@@ -1,0 +1,125 @@
+"""`fedkeep agent store` on files: sound, damaged, encrypted, encoded, foreign."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedkeep.agent.inspecting import inspect
+from fedkeep.cli.agent_store import store as commands
+from fedkeep.core.errors import ConfigError
+from tests.agent.builders import LABELS, SHAPE, feed, make_agent, order
+
+
+def ask(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(commands, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def filled(folder: Path, **tables: Any) -> tuple[Path, dict[int, np.ndarray]]:
+    assembly = make_agent(folder, **tables)
+    feed(assembly.agent, 0, 30)
+    held = assembly.agent.store.stored().batch
+    assembly.disk.close()
+    return folder / "a.store", dict(zip(held.ids.tolist(), held.x, strict=True))
+
+
+def test_check_and_show(tmp_path: Path) -> None:
+    path, _ = filled(tmp_path)
+    code, said = ask("check", path)
+    assert (code, "30 samples of <f4 [6], 3 labels" in said, "sound" in said) == (0, True, True)
+    assert "label 0: 10, label 1: 10, label 2: 10" in ask("show", path)[1]
+    image = path.read_bytes()
+    assert path.read_bytes() == image
+
+
+def test_repair(tmp_path: Path) -> None:
+    path, held = filled(tmp_path)
+    label, geometry = inspect(path).label, inspect(path).label.geometry
+    image = bytearray(path.read_bytes())
+    for half in (0, 1):
+        for copy in (0, 1):
+            image[geometry.root(half, copy) + 9] ^= 4
+    image[20] ^= 1
+    path.write_bytes(image)
+    code, said = ask("check", path)
+    assert code == 1
+    assert "no root is whole" in said
+    assert path.read_bytes() == bytes(image)
+    assert "30 samples go on" in ask("repair", path)[1]
+    assert ask("check", path)[0] == 0
+    assert inspect(path).label == label
+    again = make_agent(tmp_path)
+    assert sorted(again.agent.store.stored().batch.ids.tolist()) == sorted(held)
+    again.disk.close()
+
+
+@pytest.mark.parametrize("tables", [{}, {"store": {"encoding": "int8"}}, {"samples": {"dtype": "float16"}}])
+def test_export_gives_back_what_was_stored(tmp_path: Path, tables: dict[str, Any]) -> None:
+    path, held = filled(tmp_path, **tables)
+    ask("export", path, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert dict(zip(arrays["ids"].tolist(), arrays["y"].tolist(), strict=True)) == {i: i % LABELS for i in held}
+        for id_, x in zip(arrays["ids"].tolist(), arrays["x"], strict=True):
+            np.testing.assert_array_equal(x, held[id_])
+    ask("export", path, tmp_path / "folder")
+    np.testing.assert_array_equal(np.load(tmp_path / "folder" / "1" / "7.npy"), held[7])
+    with pytest.raises(ConfigError, match="exists"):
+        ask("export", path, tmp_path / "folder")
+
+
+def test_export_to_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    path, held = filled(tmp_path)
+    ask("export", path, tmp_path / "out.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert len(table["y"]) == 30
+    np.testing.assert_array_equal(np.array(table["x"][3], np.float32).reshape(SHAPE), held[table["ids"][3]])
+
+
+def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    path, _ = filled(tmp_path, store={"key_file": str(key)})
+    with pytest.raises(ConfigError, match="is encrypted"):
+        ask("check", path)
+    assert ask("check", path, "--key-file", key)[0] == 0
+    other = tmp_path / "letters.txt"
+    other.write_text("dear all " * 1000)
+    for verb in ("check", "repair", "show"):
+        with pytest.raises(ConfigError, match="is not a store of fedkeep"):
+            ask(verb, other)
+    assert other.read_text() == "dear all " * 1000
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8", "uint8"])
+def test_fewer_bytes_hold_more_samples_and_a_restart_changes_none(tmp_path: Path, encoding: str) -> None:
+    wide: dict[str, Any] = {"samples": {"shape": [192], "labels": LABELS}, "store": {"budget": 600_000}}
+    plain = make_agent(tmp_path, **wide)
+    room = plain.layout.capacity
+    plain.disk.close()
+    (tmp_path / "a.store").unlink()
+    small = {**wide, "store": {**wide["store"], "encoding": encoding}}
+    assembly = make_agent(tmp_path, **small)
+    assert assembly.layout.capacity > (1.5 if encoding == "float16" else 2.1) * room
+    assembly.disk.close()
+    (tmp_path / "a.store").unlink()
+    assembly = make_agent(tmp_path, store={"encoding": encoding})
+    feed(assembly.agent, 0, 40)
+    assembly.agent.participate(order(assembly))
+    before = assembly.agent.store.stored()
+    assembly.disk.close()
+    again = make_agent(tmp_path, store={"encoding": encoding})
+    after = again.agent.store.stored()
+    for name in ("x", "y", "ids"):
+        np.testing.assert_array_equal(getattr(after.batch, name), getattr(before.batch, name))
+    np.testing.assert_array_equal(after.scores, before.scores)
+    again.disk.close()
+    with pytest.raises(ConfigError, match=f"holds samples of dtype {encoding}"):
+        make_agent(tmp_path)

@@ -1,0 +1,85 @@
+"""`fedkeep list NAME` and `fedkeep explain KEY`: what the classes say of themselves, and nothing left unsaid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from typer.testing import CliRunner
+
+from fedkeep.cli.app import app
+from fedkeep.core.errors import ConfigError
+from fedkeep.keys import Key, keys_of
+from fedkeep.registry import COMPONENTS
+from fedkeep.sim.experiment import TABLES
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options, with `b` told here; and no more."""
+
+    a: int = 3
+    """How many,
+    on two lines."""
+    b: Literal["x", "y"] = "x"
+    c: tuple[int, ...] | None = None
+
+
+def told(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments])
+    assert result.exit_code == 0, result.exception
+    return " ".join(result.output.split())
+
+
+def test_keys_are_read_from_the_class_itself() -> None:
+    assert keys_of(Options) == [
+        Key("a", "a whole number", "3", "How many, on two lines."),
+        Key("b", 'one of "x", "y"', '"x"', "Options, with `b` told here."),
+        Key("c", "a list, each a whole number, or left out", "left out", ""),
+    ]
+
+
+@pytest.mark.parametrize("owner", [*TABLES.values(), *(cls for kind in COMPONENTS.values() for cls in kind.values())])
+def test_every_key_says_what_it_does(owner: type) -> None:
+    assert [key.name for key in keys_of(owner) if not key.text] == []
+
+
+def test_a_key_has_its_type_its_default_and_the_papers_name() -> None:
+    text = told("explain", "storage.capacity")
+    assert "takes a whole number" in text
+    assert "default: 10" in text
+    assert "|B_c| of the paper" in text
+
+
+def test_a_key_says_what_presets_make_of_it() -> None:
+    assert 'Preset paper, every policy: estimator.name = "incremental"' in told("explain", "estimator.name")
+
+
+def test_a_name_shows_all_that_it_takes() -> None:
+    text = told("list", "ode")
+    assert text.startswith('policy = { name = "ode" }')
+    assert "Eq. 6" in text
+    assert "sharpness 0.5" in text
+
+
+def test_every_table_and_every_name_can_be_shown() -> None:
+    for table in (*TABLES, *COMPONENTS, "seed", "sweep", "methods"):
+        assert told("explain", table)
+    for kind, members in COMPONENTS.items():
+        for name in members:
+            assert f'{kind} = {{ name = "{name}" }}' in told("list", name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("explain", "storge"), "did you mean 'storage'?"),
+        (("explain", "storage.capcity"), "'storage' has no key 'capcity': did you mean 'capacity'?"),
+        (("list", "odd"), "nothing is called 'odd': did you mean 'ode'?"),
+    ],
+)
+def test_a_name_that_is_none_is_told(arguments: tuple[str, ...], message: str) -> None:
+    error = CliRunner().invoke(app, [*arguments]).exception
+    assert isinstance(error, ConfigError)
+    assert message in str(error)

@@ -1,0 +1,33 @@
+"""A fleet's accuracy by hand, and with a device that claims too much."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedkeep.core.evaluations import merge_evaluations
+from fedkeep.core.screening import Limits
+
+
+def test_honest_counts_are_pooled() -> None:
+    merged, cut = merge_evaluations({0: (10, 5.0, 5), 1: (30, 45.0, 27), 2: (0, 0.0, 0)}, Limits())
+    assert merged["samples"] == 40
+    assert merged["loss"] == pytest.approx(50 / 40)
+    assert merged["accuracy"] == pytest.approx(32 / 40)
+    assert not cut
+
+
+def test_the_robust_accuracy_leaves_out_both_ends() -> None:
+    told = {device: (10, 1.0, right) for device, right in enumerate([0, 4, 5, 6, 10])}
+    assert merge_evaluations(told, Limits())[0]["accuracy_robust"] == pytest.approx(0.5)
+
+
+def test_one_that_claims_a_quadrillion_right_answers_is_cut_and_named() -> None:
+    told = dict.fromkeys(range(9), (10, 1.0, 5)) | {9: (10**15, 0.0, 10**15)}
+    merged, cut = merge_evaluations(told, Limits())
+    assert merged["accuracy"] == pytest.approx((45 + 40) / 130)
+    assert merged["accuracy_robust"] == pytest.approx(0.5)
+    assert [(refusal.device, refusal.reason) for refusal in cut] == [(9, "count-cut")]
+
+
+def test_nobody_that_has_samples_tells_nothing() -> None:
+    assert merge_evaluations({0: (0, 0.0, 0)}, Limits()) == ({}, [])

@@ -1,0 +1,113 @@
+"""What is usual in a fleet, and what a robust mean makes of updates that are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkeep.core.types import DeviceId, Report, Vector
+from fedkeep.core.usual import FEW, Usual
+
+MODEL: Vector = np.zeros(40, dtype=np.float32)
+WAY = np.ones(40) / np.sqrt(40)
+
+
+def report(update: np.ndarray, weight: float = 1.0) -> Report:
+    return Report(0, (MODEL + update).astype(np.float32), weight, 1, 1, None)
+
+
+def honest(round_: int, devices: int = 9) -> dict[DeviceId, Report]:
+    """Updates of length near 1 that share a third of their way, as in the tasks."""
+    rng = np.random.default_rng(round_)
+    return {d: report(0.4 * WAY + rng.standard_normal(40) / np.sqrt(40)) for d in range(devices)}
+
+
+def mean_step(reports: dict[DeviceId, Report]) -> np.ndarray:
+    weights = np.array([r.weight for r in reports.values()])
+    return weights @ np.array([r.model for r in reports.values()], dtype=np.float64) / weights.sum()
+
+
+def lengths(reports: dict[DeviceId, Report]) -> list[float]:
+    return [float(np.linalg.norm(r.model)) for r in reports.values()]
+
+
+def test_at_the_start_nothing_is_too_long_and_then_ten_times_the_median_is() -> None:
+    usual = Usual()
+    assert usual.longest([1.0] * (FEW - 1), 10.0) == np.inf
+    assert usual.longest([1.0, 1.0, 1.0, 2.0, 999.0], 10.0) == 10.0
+    usual.learn_lengths([2.0] * 6)
+    assert usual.longest([999.0], 10.0) == 20.0
+
+
+def test_a_liar_cannot_teach_that_long_is_usual() -> None:
+    usual = Usual()
+    for _ in range(50):
+        usual.learn_lengths([1.0] * 7 + [9.0] * 3)
+    assert usual.longest([], 10.0) == 10.0
+
+
+def test_an_honest_round_keeps_its_length_and_direction() -> None:
+    reports = honest(0)
+    tamed, outvoted = Usual().tame(MODEL, reports)
+    plain, robust = mean_step(reports), mean_step(tamed)
+    assert not outvoted
+    assert np.linalg.norm(robust) == pytest.approx(np.linalg.norm(plain), rel=0.1)
+    assert robust @ plain / np.linalg.norm(robust) / np.linalg.norm(plain) > 0.95
+
+
+@pytest.mark.parametrize("factor", [-1.0, -3.0])
+def test_a_device_that_goes_against_the_fleet_stops_counting(factor: float) -> None:
+    usual = Usual()
+    for round_ in range(6):
+        reports = {**honest(round_), 99: report(factor * WAY)}
+        tamed, outvoted = usual.tame(MODEL, reports)
+        usual.learn_lengths(lengths(reports))
+    assert outvoted == [99]
+    assert tamed[99].weight == 0
+    assert mean_step(tamed) @ WAY > 0.8 * (mean_step(honest(5)) @ WAY)
+
+
+def test_one_that_was_honest_before_is_found_within_some_rounds() -> None:
+    usual = Usual()
+    for round_ in range(20):
+        usual.tame(MODEL, honest(round_))
+    found = [round_ for round_ in range(20, 30) if usual.tame(MODEL, {**honest(round_), 3: report(-WAY)})[1] == [3]]
+    assert found
+    assert found[0] <= 25
+
+
+def test_a_weight_out_of_all_proportion_counts_as_the_upper_quartile() -> None:
+    reports = {d: report(WAY, weight) for d, weight in enumerate([1.0, 1.0, 2.0, 2.0, 1e9])}
+    tamed, _ = Usual().tame(MODEL, reports)
+    assert [r.weight for r in tamed.values()] == [1, 1, 2, 2, 2]
+
+
+def test_a_device_that_forgets_and_comes_back_from_a_file_is_the_same() -> None:
+    usual, again = Usual(), Usual()
+    for round_ in range(3):
+        usual.tame(MODEL, honest(round_))
+        usual.learn_lengths(lengths(honest(round_)))
+    again.restore(usual.snapshot())
+    one, other = usual.tame(MODEL, honest(9))[0], again.tame(MODEL, honest(9))[0]
+    assert all(one[d].model.tobytes() == other[d].model.tobytes() for d in one)
+    again.forget(3)
+    assert 3 not in again.snapshot()["devices"]
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=8), st.integers(0, 5))
+def test_whatever_comes_the_model_moves_no_further_than_twice_the_longest(scales: list[float], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    reports = {d: report(scale * rng.standard_normal(40), weight=rng.random()) for d, scale in enumerate(scales)}
+    tamed, _ = Usual().tame(MODEL, reports)
+    assert np.isfinite([r.model for r in tamed.values()]).all()
+    if any(r.weight > 0 for r in tamed.values()):
+        assert np.linalg.norm(mean_step(tamed)) <= 2.01 * max(lengths(reports)) + 1e-6
+
+
+def test_without_weight_nothing_is_learnt() -> None:
+    reports = {0: report(WAY, weight=0.0)}
+    tamed, outvoted = Usual().tame(MODEL, reports)
+    assert tamed == reports
+    assert not outvoted

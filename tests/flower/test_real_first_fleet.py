@@ -1,0 +1,60 @@
+"""`fedkeep fleet` as a new user types it: rounds on a page, server and device killed, both back, all stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.deploy.first_fleet import FirstFleet
+from fedkeep.deploy.local_fleet import free_port
+from fedkeep.records import Members, read_run
+from tests.flower.real_fleet import wait_until
+
+pytestmark = pytest.mark.real
+
+
+def fedkeep(*words: object) -> str:
+    command = [sys.executable, "-m", "fedkeep", "fleet", *map(str, words)]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
+    root, page = tmp_path / "f", free_port()
+    fleet = FirstFleet(root)
+
+    def round_() -> int:
+        try:
+            return max((line.round for line in read_run(root / "records" / "fleet.jsonl").rounds), default=0)
+        except DataError:
+            return 0
+
+    fedkeep("init", root, "--devices", 2)
+    assert f"http://127.0.0.1:{page}" in fedkeep("start", root, "--port", free_port(), "--page", page)
+    try:
+        wait_until(lambda: round_() >= 1, 240, "the first round")
+        with urlopen(f"http://127.0.0.1:{page}/", timeout=10) as answer:
+            assert b"fedkeep" in answer.read()
+        before = fleet.running()
+        for name in ("server", "agent-1"):
+            os.kill(before[name], signal.SIGKILL)
+        killed = round_()
+        wait_until(lambda: round_() >= killed + 2, 240, "two more rounds")
+        assert {name for name, pid in fleet.running().items() if before[name] != pid} >= {"server", "agent-1"}
+        said = fedkeep("status", root)
+        assert "accuracy" in said
+    finally:
+        assert fedkeep("stop", root) == "Stopped.\n"
+    assert fleet.running() == {}
+    run = read_run(root / "records" / "fleet.jsonl")
+    rounds = [line.round for line in run.rounds]
+    assert rounds == list(range(1, len(rounds) + 1)), "each round once"
+    assert all(member.stored for member in run.of(Members)[-1].members)

@@ -1,0 +1,109 @@
+"""Invented devices cannot pose as members of a secure sum, and its inputs are bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep.core.aggregation import UpdateSum
+from fedkeep.core.coordination import Uncoordinated
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.server import Schedule, Server
+from fedkeep.core.types import LocalTraining, Report, TrainOrder, Vector
+from fedkeep.deploy.credentials import provision
+from fedkeep.privacy.fixed_point import FixedPoint
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.sum_member import SumMember
+from fedkeep.privacy.sum_messages import Keys, Roster, SumTerms, decode, encode
+
+MODEL: Vector = np.zeros(4, dtype=np.float32)
+SESSION = b"s" * 16
+ORDER = TrainOrder(0, MODEL, None, LocalTraining(0.1, 1))
+
+
+def terms(device: int, count: int = 3, update_norm: float = 1.0) -> SumTerms:
+    return SumTerms(SESSION, device, count, count, update_norm, 1.0, 0, 1.0, 1.0, 0.0)
+
+
+def report(update: float) -> Report:
+    return Report(0, np.full_like(MODEL, update), 1.0, 1, 1, None)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> list[SumMember]:
+    root = tmp_path_factory.mktemp("fleet")
+    made = provision(root, ["localhost"], ["a", "b", "c"])
+    nodes = str(root / "nodes")
+    options = [PrivacyOptions(secure_sum=True, members=nodes, member_key=str(made.node_key(n))) for n in "abc"]
+    return [SumMember(o, 0) for o in options]
+
+
+def keys_of(member: SumMember, device: int) -> Keys:
+    return decode(member.hold(report(0.1), ORDER, terms(device)), Keys)
+
+
+def test_registered_members_share_with_each_other(members: list[SumMember]) -> None:
+    roster = {d: keys_of(m, d).keys for d, m in enumerate(members)}
+    assert members[0].answer(encode(Roster(SESSION, roster)))
+
+
+def test_a_device_the_server_invented_gets_no_share(members: list[SumMember]) -> None:
+    invented = SumMember(PrivacyOptions(secure_sum=True), 0)
+    roster = {0: keys_of(members[0], 0).keys, 1: keys_of(invented, 1).keys, 2: keys_of(invented, 2).keys}
+    with pytest.raises(RefusedError, match="not a member"):
+        members[0].answer(encode(Roster(SESSION, roster)))
+
+
+def test_a_member_cannot_stand_for_another_or_twice(members: list[SumMember]) -> None:
+    roster = {d: keys_of(m, d).keys for d, m in enumerate(members)}
+    with pytest.raises(RefusedError, match="two numbers"):
+        members[0].answer(encode(Roster(SESSION, {**roster, 3: keys_of(members[2], 3).keys})))
+    with pytest.raises(RefusedError, match="not a member"):
+        members[0].answer(encode(Roster(SESSION, {**roster, 2: replace(roster[2], masking=roster[1].masking)})))
+    with pytest.raises(RefusedError, match="not a member"):
+        members[0].answer(encode(Roster(SESSION, {0: roster[0], 2: roster[1], 1: roster[2]})))
+
+
+def test_registered_members_are_in_no_sum_of_two(members: list[SumMember]) -> None:
+    with pytest.raises(RefusedError, match="too few devices"):
+        members[0].terms(encode(terms(0, count=2)))
+    roster = {d: keys_of(m, d).keys for d, m in enumerate(members)}
+    del roster[2]
+    with pytest.raises(RefusedError, match="too few devices"):
+        members[0].answer(encode(Roster(SESSION, roster)))
+
+
+def test_options_that_lack_a_half_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="belong together"):
+        PrivacyOptions(members="somewhere")
+    lost = PrivacyOptions(members=str(tmp_path), member_key=str(tmp_path / "key"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        SumMember(lost, 0)
+
+
+def test_an_update_longer_than_the_limit_is_cut_before_it_is_masked() -> None:
+    member = SumMember(PrivacyOptions(secure_sum=True), 0)
+    member.hold(report(2.0), ORDER, terms(0))
+    held = member.snapshot()["held.words"]
+    numbers = FixedPoint(1.0, 3, bits=64).decode(held)
+    assert np.linalg.norm(numbers[:4]) == pytest.approx(0.999, rel=1e-3)
+
+
+def test_a_mean_longer_than_sums_have_been_does_not_count() -> None:
+    server = Server(
+        model=MODEL, gradient_size=4, regions=1, schedule=Schedule(0.1, 1),
+        coordinator=Uncoordinated(), estimator=GivenEstimator(),
+    )  # fmt: skip
+    for _ in range(6):
+        server.open_round([0, 1, 2])
+        server.close_sum([0, 1, 2], UpdateSum(np.array([0.3, 0, 0, 0]), 3.0), None)
+    before = server.model.copy()
+    server.open_round([0, 1, 2])
+    with pytest.raises(RefusedError, match="would be usual"):
+        server.close_sum([0, 1, 2], UpdateSum(np.array([2700.0, 0, 0, 0]), 3.0), None)
+    np.testing.assert_array_equal(server.model, before)
+    assert server.longest_summand() == pytest.approx(3.0)
