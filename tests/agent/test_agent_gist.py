@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedkeep.agent.assembly import Assembly, assemble, budget_for, parse_config
@@ -12,7 +13,7 @@ from fedkeep.agent.service import _reason
 from fedkeep.agent.summary import summarise
 from fedkeep.cli.agent import explain
 from fedkeep.cli.agent import gist as said
-from fedkeep.core.types import LocalTraining, TrainOrder
+from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 from tests.agent.builders import config_table, feed, make_agent, order
 
 LOCAL: dict[str, Any] = {"policy": {"name": "draw"}, "gist": {"name": "local"}, "store": {"budget": 130_000}}
@@ -63,17 +64,18 @@ def test_without_one_nothing_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("name", ["local", "shared"])
-def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, name: str, encoding: str) -> None:
-    tables = {"model": {"name": "mlp", "hidden": [300]}, "gist": {"name": name, "encoding": encoding}}
-    table = config_table(tmp_path, policy={"name": "draw"}, **tables)
+@pytest.mark.parametrize(("policy", "name"), [("draw", "local"), ("draw", "shared"), ("ode", "local")])
+def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, policy: str, name: str, encoding: str) -> None:
+    tables = {"model": {"name": "mlp", "hidden": [1500]}, "gist": {"name": name, "encoding": encoding}}
+    table = config_table(tmp_path, policy={"name": policy}, **tables)
     table["store"]["budget"] = budget_for(parse_config(table), 4)
     assembly = assemble(parse_config(table))
     agent = assembly.agent
     for round_ in range(4):
         feed(agent, 100 * round_, 40)
-        direction = order(assembly, round_).direction if name == "shared" else None
-        agent.participate(TrainOrder(round_, order(assembly, round_).model, direction, LocalTraining(0.1, 2)))
+        given = order(assembly, round_)
+        direction = None if (policy, name) == ("draw", "local") else given.direction
+        agent.participate(TrainOrder(round_, given.model, direction, LocalTraining(0.1, 2)))
     feed(agent, 900, 40)
     gist, window = agent.device.gist, agent.device.window
     assert gist is not None
@@ -87,6 +89,21 @@ def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, name: s
     assert restored.gist.vector() == pytest.approx(kept)
     assert restored.window.count == window.count == 40
     assert restored.window.mean() == pytest.approx(window.mean())
+
+
+@pytest.mark.parametrize("policy", ["draw", "ode"])
+def test_what_is_kept_for_each_of_many_labels_is_in_the_budget(tmp_path: Path, policy: str) -> None:
+    table = config_table(tmp_path, policy={"name": policy}, gist={"name": "local"}, samples={"labels": 200})
+    table["store"]["budget"] = budget_for(parse_config(table), 4)
+    assembly = assemble(parse_config(table))
+    plan = Assignment(np.repeat([1, 0], [4, 196]), np.ones(200), 1.0)
+    for round_ in range(3):
+        feed(assembly.agent, 100 * round_, 20)
+        assembly.agent.profile()
+        given = order(assembly, round_)
+        direction, assigned = (given.direction, plan) if policy == "ode" else (None, None)
+        assembly.agent.participate(TrainOrder(round_, given.model, direction, given.local, None, assigned))
+    assembly.disk.close()
 
 
 def test_shorter_encodings_leave_more_room(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ _TABLES = (
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the window of velocities; they are written with every commit, so few."""
+_BY_LABEL = 8
+"""More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts."""
 _LEAST_SECONDS = 10.0
 """A device younger than this says how much it has seen as if it were this old."""
 
@@ -190,10 +192,10 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None)
     Whatever more a device comes to keep is in its snapshot, and so in every whole commit: with each participation, and
     at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
     """
-    meter = _BUCKETS * config.samples.labels * 8
+    by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
     gist = packed_bytes(learner.tail(config.gist.last_layers), config.gist.encoding) if config.gist.kept else 0
     told = 8 if privacy is not None and privacy.clip is not None else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
-    return vectors + meter + counted + 8 * REMEMBERED + 4096
+    return vectors + by_label + counted + 8 * REMEMBERED + 4096
