@@ -93,10 +93,10 @@ def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, policy:
 
 @pytest.mark.parametrize("policy", ["draw", "ode"])
 def test_what_is_kept_for_each_of_many_labels_is_in_the_budget(tmp_path: Path, policy: str) -> None:
-    table = config_table(tmp_path, policy={"name": policy}, gist={"name": "local"}, samples={"labels": 200})
+    table = config_table(tmp_path, policy={"name": policy}, gist={"name": "local"}, samples={"labels": 1000})
     table["store"]["budget"] = budget_for(parse_config(table), 4)
     assembly = assemble(parse_config(table))
-    plan = Assignment(np.repeat([1, 0], [4, 196]), np.ones(200), 1.0)
+    plan = Assignment(np.repeat([1, 0], [4, 996]), np.ones(1000), 1.0)
     for round_ in range(3):
         feed(assembly.agent, 100 * round_, 20)
         assembly.agent.profile()

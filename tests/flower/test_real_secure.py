@@ -34,7 +34,7 @@ def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(tmp
         fleet.register()
         for number in (0, 1):
             socket = start_agent(fleet, number, NODES, extra=SECURE)
-            wait_until(partial(agent_answers, socket), 60, f"the agent of device {number}")
+            wait_until(partial(agent_answers, socket), 240, f"the agent of device {number}")
             fleet.start_node(number, {"device": number, "agent-socket": str(socket)})
         fleet.start_node(2, {"device": 2, "state-dir": str(tmp_path / "devices")})
         run = fleet.submit(APP, settings)
