@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fedkeep
 from fedkeep.agent.assembly import Assembly, assemble, budget_for, parse_config
 from fedkeep.agent.service import _reason
 from fedkeep.agent.summary import summarise
 from fedkeep.cli.agent import explain
 from fedkeep.cli.agent import gist as said
-from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
+from fedkeep.core.types import LocalTraining, TrainOrder
+from fedkeep.link.wire import to_bytes
 from tests.agent.builders import config_table, feed, make_agent, order
+from tests.faults.gist_kills import opened, participations
 
 LOCAL: dict[str, Any] = {"policy": {"name": "draw"}, "gist": {"name": "local"}, "store": {"budget": 130_000}}
 
@@ -91,21 +100,6 @@ def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, policy:
     assert restored.window.mean() == pytest.approx(window.mean())
 
 
-@pytest.mark.parametrize("policy", ["draw", "ode"])
-def test_what_is_kept_for_each_of_many_labels_is_in_the_budget(tmp_path: Path, policy: str) -> None:
-    table = config_table(tmp_path, policy={"name": policy}, gist={"name": "local"}, samples={"labels": 1000})
-    table["store"]["budget"] = budget_for(parse_config(table), 4)
-    assembly = assemble(parse_config(table))
-    plan = Assignment(np.repeat([1, 0], [4, 996]), np.ones(1000), 1.0)
-    for round_ in range(3):
-        feed(assembly.agent, 100 * round_, 20)
-        assembly.agent.profile()
-        given = order(assembly, round_)
-        direction, assigned = (given.direction, plan) if policy == "ode" else (None, None)
-        assembly.agent.participate(TrainOrder(round_, given.model, direction, given.local, None, assigned))
-    assembly.disk.close()
-
-
 def test_shorter_encodings_leave_more_room(tmp_path: Path) -> None:
     def budget(encoding: str) -> int:
         tables = {"model": {"name": "mlp", "hidden": [3000]}, "gist": {"name": "local", "encoding": encoding}}
@@ -128,3 +122,48 @@ def test_why_tells_of_the_draw(tmp_path: Path) -> None:
     assert "had its slots, with higher keys in all of them" in told["REFUSED", True]
     for own in (True, False):
         assert "the label most above its target gave its lowest key away" in told["REPLACED", own]
+
+
+def test_kill_nine_leaves_model_and_gist_of_the_same_participation(tmp_path: Path) -> None:
+    rng, told = random.Random(0), 0
+    for _ in range(8):
+        command = [sys.executable, "-m", "tests.faults.gist_kills", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=around()) as process:
+            assert process.stdout is not None
+            told = int(process.stdout.readline())
+            time.sleep(rng.uniform(0.0, 0.3))
+            process.kill()
+            told = max([told, *(int(line) for line in process.stdout if line.endswith("\n"))])
+        found = opened(tmp_path)
+        remembered, of_gist = participations(found)
+        held = len(found.agent.store)
+        found.disk.close()
+        assert remembered == of_gist
+        assert told <= remembered <= told + 1
+        assert held > 0
+
+
+def around() -> dict[str, str]:
+    """The environment of a process that finds fedkeep and the tests."""
+    places = [str(Path(fedkeep.__file__).parents[1]), str(Path(__file__).parents[2])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
+@pytest.mark.parametrize("policy", ["draw", "fifo"])
+def test_a_local_gist_leaves_messages_as_plain_federated_averaging_has_them(tmp_path: Path, policy: str) -> None:
+    sent = []
+    for name in ("none", "local"):
+        tables = {"policy": {"name": policy}, "gist": {"name": name}, "store": {"path": str(tmp_path / name)}}
+        assembly = make_agent(tmp_path, **tables)
+        for round_ in range(2):
+            feed(assembly.agent, 100 * round_, 30)
+            asked = plain_order(assembly, round_)
+            report = assembly.agent.participate(asked)
+        assembly.disk.close()
+        sent.append((to_bytes(asked), to_bytes(report), report))
+    (plain_asked, plain_bytes, plain), (asked_bytes, report_bytes, report) = sent
+    assert asked_bytes == plain_asked
+    assert len(report_bytes) == len(plain_bytes)
+    same = [f.name for f in fields(report) if f.name != "model"]
+    assert [getattr(report, name) for name in same] == [getattr(plain, name) for name in same]
+    assert not np.array_equal(report.model, plain.model), "the gist did something"
