@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = {name: measure(stored, 30 if options.quick else 300) for name, stored in TASKS.items()}
+    results = {name: measure(stored, 10 if options.quick else 300) for name, stored in TASKS.items()}
     print(f"{'':24}" + "".join(f"{name:>12}" for name in results))
     for key in results["softmax"]:
         figures = "".join(f"{row[key]:12.2f}" if "over" in key else f"{row[key]:12,.0f}" for row in results.values())

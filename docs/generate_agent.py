@@ -23,7 +23,8 @@ from fedkeep.privacy.options import PrivacyOptions
 PAGE = Path(__file__).with_name("agent.md")
 TABLES: dict[str, type[Any]] = {
     "[samples]": SampleOptions, "[store]": StoreOptions, "[agent]": AgentOptions, "[device]": DeviceOptions,
-    "[gist]": GistOptions, "[after_use]": AfterUse, "[weights]": Weighting, "[privacy]": PrivacyOptions, "[metrics]": MetricsOptions,
+    "[gist]": GistOptions, "[after_use]": AfterUse, "[weights]": Weighting, "[privacy]": PrivacyOptions,
+    "[metrics]": MetricsOptions,
 }  # fmt: skip
 
 

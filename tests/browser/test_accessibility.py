@@ -33,7 +33,7 @@ def axe() -> str:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, fleet: dict[str, Any]) -> Path:
     directory = tmp_path_factory.mktemp("runs")
-    for method in ("ode", "fifo"):
+    for method in ("ode", "fifo", "gist-local"):
         fleet["FakeRun"](directory / f"{method}.jsonl", method, devices=6).advance(20)
     return directory
 
@@ -52,6 +52,8 @@ def test_axe_finds_nothing_wrong(
     page.set_viewport_size({"width": width, "height": 800})
     show(runs)
     expect(page.locator("#gallery td canvas").first).to_be_visible()
+    page.get_by_role("combobox", name="Method", exact=True).select_option("gist-local")
+    expect(page.get_by_role("heading", name="What the gist does")).to_be_visible()
     page.get_by_role("button", name="differences").click()
     page.get_by_text("Settings of this run").click()
     page.locator("#legend button").first.click()
@@ -80,9 +82,9 @@ def test_a_report_opens_from_a_file_and_works_alone(page: Page, runs: Path, tmp_
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
-    expect(page.locator("#status")).to_have_text("Report of 2 runs")
+    expect(page.locator("#status")).to_have_text("Report of 3 runs")
     expect(page.locator("#advice p")).to_have_text(["Use ode.", "few seeds"])
-    expect(page.locator("#curves figure").first.locator(".line")).to_have_count(2)
+    expect(page.locator("#curves figure").first.locator(".line")).to_have_count(3)
     page.get_by_role("combobox", name="Method", exact=True).select_option("fifo")
     page.get_by_role("combobox", name="Device", exact=True).select_option("4")
     expect(page.locator("#device table")).to_be_visible()

@@ -324,3 +324,17 @@ def test_the_colours_can_be_chosen_and_stay(show: Show, runs: Path) -> None:
     page.get_by_role("button", name="Colours: light").click()
     page.reload()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_what_a_gist_does_is_shown_of_runs_that_have_one(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+    for method in ("ode", "gist-local"):
+        fleet["FakeRun"](tmp_path / f"{method}.jsonl", method, images=False, devices=5).advance(30)
+    page = show(tmp_path)
+    panel = page.locator("#panels .card", has_text="What the gist does")
+    method = page.get_by_role("combobox", name="Method", exact=True)
+    method.select_option("ode")
+    expect(panel).to_be_hidden()
+    method.select_option("gist-local")
+    expect(panel.locator("b")).to_have_text(["60 %", "75 %", "40 samples", "35 %"])
+    figure = page.locator("#panels figure", has_text="mean over participations")
+    expect(figure.locator(".line")).to_have_count(3)

@@ -113,6 +113,15 @@ def test_nothing_known_means_nothing_added() -> None:
     assert gist.vector() is None
 
 
+def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
+    gist = Gist(GistOptions("local", matched=False), 2)
+    held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 0])
+    mending = gist.mend(held, window([[3e38, 3e38]], [0]), np.array([1.0, 0.0]), None, moved=True)
+    assert mending.correction is None
+    gist.keep(mending)
+    assert gist.worth == 0
+
+
 # -- by Monte Carlo, on real devices ------------------------------------------------------------------------------
 
 

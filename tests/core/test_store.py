@@ -235,6 +235,14 @@ def test_a_bending_store_keeps_what_a_naive_one_keeps_however_the_stream_is_cut(
     }
 
 
+def test_a_region_that_lost_its_oldest_sample_may_take_from_another_within_the_same_batch() -> None:
+    store = MemoryStore(np.array([1, 1, 1]), bends=True)
+    offer(store, [Arrival(0, 0, 0.5), Arrival(1, 1, 0.9), Arrival(2, 1, 0.8)], 0)
+    outcome = offer(store, [Arrival(3, 0, 0.6), Arrival(4, 0, 0.1)], 3)
+    assert outcome.displaced.tolist() == [0, 2]
+    assert store.stored().batch.ids.tolist() == [1, 3, 4]
+
+
 def test_a_store_with_fewer_slots_shrinks_from_the_region_most_above_its_target() -> None:
     store = MemoryStore(np.array([1, 3, 0]), bends=True)
     offer(store, [Arrival(i, 0, float(i)) for i in range(0, 9, 3)] + [Arrival(1, 1, 0.0)], 0)

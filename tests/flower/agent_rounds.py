@@ -28,7 +28,7 @@ def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, ar
     with LocalFleet(Deployment(directory, insecure=True)) as fleet:
         sockets = [start_agent(fleet, number, devices, policy, arrivals / PAUSE) for number in range(devices)]
         for number, socket in enumerate(sockets):
-            wait_until(partial(agent_answers, socket), 60, f"the agent of device {number}")
+            wait_until(partial(agent_answers, socket), 240, f"the agent of device {number}")
         apps = [make_client_app(lambda _, path=str(socket): AgentDevice(path, config)) for socket in sockets]  # type: ignore[misc]
         grid = InProcessGrid(make_node(number, app, config) for number, app in enumerate(apps))
         strategy = open_fleet(config)

@@ -7,33 +7,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 
 from fedkeep.flower import codec
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.link.messages import DeviceRequest, Evaluated
 from tests.flower.small_fleet import App, SmallFleet
 
 LIAR, ROUNDS = 3, 12
 ALL = RoundOptions(participation=1.0, deadline=5.0)
-Lie = Callable[[dict[str, np.ndarray], dict[str, Any], np.ndarray], None]
+Lie = Callable[[dict[str, Any], np.ndarray], None]
 
 
 def moved(factor: float) -> Lie:
-    def lie(arrays: dict[str, np.ndarray], values: dict[str, Any], model: np.ndarray) -> None:
-        arrays["model"] = (model + factor * (arrays["model"] - model)).astype(np.float32)
+    def lie(told: dict[str, Any], model: np.ndarray) -> None:
+        told["model"] = (model + factor * (told["model"] - model)).astype(np.float32)
 
     return lie
 
 
-def any_direction(arrays: dict[str, np.ndarray], values: dict[str, Any], model: np.ndarray) -> None:
+def any_direction(told: dict[str, Any], model: np.ndarray) -> None:
     push = np.random.default_rng(0).standard_normal(len(model))
-    arrays["model"] = (model + 999 * push / np.linalg.norm(push)).astype(np.float32)
+    told["model"] = (model + 999 * push / np.linalg.norm(push)).astype(np.float32)
 
 
-def turned_estimator(arrays: dict[str, np.ndarray], values: dict[str, Any], model: np.ndarray) -> None:
-    if "local_gradient" in arrays:
-        arrays["local_gradient"] = -10 * arrays["local_gradient"]
+def turned_estimator(told: dict[str, Any], model: np.ndarray) -> None:
+    if told["local_gradient"] is not None:
+        told["local_gradient"] = -10 * told["local_gradient"]
 
 
 def lying(app: App, lie: Lie, *, inflated: bool = False, capacity: int = 0) -> App:
@@ -42,17 +43,16 @@ def lying(app: App, lie: Lie, *, inflated: bool = False, capacity: int = 0) -> A
         kind = message.metadata.message_type
         if kind not in ("train", "query.profile"):
             return reply
-        arrays = {name: array.numpy().copy() for name, array in reply.content.array_records[codec.ARRAYS].items()}
-        values = dict(reply.content.config_records[codec.VALUES])
+        said: dict[str, Any] = codec.decode(reply.content, Any)
         if kind == "train":
-            model = message.content.array_records[codec.ARRAYS]["model"].numpy()
-            lie(arrays, values, model)
-            values["weight"] = 1e15 if inflated else values["weight"]
+            told = said["report"]
+            lie(told, codec.decode(message.content, DeviceRequest).order.model)
+            told["weight"] = 1e15 if inflated else told["weight"]
         elif inflated:
-            arrays["velocity"] = np.full_like(arrays["velocity"], 1e15)
-            values["capacity"] = capacity or values["capacity"]
-        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        return Message(RecordDict({codec.ARRAYS: record, codec.VALUES: ConfigRecord(values)}), reply_to=message)
+            profile = said["profile"]
+            profile["velocity"] = np.full_like(profile["velocity"], 1e15)
+            profile["capacity"] = capacity or profile["capacity"]
+        return Message(codec.encode(said), reply_to=message)
 
     return run
 
@@ -117,8 +117,7 @@ def test_a_claimed_count_of_right_answers_moves_the_fleets_accuracy_little() -> 
         reply = honest(message, context)
         if message.metadata.message_type != "evaluate":
             return reply
-        values = ConfigRecord({"samples": 10**15, "loss": 0.0, "correct": 10**15})
-        return Message(RecordDict({codec.ARRAYS: ArrayRecord(), codec.VALUES: values}), reply_to=message)
+        return Message(codec.encode(Evaluated(10**9, 0.0, 10**9)), reply_to=message)
 
     options = RoundOptions(participation=1.0, deadline=5.0, evaluate_every=1)
     true = next(fleet().strategy(options=options).rounds(fleet().grid(), 1)).evaluation

@@ -49,7 +49,7 @@ class Deployed:
         fleet.start_superlink()
         fleet.register()
         for number, socket in enumerate(self.sockets):
-            wait_until(partial(agent_answers, socket), 60, f"the agent of device {number}")
+            wait_until(partial(agent_answers, socket), 240, f"the agent of device {number}")
             fleet.start_node(number, {"device": number, "agent-socket": str(socket)})
         fleet.start("run", [*fleet.deployment.run(APP, {**SETTINGS, "state.url": str(state)}), "--stream"])
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import MissingExtraError
-from fedkeep.records import End, Evaluation, Header, Line, Round, Run, compare, frame
+from fedkeep.records import End, Evaluation, Gist, Header, Line, Round, Run, compare, frame
 from fedkeep.records.frame import as_csv
 from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy
 from fedkeep.records.metrics import rounds_to
 from fedkeep.records.student import coverage, interval, quantile
-from fedkeep.records.tables import sentences, tables
+from fedkeep.records.tables import explanation, markdown, sentences, tables
 
 
 def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = "") -> Run:
@@ -164,6 +164,19 @@ def test_a_second_table_stands_against_the_base_that_ran() -> None:
     _, against = tables(compare([run("ode", 0, FIFO), run("fifo", 0, FIFO)]))
     assert against.title == "toy: against fifo"
     assert against.rows == (("ode", "undecided", "+0.00", "+0.00", "+0.00", "1.00x"),)
+
+
+def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
+    runs = [run("fifo", 0, FIFO), run("gist-local", 0, FIFO)]
+    said = [Gist(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1) for n in (1, 3)]
+    runs[1] = Run(runs[1].path, runs[1].header, (*runs[1].lines, *said))
+    compared = compare(runs)
+    assert compared.rows[0].gist == {}
+    assert compared.rows[1].gist["trust"].mean == pytest.approx((0.2 + 3 * 0.6) / 4)
+    assert tables(compared)[-1].rows == (("gist-local", "50.00 %", "50.00 %", "30.0", "10.00 %"),)
+    assert "| gist-local | 50.00 % |" in markdown(compared)
+    assert "trust is how much of it" in explanation(compared)
+    assert "gist" not in explanation(compare(runs[:1]))
 
 
 def test_a_method_is_compared_within_its_setting() -> None:

@@ -13,6 +13,7 @@ from fedkeep.records import (
     Device,
     End,
     Evaluation,
+    Gist,
     Header,
     Holdings,
     Plan,
@@ -166,6 +167,10 @@ class FakeRun:
         self._recorder.write(
             Privacy(round=self.round, epsilon_spent=spent, epsilon_left=max(0.0, 8 - spent), delta=1e-5)
         )
+        if self._method.startswith("gist"):
+            self._recorder.write(
+                Gist(round=self.round, participations=50, trust=0.6, likeness=0.75, worth=40.0, reach=0.35)
+            )
         self._recorder.write(Timing(round=self.round, seconds=self.round * 0.11))
 
     def _snapshot(self, device: int) -> None:

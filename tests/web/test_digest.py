@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Recorder, Round, Run, read_run
+from fedkeep.records import Gist, Recorder, Round, Run, read_run
 from fedkeep.web.digest import BINS, ROWS, Digest
 from fedkeep.web.feed import DirectoryFeed
 from fedkeep.web.thinning import Thinned, evenly
@@ -142,3 +142,14 @@ def test_the_clock_beside_the_run_is_shown(tmp_path: Path, fleet: dict[str, Any]
 def test_watching_what_is_no_directory_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a directory"):
         DirectoryFeed(tmp_path / "nowhere")
+
+
+def test_merged_gist_lines_count_by_their_participations(long_run: Run) -> None:
+    digest = Digest(long_run.header)
+    for round_ in range(1, 2 * BINS + 1):
+        count, worth = (30, 10.0) if round_ % 2 else (10, 50.0)
+        digest.add(Gist(round=round_, participations=count, trust=0.5, likeness=0.8, worth=worth, reach=0.3))
+    shown = digest.view("gist-0", 0.0).gist
+    assert len(shown["round"]) == BINS
+    assert shown["worth"] == pytest.approx([20.0] * BINS)
+    assert shown["trust"] == pytest.approx([0.5] * BINS)

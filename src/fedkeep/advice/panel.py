@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fedkeep.config import Table, merged
 
-FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = "fifo", "balanced fifo", "local gist", "shared gist", "unlimited"
+FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = "fifo", "balanced-fifo", "gist-local", "gist-shared", "full-data"
 CANDIDATES: dict[str, Table] = {
     FIFO: {"policy": {"name": "fifo"}},
     BALANCED: {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.audit import DecisionLog
@@ -28,7 +29,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device, memory_store, regions_for
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
-from fedkeep.core.policy import SelectionPolicy
+from fedkeep.core.packing import packed_bytes
+from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.store import AfterUse
 from fedkeep.core.velocity import VelocityMeter, Window
@@ -37,8 +39,8 @@ from fedkeep.fleet.model import learner_of
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.privacy.sample_costs import REMEMBERED as COSTED
 from fedkeep.privacy.sample_costs import ROW_BYTES as COST_BYTES
-from fedkeep.registry import find_policy
 
+assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
 _TABLES = (
     "preset", "agent", "samples", "model", "policy", "store", "device", "after_use", "weights", "gist", "metrics",
     "privacy", "source",
@@ -46,6 +48,8 @@ _TABLES = (
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the window of velocities; they are written with every commit, so few."""
+_BY_LABEL = 8
+"""More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts."""
 _LEAST_SECONDS = 10.0
 """A device younger than this says how much it has seen as if it were this old."""
 
@@ -86,7 +90,7 @@ def parse_config(table: Table) -> AgentConfig:
     preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", DEFAULT_POLICY))
     table = merged(device_tables(preset, policy_name), table)
     samples = build(SampleOptions, table.get("samples", {}), "samples")
-    policy = build(find_policy(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
+    policy = build(POLICIES.find(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
     if policy.unbounded:
         raise ConfigError(f"policy '{policy_name}' keeps everything, which no budget of bytes can hold")
     sample_bytes = SampleForm(np.dtype(samples.dtype), samples.shape).nbytes
@@ -188,10 +192,10 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None)
     Whatever more a device comes to keep is in its snapshot, and so in every whole commit: with each participation, and
     at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
     """
-    meter = _BUCKETS * config.samples.labels * 8
+    by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
-    gist = 4 * learner.tail(config.gist.last_layers) if config.gist.kept else 0
+    gist = packed_bytes(learner.tail(config.gist.last_layers), config.gist.encoding) if config.gist.kept else 0
     told = 8 if privacy is not None and privacy.clip is not None else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
-    return vectors + meter + counted + 8 * REMEMBERED + 4096
+    return vectors + by_label + counted + 8 * REMEMBERED + 4096

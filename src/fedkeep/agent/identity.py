@@ -32,7 +32,7 @@ def identity_of(model: Table, labels: int) -> Identity:
 def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
     """Has the model look at one sample of zeros, before anything is written."""
     try:
-        outputs = learner.logits(learner.initial(0), np.zeros((1, *shape), dtype=np.float32))
+        outputs = learner.logits(np.zeros(learner.size, dtype=np.float32), np.zeros((1, *shape), dtype=np.float32))
     except FedkeepError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the model does not take such samples

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.options import MetricsOptions
 from fedkeep.agent.sources.records import AddressTakenError
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
 
 _PATIENCE = 5.0
 """Seconds that a client of the endpoint may be silent: descriptors are few."""
+
+_GIST = {
+    "worth": "Samples that the gist is worth",
+    "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
+    "bytes": "Bytes of the gist at rest, with the sums over those arrivals",
+    "trust": "How much of the gist was used when the device last took part",
+    "likeness": "How alike a sample's gradients were then under the device's old model and the new one",
+    "reach": "The correction's length then over that of the stored samples' gradient",
+}
 
 
 class Collector:
@@ -50,6 +61,12 @@ class Collector:
         if status.model_age_seconds is not None:
             text = "Seconds since the model and g_hat were received"
             yield GaugeMetricFamily("fedkeep_model_age_seconds", text, status.model_age_seconds)
+        if status.gist is not None:
+            for field, value in msgspec.structs.asdict(status.gist).items():
+                if isinstance(value, float | int):
+                    gauge = GaugeMetricFamily(f"fedkeep_gist_{field}", _GIST[field], labels=["form"])
+                    gauge.add_metric([status.gist.name], value)
+                    yield gauge
         values = GaugeMetricFamily("fedkeep_value", "Values of the samples stored", labels=["quantile"])
         for quantile, value in zip(QUANTILES, status.value_quantiles, strict=False):
             values.add_metric([f"{quantile:g}"], value)

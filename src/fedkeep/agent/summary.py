@@ -6,7 +6,8 @@ import numpy as np
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.record import META_BYTES, Note
-from fedkeep.link.messages import LabelSummary, Status, StoredSummary, Vitals
+from fedkeep.core.device import Device
+from fedkeep.link.messages import GistStatus, LabelSummary, Status, StoredSummary, Vitals
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -35,7 +36,16 @@ def summarise(agent: Agent) -> Status:
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
             sample_bytes=META_BYTES + agent.store.sample_bytes,
+            gist=_gist(agent.device),
         )
+
+
+def _gist(device: Device) -> GistStatus | None:
+    gist, window = device.gist, device.window
+    if gist is None:
+        return None
+    did = {} if gist.latest is None else {name: getattr(gist.latest, name) for name in ("trust", "likeness", "reach")}
+    return GistStatus(gist.options.name, gist.worth, window.count, gist.nbytes + window.nbytes, **did)
 
 
 def vitals(agent: Agent) -> Vitals:

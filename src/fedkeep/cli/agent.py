@@ -16,7 +16,9 @@ from fedkeep.agent.assembly import read_config
 from fedkeep.cli.agent_store import store
 from fedkeep.core.errors import ConfigError
 from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import Erase, Reason, Status
+from fedkeep.link.messages import Erase, GistStatus, Reason, Status
+
+_DRAWN = "the label most above its target gave its lowest key away, of a sample already trained on first"
 
 agent = typer.Typer(help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None)
 agent.add_typer(store, name="store")
@@ -48,6 +50,8 @@ def status(socket: Socket = "fedkeep.sock") -> None:
     age = "none yet" if now.model_age_seconds is None else f"round {now.round}, {_duration(now.model_age_seconds)} old"
     console.print(f"model    {age}")
     console.print(f"policy   {now.policy}, preset {now.preset}")
+    if now.gist is not None:
+        console.print(f"gist     {gist(now.gist)}")
     if now.epsilon_spent is not None:
         console.print(f"privacy  {privacy(now)}")
     if now.stride > 1:
@@ -126,22 +130,33 @@ def privacy(now: Status) -> str:
     return f"epsilon {now.epsilon_spent:.4g} spent, {budget}"
 
 
+def gist(now: GistStatus) -> str:
+    """What the gist is worth, does and takes, as a sentence."""
+    known = f"worth {now.worth:.1f} samples" if now.worth else "nothing known yet"
+    percents = {"trust": now.trust, "likeness": now.likeness, "reach": now.reach}
+    did = "".join(f", {name} {100 * value:.0f} %" for name, value in percents.items() if value is not None)
+    return f"{now.name}, {known}{did}; {now.arrivals} arrivals to be taken in, {now.bytes} bytes"
+
+
 def explain(decision: Reason, id_: int) -> str:
     """One decision as a sentence."""
     under = f"by {decision.policy} under the model of round {decision.model_version}"
-    score = "" if decision.score is None else f" with value {decision.score:.6g}"
+    drawn = decision.policy == "draw"
+    kind, way = ("random key", ": " + _DRAWN) if drawn else ("value", "")
+    score = "" if decision.score is None else f" with {kind} {decision.score:.6g}"
     if decision.id != id_:
-        return f"replaced by sample {decision.id}{score} {under}"
+        return f"replaced by sample {decision.id}{score} {under}{way}"
     floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
     match decision.verdict:
         case "kept":
             return f"kept{score}: there was room for label {decision.label}, {under}"
         case "replaced":
-            return f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}"
+            return f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}"
         case "refreshed":
             return f"seen again; value renewed to {decision.score:.6g} {under}"
         case "refused":
-            return f"refused{score}{floor} {under}"
+            full = f": label {decision.label} had its slots, with higher keys in all of them" if drawn else ""
+            return f"refused{score}{floor} {under}{full}"
         case "erased":
             return "erased on request; nothing else is known of it"
         case "expired":

@@ -45,7 +45,7 @@ def demo(
     watch: Annotated[bool, typer.Option("--watch", help="Show the curves in a browser while they grow.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port, with --watch; 0: any free one.")] = 0,
 ) -> None:
-    """Compare ways to use ten samples a device, on a small task, in a minute.
+    """Compare ways to use ten samples a device, in a minute.
 
     FIFO, class-balanced FIFO, ODE, the gist in both its forms and unlimited storage, three seeds each; writes
     report.html beside the records.

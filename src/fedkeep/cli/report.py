@@ -70,7 +70,7 @@ def print_tables(comparison: Comparison) -> None:
         console.print(_rich(table))
     for sentence in words.sentences(comparison):
         console.print(Text(sentence))
-    for note in (*comparison.notes, words.EXPLANATION):
+    for note in (*comparison.notes, words.explanation(comparison)):
         console.print(Text(note, style="dim"))
 
 

@@ -109,11 +109,11 @@ class Device:
         """Whether g_hat_c is reported."""
         told = learner.gradient_size if self._tells and options.gradient_from == "arrivals" else 0
         seen = learner.gradient_size if gist.kept else told if clip is None else 0
-        self._window = Window(seen, regions.count)
+        self.window = Window(seen, regions.count)
         """All arrivals since the model last changed."""
-        self._told = self._window if clip is None else Window(told, regions.count, clip)
+        self._told = self.window if clip is None else Window(told, regions.count, clip)
         """The same as far as it is told: with each sample's gradient shortened to `clip`, if there is one."""
-        self._windows = [w for w in dict.fromkeys((self._window, self._told)) if w.size]
+        self._windows = [w for w in dict.fromkeys((self.window, self._told)) if w.size]
         self._clip = clip
         self._probe: Probe | None = None
         self._model: Vector | None = None
@@ -312,9 +312,9 @@ class Device:
             ("meter", self.meter),
             ("memory", self._memory),
             ("estimator", self._estimator),
-            ("window", self._window),
+            ("window", self.window),
             ("shares", self._shares),
-            *((("told", self._told),) if self._told is not self._window else ()),
+            *((("told", self._told),) if self._told is not self.window else ()),
             *((("gist", self.gist),) if self.gist is not None else ()),
         )
 
@@ -335,7 +335,7 @@ class Device:
         fleet = order.direction if gist.options.shared else None
         stream = self._shares.values() if self._assignment is None else self._stream()
         shares = stream / max(stream.sum(), 1e-30)
-        return gist.mend(stored, self._window, shares, fleet, moved=moved)
+        return gist.mend(stored, self.window, shares, fleet, moved=moved)
 
     def _padded(self, correction: Vector | None) -> Vector | None:
         """A correction of the last layers as one of all that is valued."""

@@ -44,6 +44,10 @@ class Window:
         """N, the arrivals counted."""
         return int(self.counts.sum())
 
+    @property
+    def nbytes(self) -> int:
+        return self._sum.nbytes + self.counts.nbytes
+
     def add(self, measurements: Measurements, regions: IntArray) -> None:
         """Counts arrivals, measured under the present model."""
         if len(regions):

@@ -118,6 +118,11 @@ class Gist:
         """m as it is kept; None while nothing is known."""
         return None if self._kept is None else self._kept.unpack()
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes at rest."""
+        return 0 if self._kept is None else self._kept.nbytes
+
     @np.errstate(over="ignore", invalid="ignore")
     def mend(
         self, stored: StoredGradients, window: Window, shares: FloatArray, fleet: Vector | None, *, moved: bool
@@ -137,8 +142,10 @@ class Gist:
         mended = beta * (gist - self._own(before))
         correction = mended if fleet is None else mended + self.options.kappa * rho**4 * (fleet - gist)
         left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
-        reach = np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30))
-        return Mending(correction, beta, rho, left, float(reach), self._own(after) + mended)
+        reach = float(np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30)))
+        if not np.isfinite(reach):  # a huge sample: better no correction than one that ends the model
+            return Mending(None, 0.0, rho, 0.0, 0.0, None)
+        return Mending(correction, beta, rho, left, reach, self._own(after) + mended)
 
     def keep(self, mending: Mending | None) -> None:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""

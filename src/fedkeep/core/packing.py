@@ -40,6 +40,12 @@ class Packed:
         return Packed(np.array(state["packed"], dtype=encoding), np.array(state["scales"], dtype=np.float32))
 
 
+def packed_bytes(size: int, encoding: Encoding) -> int:
+    """What a vector of so many numbers takes in that encoding."""
+    scales = 0 if encoding == "float32" else 4 * -(-size // _BLOCK)
+    return np.dtype(encoding).itemsize * size + scales
+
+
 def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> Packed:
     """The vector in that encoding; `int8` rounds at random by the seed, so that on average nothing is lost.
 

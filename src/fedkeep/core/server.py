@@ -144,6 +144,7 @@ class Server:
         """
         sound, refusals = self._screen_profiles(profiles)
         self._profiles = sound
+        self._usual.replan()
         sound = {device: self._claims.founded(device, profile) for device, profile in sound.items()}
         for device in set(self._rates) - set(sound):
             self.forget(device)
@@ -176,6 +177,7 @@ class Server:
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
         self._rates, self._rates_known, self.plan = dict.fromkeys(devices, mean), False, plan
         self._profiles = {}
+        self._usual.replan()
 
     def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
         """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""
@@ -275,14 +277,14 @@ class Server:
         return self._rates.get(device, 1.0)
 
     def heaviest(self, device: DeviceId) -> float:
-        """The most a report of this device may weigh: all its slots at their weights, or its share of the stream.
+        """The most a report of this device may weigh: all slots lent to its heaviest label, or its share of the stream.
 
         A share that is not known may be `limits.growth` times the mean.
         """
         if self.plan is None:
             return np.inf
         assignment = self.plan.assignment(device)
-        by_label = float((assignment.quotas * assignment.label_weights).sum())
+        by_label = float(assignment.quotas.sum() * assignment.label_weights.max(initial=0.0))
         rate = self._rates.get(device, 0.0) * (1.0 if self._rates_known else self.limits.growth)
         by_rate = rate / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
         return 1.001 * max(by_label, by_rate)

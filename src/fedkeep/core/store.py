@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Literal
 
@@ -211,20 +212,20 @@ class MemoryStore:
         index = start + np.flatnonzero(hopeful | known[start:])
         plain = (index, batch.ids[index], regions[index], scores[index], arrivals[index])
         for i, id_, region, score, arrival in zip(*(column.tolist() for column in plain), strict=True):
-            entry = self._entries.get(id_)
-            to_beat = self._key_to_beat(region) if self.bends else lowest[region]
+            entry, key = self._entries.get(id_), (_RANKED, score, arrival)
+            if self.bends and key >= lowest[region]:  # which other regions may have raised since
+                lowest[region] = self._key_to_beat(region)
             if entry is not None:
-                if self._refresh(entry, score, arrival, i, outcome):
-                    return int(i) + 1
-            elif (_RANKED, score, arrival) < to_beat or not score > -np.inf:
-                outcome.floors[i] = to_beat[1]
+                easier = self._refresh(entry, score, arrival, i, outcome)
+            elif key < lowest[region] or not score > -np.inf:
+                outcome.floors[i] = lowest[region][1]
                 continue
             else:
-                divided_anew = self._make_room(region, i, outcome)
+                easier = self._make_room(region, i, outcome)
                 self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
-                if divided_anew:
-                    return int(i) + 1
-            lowest[region] = self._key_to_beat(region)
+            before, lowest[region] = lowest[region], self._key_to_beat(region)
+            if easier or lowest[region] < before:
+                return int(i) + 1
         return len(batch)
 
     def _key_to_beat(self, region: int) -> _Key:
@@ -242,12 +243,7 @@ class MemoryStore:
 
     def _most_above(self, newcomer: int | None = None) -> int:
         """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
-        held = list(self._sizes)
-        if newcomer is not None:
-            held[newcomer] += 1
-        rank = [(size - quota, size) for size, quota in zip(held, self._quotas, strict=True)]
-        highest = max(rank)
-        level = [region for region, of_region in enumerate(rank) if of_region == highest]
+        level = _fullest(tuple(self._sizes), tuple(self._quotas), newcomer)
         if len(level) == 1:
             return level[0]
         oldest = dict.fromkeys(level, np.inf)
@@ -341,6 +337,18 @@ class MemoryStore:
         key, id_ = item
         entry = self._entries.get(id_)
         return entry is not None and entry.key == key
+
+
+@lru_cache(maxsize=1024)
+def _fullest(sizes: tuple[int, ...], quotas: tuple[int, ...], newcomer: int | None) -> tuple[int, ...]:
+    """The regions most above their targets, of which those that hold most, a newcomer counting as held.
+
+    Most offers leave the sizes as they are, so the same is asked again and again.
+    """
+    held = [size + (region == newcomer) for region, size in enumerate(sizes)]
+    rank = [(size - quota, size) for size, quota in zip(held, quotas, strict=True)]
+    highest = max(rank)
+    return tuple(region for region, of_region in enumerate(rank) if of_region == highest)
 
 
 def _floors(lowest: list[_Key]) -> tuple[FloatArray, FloatArray]:

@@ -22,6 +22,8 @@ _AGREEMENT_DECAY = 0.8
 _SLACK, _FAR = 2.5, 3.5
 """Spreads below the fleet's median agreement at which an update is turned, and at which it does not count."""
 _LEAST_SPREAD = 0.05
+_KNOWN = 1 - _AGREEMENT_DECAY**FEW
+"""The weight of evidence after which a device is known."""
 
 
 class Usual:
@@ -44,7 +46,8 @@ class Usual:
 
         Each update is cut to the usual length, and its weight to the upper quartile of the weights. An update of a
         device that keeps pointing against where the others take the model loses what goes against it; one far out
-        counts for nothing. Together they are as long as they would be uncut, so that honest fleets lose no speed.
+        counts for nothing; a newcomer counts less at first. Together they are as long as they would be uncut, so that
+        honest fleets lose no speed.
         """
         counted = {d: r for d, r in reports.items() if r.weight > 0}
         if not counted:
@@ -55,6 +58,7 @@ class Usual:
         weights = self._cut_weights(np.array([r.weight for r in counted.values()]))
         dropped = self._turn(devices, updates, weights)
         weights[dropped] = 0.0
+        weights *= self._standing(devices)
         lost = float(weights @ np.linalg.norm(updates, axis=1))
         scale = float(weights @ full) / lost if lost > 0 else 1.0
         self._move(updates, weights, scale)
@@ -69,6 +73,10 @@ class Usual:
         known = _with_recent(self._lengths, lengths)
         most = 2 * float(np.median(known)) if len(known) >= FEW else np.inf
         self._lengths = [*self._lengths, *(min(length, most) for length in lengths)][-_RECENT:]
+
+    def replan(self) -> None:
+        """Weights are in units of the plan: under a new one nothing is known of them."""
+        self._weights = []
 
     def forget(self, device: DeviceId) -> None:
         self._agreement.pop(device, None)
@@ -120,6 +128,12 @@ class Usual:
         updates[against] -= (updates[against] * headings[against]).sum(axis=1, keepdims=True) * headings[against]
         dropped = means < far
         return np.zeros_like(dropped) if dropped[weights > 0].all() else dropped
+
+    def _standing(self, devices: list[DeviceId]) -> FloatArray:
+        """How much newcomers count in a fleet that knows its devices: in full from the fifth report on."""
+        masses = np.array([self._agreement[d][1] for d in devices])
+        known = np.median([mass for _, mass in self._agreement.values()]) >= _KNOWN
+        return np.minimum(1.0, masses / _KNOWN) if known else np.ones(len(devices))
 
     def _headings(self, updates: FloatArray, trusted: np.ndarray) -> FloatArray:
         """Where the others take the model, as each device sees it: this round's, all alike, and earlier rounds'."""

@@ -59,7 +59,7 @@ name = "softmax"
 
 [store]
 path = "{home}/samples.store"
-budget = 100000
+budget = 250000
 
 [[source]]
 kind = "iterator"

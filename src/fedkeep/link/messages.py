@@ -147,6 +147,21 @@ class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
     name: str = ""
 
 
+class GistStatus(msgspec.Struct, frozen=True):
+    """What a device's gist is worth, and what it did when the device last took part: None since it started."""
+
+    name: str
+    worth: float
+    """n, in samples; 0 while nothing is known."""
+    arrivals: int
+    """N, those that came since and are not in it yet."""
+    bytes: int
+    """At rest, with the sums over those arrivals."""
+    trust: float | None = None
+    likeness: float | None = None
+    reach: float | None = None
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """Numbers for people and monitors."""
 
@@ -170,6 +185,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     epsilon_budget: float | None = None
     sample_bytes: int = 0
     """Of one stored sample, with what is known of it."""
+    gist: GistStatus | None = None
+    """None of a device without a gist."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fedkeep.records.lines import Evaluation
+from fedkeep.records.lines import Evaluation, Gist
 from fedkeep.records.student import interval, quantile
 
 LAST = 5
@@ -101,6 +101,18 @@ MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {
     "late": late_accuracy,
 }
 """What a curve may be judged by; each takes one evaluation or more."""
+
+
+GIST = ("trust", "likeness", "worth", "reach")
+"""What is told of a gist."""
+
+
+def pooled(lines: Sequence[Gist]) -> Gist:
+    """One line for several, each counting by its participations; there is at least one."""
+    count = sum(line.participations for line in lines)
+    sums = {name: math.fsum(getattr(line, name) * line.participations for line in lines) for name in GIST}
+    means = {name: total / max(count, 1) for name, total in sums.items()}
+    return Gist(round=lines[-1].round, participations=count, **means)
 
 
 def _trained(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:

@@ -7,8 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedkeep.records.lines import Evaluation
-from fedkeep.records.measures import MEASURES, Difference, Estimate, difference, estimate, late_accuracy
+from fedkeep.records.lines import Evaluation, Gist
+from fedkeep.records.measures import (
+    GIST,
+    MEASURES,
+    Difference,
+    Estimate,
+    difference,
+    estimate,
+    late_accuracy,
+    pooled,
+)
 from fedkeep.records.reader import Run
 
 BASES = ("fifo", "reservoir")
@@ -42,6 +51,8 @@ class Row:
     """One per base, in the order asked for."""
     differences: tuple[dict[str, Difference] | None, ...]
     """One per base; None where no seed ran with both, or the base is the method itself."""
+    gist: dict[str, Estimate]
+    """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
 
     @property
     def late(self) -> Estimate:
@@ -101,7 +112,12 @@ def _row(key: _Key, runs: _Seeds, against: Sequence[tuple[str, _Seeds]]) -> Row:
     finished = sum(run.end is not None for run in runs.values())
     ratios = tuple(_ratio(runs, base, found) for base, found in against)
     differences = tuple(None if base == key[2] else _differences(runs, found) for base, found in against)
-    return Row(*key, len(runs), finished, measures, ratios, differences)
+    return Row(*key, len(runs), finished, measures, ratios, differences, _gist(runs))
+
+
+def _gist(runs: _Seeds) -> dict[str, Estimate]:
+    seeds = [pooled(lines) for run in runs.values() if (lines := run.of(Gist))]
+    return {name: estimate([getattr(seed, name) for seed in seeds]) for name in GIST} if seeds else {}
 
 
 def _ratio(runs: _Seeds, base: str, base_runs: _Seeds) -> Ratio:

@@ -33,6 +33,9 @@ def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[T
         compared = tuple(_against(row, place) for row in rows if row.differences[place] is not None)
         if compared:
             yield Table(f"{title}: against {base}", ("method", "is", "final", "best", "area", "rounds"), compared)
+    gists = tuple(_gist(row) for row in rows if row.gist)
+    if gists:
+        yield Table(f"{title}: what the gist did", ("method", "trust", "likeness", "worth in samples", "reach"), gists)
 
 
 def _values(row: Row) -> tuple[str, ...]:
@@ -45,6 +48,11 @@ def _against(row: Row, place: int) -> tuple[str, ...]:
     assert found is not None
     points = (_points(found[name]) for name in ("final", "best", "area"))
     return (row.method, found["final"].verdict, *points, _speedup(row.ratios[place]))
+
+
+def _gist(row: Row) -> tuple[str, ...]:
+    trust, likeness, reach = (_percent(row.gist[name]) for name in ("trust", "likeness", "reach"))
+    return row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach
 
 
 def _percent(estimate: Estimate) -> str:
@@ -99,7 +107,7 @@ def markdown(comparison: Comparison) -> str:
     for remarks in (sentences(comparison), comparison.notes):
         if remarks:
             parts.append("\n".join(f"- {_escaped(remark)}" for remark in remarks) + "\n")
-    return "\n".join([*parts, EXPLANATION + "\n"])
+    return "\n".join([*parts, explanation(comparison) + "\n"])
 
 
 def _markdown_table(table: Table) -> str:
@@ -114,10 +122,20 @@ def _escaped(text: str) -> str:
     return plain.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")
 
 
-EXPLANATION = (
+def explanation(comparison: Comparison) -> str:
+    """How to read the tables that there are."""
+    return _METHODS + (_GIST if any(row.gist for row in comparison.rows) else "")
+
+
+_METHODS = (
     "Seeds: finished, of those begun. Final: the accuracy of the last evaluation. Best: the highest. Area: the mean "
     "over all rounds (the area under the curve). ±: 95 % interval over seeds (Student's t). Against a method: "
     "differences in points, paired by seed as far as both got; ahead or behind where the interval leaves 0 out, level "
     "where it stays within a point, else undecided. Rounds: how many times fewer the method needs to the mean of the "
     "other's last five evaluations, geometric mean over the seeds that got there, '-' when none did."
+)
+_GIST = (
+    " The gist, over all participations: trust is how much of it a device used, likeness how alike a sample's "
+    "gradients were under the device's old model and the new, worth how many samples it stood for, reach how long its "
+    "correction was beside the stored samples' own gradient."
 )

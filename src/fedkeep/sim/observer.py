@@ -6,6 +6,7 @@ import base64
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import TypeGuard
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Observer:
         self._refused.update(refusals_by_reason(record.summary))
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
-            self._mendings += [gist.latest for gist in gists if gist is not None and gist.latest is not None]
+            self._mendings += [gist.latest for gist in gists if gist is not None and _mended(gist.latest)]
 
     def opening(self) -> Iterator[Line]:
         """The lines before the first round: the plan, and how good the untrained model is."""
@@ -202,6 +203,10 @@ class Observer:
         if self._fleet is None:
             return []
         return [(d, device.store.stored()) for d, device in sorted(self._fleet.devices.items())]
+
+
+def _mended(mending: Mending | None) -> TypeGuard[Mending]:
+    return mending is not None and mending.gist is not None and bool(np.isfinite(mending.reach))
 
 
 def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:

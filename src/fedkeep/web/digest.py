@@ -13,6 +13,7 @@ from fedkeep.records import (
     Device,
     End,
     Evaluation,
+    Gist,
     Header,
     Holdings,
     Line,
@@ -24,6 +25,7 @@ from fedkeep.records import (
     Run,
     Timing,
 )
+from fedkeep.records.measures import GIST, pooled
 from fedkeep.web.thinning import Thinned, evenly
 from fedkeep.web.view import Columns, View
 
@@ -74,6 +76,7 @@ class Digest:
     header: Header
     evaluations: list[Evaluation] = field(default_factory=list)
     activity: Thinned[Activity] = field(default_factory=lambda: Thinned(BINS, Activity.then))
+    gist: Thinned[Gist] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
     privacy: Thinned[Privacy] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     refused_reports: dict[str, int] = field(default_factory=dict)
@@ -95,6 +98,8 @@ class Digest:
                 self.evaluations.append(msgspec.structs.replace(line, device_accuracy=()))
             case Round():
                 self._count(line)
+            case Gist():
+                self.gist.add(line)
             case Plan():
                 self.plan = _shortened(line)
             case Holdings():
@@ -122,7 +127,7 @@ class Digest:
     def as_run(self, path: Path) -> Run:
         """The run as far as comparing methods needs it."""
         ends = () if self.end is None else (self.end,)
-        return Run(path, self.header, (self.header, *self.evaluations, *ends))
+        return Run(path, self.header, (self.header, *self.evaluations, *self.gist.items(), *ends))
 
     def view(self, key: str, modified: float) -> View:
         header = self.header
@@ -148,6 +153,7 @@ class Digest:
             activity=self._rates(),
             totals=dict(self.totals),
             refused_reports=dict(sorted(self.refused_reports.items())),
+            gist={name: [getattr(line, name) for line in self.gist.items()] for name in ("round", *GIST)},
             privacy={
                 "round": [p.round for p in spent],
                 "spent": [p.epsilon_spent for p in spent],

@@ -50,6 +50,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Means per round."""
     totals: dict[str, int]
     refused_reports: dict[str, int]
+    gist: Columns
+    """What the devices' gists did; empty of a run without them."""
     privacy: Columns
     delta: float | None
     plan: Plan | None

@@ -39,6 +39,14 @@ class Panels {
       tickFormat: tickPercent,
       fromZero: true,
     });
+    this.gist = new Chart({
+      title: "Gist",
+      note: "mean over participations",
+      yFormat: (v) => formatPercent(v, 0),
+      tickFormat: tickPercent,
+      fromZero: true,
+    });
+    this.mending = make("div", { class: "card" });
     this.failures = make("div", { class: "card" });
     this.privacy = make("div", { class: "card" });
     byId("panels").append(
@@ -47,6 +55,8 @@ class Panels {
       this.traffic.node,
       this.stale.node,
       this.store.node,
+      this.gist.node,
+      this.mending,
       make("div", { class: "stack" }, this.failures, this.privacy),
     );
   }
@@ -69,7 +79,7 @@ class Panels {
     this.privacy.replaceChildren(make("h3", {}, "Privacy budget"), ...budget(view));
   }
 
-  drawCharts({ activity, evaluations }) {
+  drawCharts({ activity, evaluations, gist }) {
     const line = (name, colour, columns, column, dash = null) => ({
       name,
       colour,
@@ -95,6 +105,15 @@ class Panels {
         line("exchanged", 3, evaluations, "store_turnover", "6 4"),
       ],
     });
+    this.gist.node.hidden = this.mending.hidden = !gist.round.length;
+    this.gist.update({
+      series: [
+        line("trust", 0, gist, "trust"),
+        line("likeness", 2, gist, "likeness", "6 4"),
+        line("reach", 1, gist, "reach", "2 3"),
+      ],
+    });
+    this.mending.replaceChildren(...mending(gist));
   }
 }
 
@@ -145,6 +164,17 @@ function tiles(view) {
     found.push(tile("Privacy ε", formatNumber(spent), `${formatNumber(last(view.privacy.left))} left`));
   if (view.seconds != null) found.push(tile("Time", formatDuration(view.seconds), stateOf(view)));
   return found;
+}
+
+/** What the gist does now, a figure and a sentence each. */
+function mending(gist) {
+  const rows = [
+    ["Trust", formatPercent(last(gist.trust), 0), "How much of what the gist knows better than the store goes into each step."],
+    ["Likeness", formatPercent(last(gist.likeness), 0), "How alike a sample's gradients are under a device's old model and the new one: at 0 an old gist says nothing."],
+    ["Worth", `${formatNumber(last(gist.worth))} samples`, "How many samples it would take to know the stream as well as a device's gist does."],
+    ["Reach", formatPercent(last(gist.reach), 0), "How long the correction is beside the stored samples' own gradient: how far it moves a step."],
+  ].map(([name, value, means]) => make("li", {}, make("span", {}, name), make("b", {}, value), make("small", {}, means)));
+  return [make("h3", {}, "What the gist does"), make("ul", { class: "reasons" }, rows)];
 }
 
 /** Dropouts and refused updates, by reason. */
