@@ -183,7 +183,14 @@ def test_a_wrong_wish_is_told(folder: Path, arguments: tuple[str, ...], told: st
 def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
     around = {**os.environ, "PYTHONPATH": str(Path(fedkeep.__file__).parents[1])}
     command = [sys.executable, "-m", "fedkeep", "advise", "mine.npz", "--minutes", "4", "--jobs", "1"]
-    going = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=around)
+    going = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=around,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - background jobs ignore Ctrl-C
+    )
     deadline = time.monotonic() + 150
     while not list((folder / "advice" / "mine" / "runs").glob("fifo-seed1.jsonl")):
         assert going.poll() is None, going.communicate()
