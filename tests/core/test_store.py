@@ -36,6 +36,16 @@ def offer(store: MemoryStore, arrivals: list[Arrival], first: int) -> Outcome:
     )
 
 
+def offer_in_pieces(store: MemoryStore, stream: list[Arrival], cuts: list[int], most: int) -> None:
+    """Offers a stream cut into batches; at no time does the store hold more than `most`."""
+    start = 0
+    while start < len(stream):
+        cut = cuts[start % len(cuts)]
+        offer(store, stream[start : start + cut], start)
+        start += cut
+        assert len(store) <= most
+
+
 class NaiveStore:
     """The rules in the plainest words: one list, sorted at every step."""
 
@@ -71,11 +81,7 @@ def test_keeps_what_a_naive_store_keeps_however_the_stream_is_cut(
     naive, store = NaiveStore(quotas), MemoryStore(np.array(quotas))
     for number, arrival in enumerate(stream):
         naive.offer(arrival, number)
-    start = 0
-    while start < len(stream):
-        cut = cuts[start % len(cuts)]
-        offer(store, stream[start : start + cut], start)
-        start += cut
+    offer_in_pieces(store, stream, cuts, most=sum(quotas))
     stored = store.stored()
     kept = dict(
         zip(stored.batch.ids.tolist(), zip(stored.scores, stored.arrivals, stored.regions, strict=True), strict=True)
@@ -223,12 +229,7 @@ def test_a_bending_store_keeps_what_a_naive_one_keeps_however_the_stream_is_cut(
     naive, store = NaiveBendingStore(quotas), MemoryStore(np.array(quotas), bends=True)
     for number, arrival in enumerate(stream):
         naive.offer(arrival, number)
-    start = 0
-    while start < len(stream):
-        cut = cuts[start % len(cuts)]
-        offer(store, stream[start : start + cut], start)
-        start += cut
-        assert len(store) <= sum(quotas)
+    offer_in_pieces(store, stream, cuts, most=sum(quotas))
     stored = store.stored()
     assert dict(zip(stored.batch.ids.tolist(), stored.scores.tolist(), strict=True)) == {
         i: score for i, (score, _, _) in naive.held.items()
