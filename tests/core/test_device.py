@@ -22,7 +22,7 @@ PLAN = Assignment(np.array([2, 0, 1, 1]), np.array([1.0, 0.0, 2.0, 0.5]), 1.0)
 
 
 def device_with(
-    policy: SelectionPolicy = Ode(),  # noqa: B008 - frozen
+    policy: SelectionPolicy = Ode(),
     plan: Assignment | None = PLAN,
     capacity: int = 4,
     **options: object,

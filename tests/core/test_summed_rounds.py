@@ -17,7 +17,7 @@ from fedkeep.core.types import Profile, Report
 MODEL = np.array([1.0, -2.0, 0.5, 3.0], dtype=np.float32)
 
 
-def server_of(estimator: GlobalEstimator, aggregation: Aggregation = Aggregation()) -> Server:  # noqa: B008 - frozen
+def server_of(estimator: GlobalEstimator, aggregation: Aggregation = Aggregation()) -> Server:
     server = Server(
         model=MODEL,
         gradient_size=2,

@@ -26,7 +26,7 @@ P, G, DEVICES = 6, 4, 4
 OPTIONS = PrivacyOptions(secure_sum=True)
 
 
-def server_of(estimator: IncrementalEstimator, limits: Limits = Limits()) -> Server:  # noqa: B008 - frozen
+def server_of(estimator: IncrementalEstimator, limits: Limits = Limits()) -> Server:
     server = Server(
         model=np.zeros(P, dtype=np.float32),
         gradient_size=G,

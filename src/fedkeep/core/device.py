@@ -88,9 +88,9 @@ class Device:
         capacity: int,
         sample_shape: tuple[int, ...],
         labels: int,
-        weighting: Weighting = Weighting(),  # noqa: B008 - frozen
-        options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
-        gist: GistOptions = GistOptions(),  # noqa: B008 - frozen
+        weighting: Weighting = Weighting(),
+        options: DeviceOptions = DeviceOptions(),
+        gist: GistOptions = GistOptions(),
         clip: float | None = None,
         seed: int = 0,
     ) -> None:

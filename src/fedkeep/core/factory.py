@@ -24,10 +24,10 @@ def make_device(
     regions: Regions | None = None,
     store: Store | None = None,
     meter: Meter | None = None,
-    after_use: AfterUse = AfterUse(),  # noqa: B008 - frozen
+    after_use: AfterUse = AfterUse(),
     weighting: Weighting | None = None,
-    options: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
-    gist: GistOptions = GistOptions(),  # noqa: B008 - frozen
+    options: DeviceOptions = DeviceOptions(),
+    gist: GistOptions = GistOptions(),
     clip: float | None = None,
     seed: int = 0,
 ) -> Device:

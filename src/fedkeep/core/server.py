@@ -115,8 +115,8 @@ class Server:
         schedule: Schedule,
         coordinator: Coordinator,
         estimator: GlobalEstimator,
-        aggregation: Aggregation = Aggregation(),  # noqa: B008 - frozen
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        aggregation: Aggregation = Aggregation(),
+        limits: Limits = Limits(),
         staleness: int = 50,
         seed: int = 0,
     ) -> None:

@@ -79,7 +79,7 @@ class MemoryStore:
     def __init__(
         self,
         quotas: IntArray,
-        after_use: AfterUse = AfterUse(),  # noqa: B008 - frozen
+        after_use: AfterUse = AfterUse(),
         *,
         bends: bool = False,
     ) -> None:

@@ -79,7 +79,7 @@ class VelocityMeter:
     adds to the latest bucket; nothing is refused for it. Only times count, not how the stream is cut into batches.
     """
 
-    def __init__(self, regions: int, window: Window = Window()) -> None:  # noqa: B008 - frozen
+    def __init__(self, regions: int, window: Window = Window()) -> None:
         self.window = window
         self._counts = np.zeros((window.buckets, regions))
         self._first = -1

@@ -46,7 +46,7 @@ class FedkeepStrategy(Strategy):
         self,
         server: Server,
         sizes: codec.Sizes,
-        options: RoundOptions = RoundOptions(),  # noqa: B008 - frozen
+        options: RoundOptions = RoundOptions(),
         store: StateStore | None = None,
         sums: SumBook | None = None,
         planner: RemotePlanner | None = None,

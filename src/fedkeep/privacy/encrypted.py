@@ -139,7 +139,7 @@ class KeyHolder:
         self._scheme, self._grid, self._comparing, self._summing = scheme, grid, comparing, summing
 
     @staticmethod
-    def create(scheme: Scheme = Scheme(), grid: Grid | None = None) -> KeyHolder:  # noqa: B008 - frozen
+    def create(scheme: Scheme = Scheme(), grid: Grid | None = None) -> KeyHolder:
         """A key-holder with fresh keys; the grid is as fine as the scheme can tell unless given."""
         grid = Grid(scheme.levels) if grid is None else grid
         if grid.levels > scheme.levels:
@@ -166,7 +166,7 @@ class KeyHolder:
                 file.write(ckks.context_bytes(context, secret=True))
 
     @staticmethod
-    def load(directory: Path, scheme: Scheme = Scheme(), grid: Grid | None = None) -> KeyHolder:  # noqa: B008
+    def load(directory: Path, scheme: Scheme = Scheme(), grid: Grid | None = None) -> KeyHolder:
         """The key-holder that was saved: it can decrypt what is under way."""
         try:
             packed = [(directory / f"{name}.key").read_bytes() for name in ("comparing", "summing")]
