@@ -13,7 +13,7 @@
 
 The first six are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
 so that none is made twice, whichever programme asks, and a call goes on where an earlier one stopped. `--minutes`
-bounds a call, `--estimate` says what is lacking, `--only` and `--methods` choose, `--again` forgets a method's runs.
+bounds a call, `--estimate` says what is lacking, `--tasks` and `--methods` choose, `--again` forgets a method's runs.
 
 The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
 they are, which is days of work, and `--set` changes them otherwise. With `--add`, of what the results hold only runs
@@ -69,7 +69,8 @@ def main() -> None:
     parser.add_argument("tier", nargs="?", choices=[*TIERS, *PROGRAMMES, "report"], help="which experiments")
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument("--full", action="store_true", help="as the files say, not at the committed results' scale")
-    parser.add_argument("--only", default="", help="experiments whose name has this in it")
+    parser.add_argument("--only", default="", help="the paper's experiments whose name has this in it")
+    parser.add_argument("--tasks", nargs="*", default=[], help="a programme on these tasks alone")
     parser.add_argument("--methods", nargs="*", default=[], help="these methods alone")
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="these seeds alone")
     parser.add_argument("--add", action="store_true", help="let stand what results/ has with the same settings")
@@ -140,7 +141,7 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
 
 def run_one_programme(name: str, options: argparse.Namespace) -> None:
     """A programme, as far as the time goes."""
-    programme = read_programme(HERE / "programmes" / f"{name}.toml").only(options.only, options.methods)
+    programme = read_programme(HERE / "programmes" / f"{name}.toml").only(options.tasks, options.methods)
     curves = Curves(HERE / "results" / "curves")
     if options.again:
         curves.keep(lambda curve: curve.method not in options.again)

@@ -82,12 +82,12 @@ class Programme:
     made: dict[tuple[Row, float, int, int], Planned] = field(default_factory=dict, repr=False)
     """Cells made before: their settings are resolved once."""
 
-    def only(self, task: str, methods: Sequence[str]) -> Programme:
-        """The part of it on tasks whose name has `task` in it, with these methods; all of them where none are named."""
+    def only(self, tasks: Sequence[str], methods: Sequence[str]) -> Programme:
+        """The part of it on these tasks with these methods; all of them where none are named."""
         stages = (
             replace(
                 stage,
-                tasks=tuple(name for name in stage.tasks if task in name),
+                tasks=tuple(name for name in stage.tasks if name in (tasks or stage.tasks)),
                 methods=tuple(name for name in stage.methods if name in (methods or stage.methods)),
             )
             for stage in self.stages

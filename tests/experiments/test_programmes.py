@@ -148,7 +148,7 @@ def test_two_that_run_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None
 
 
 def test_processes_make_the_same_curves(tmp_path: Path) -> None:
-    found = programme(tmp_path).only("small", ["fifo"])
+    found = programme(tmp_path).only(["small"], ["fifo"])
     one, two = Curves(tmp_path / "one"), Curves(tmp_path / "two")
     run_programme(found, one, tmp_path / "runs1", jobs=1, minutes=None)
     run_programme(found, two, tmp_path / "runs2", jobs=2, minutes=None)
@@ -162,7 +162,7 @@ def test_a_task_whose_data_is_not_here_is_named_and_left_out(
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = PROGRAMME.replace('tasks = ["small"]', 'tasks = ["absent", "small"]')
-    found = programme(tmp_path, text).only("", ["full-data"])
+    found = programme(tmp_path, text).only([], ["full-data"])
     run_programme(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
     said = capsys.readouterr().out
     assert "without absent: westermo.npz is not here" in said
