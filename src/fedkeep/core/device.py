@@ -22,6 +22,7 @@ from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed, uniform_keys
 from fedkeep.core.shares import Shares, Targets
 from fedkeep.core.slices import SliceOf
+from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
 from fedkeep.core.types import (
     Assignment,
     Batch,
@@ -264,30 +265,22 @@ class Device:
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
-        state = {f"{part}.{name}": array for part, of in self._parts() for name, array in of.snapshot().items()}
+        state = snapshot_parts(self._parts())
         state["counters"] = np.array([self._arrivals, self._round])
         for name, vector in (("model", self._model), ("direction", self._direction)):
             if vector is not None:
                 state[name] = vector
         if self._declared is not None:
             state["declared"] = self._declared
-        if self._assignment is not None:
-            state["assignment.quotas"] = self._assignment.quotas
-            state["assignment.label_weights"] = self._assignment.label_weights
-            state["assignment.mass_per_slot"] = np.array(self._assignment.mass_per_slot)
-        return state
+        return state if self._assignment is None else state | put_under("assignment", self._assignment.snapshot())
 
     def restore(self, state: State) -> None:
         """Becomes the device that `snapshot` described."""
-        for part, of in self._parts():
-            of.restore({n.removeprefix(f"{part}."): a for n, a in state.items() if n.startswith(f"{part}.")})
+        restore_parts(self._parts(), state)
         self._arrivals, self._round = state["counters"].tolist()
         self._declared = state.get("declared")
-        self._assignment = None
-        if "assignment.quotas" in state:
-            names = ("quotas", "label_weights", "mass_per_slot")
-            quotas, weights, mass = (state[f"assignment.{name}"] for name in names)
-            self._assignment = Assignment(quotas, weights, float(mass))
+        assignment = take_under("assignment", state)
+        self._assignment = Assignment.from_snapshot(assignment) if assignment else None
         if self._divides and self._shares.targets.any():
             self.store.configure(self._shares.targets)
         self._model = self._direction = self._probe = None
@@ -306,17 +299,18 @@ class Device:
         velocity = self.meter.velocity() if self._declared is None else self._declared
         return velocity.sum() * self._shares.values() if self._divides else velocity
 
-    def _parts(self) -> tuple[tuple[str, Kept], ...]:
-        return (
-            ("store", self.store),
-            ("meter", self.meter),
-            ("memory", self._memory),
-            ("estimator", self._estimator),
-            ("window", self.window),
-            ("shares", self._shares),
-            *((("told", self._told),) if self._told is not self.window else ()),
-            *((("gist", self.gist),) if self.gist is not None else ()),
-        )
+    def _parts(self) -> dict[str, Kept]:
+        parts: dict[str, Kept] = {
+            "store": self.store,
+            "meter": self.meter,
+            "memory": self._memory,
+            "estimator": self._estimator,
+            "window": self.window,
+            "shares": self._shares,
+        }
+        if self._told is not self.window:
+            parts["told"] = self._told
+        return parts if self.gist is None else parts | {"gist": self.gist}
 
     @property
     def _divides(self) -> bool:

@@ -25,6 +25,7 @@ from fedkeep.core.screening import (
     shorten,
 )
 from fedkeep.core.seeds import generator
+from fedkeep.core.state import put_table, put_under, restore_parts, snapshot_parts, take_table, take_under
 from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
 from fedkeep.core.usual import Usual
 
@@ -300,39 +301,21 @@ class Server:
 
     def snapshot(self) -> State:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
-        state: State = {f"estimator.{name}": array for name, array in self.estimator.snapshot().items()}
+        state = snapshot_parts({"estimator": self.estimator, "claims": self._claims, "usual": self._usual})
         state |= {"model": self.model, "round": np.array(self.round), "rates.known": np.array(self._rates_known)}
-        for name, table in (
-            ("rates", self._rates),
-            ("accepted", self._accepted),
-            ("norms", self._gradient_norms),
-        ):
-            state[f"{name}.devices"] = np.array(sorted(table), dtype=np.int64)
-            state[f"{name}.values"] = np.array([table[device] for device in sorted(table)], dtype=np.float64)
-        state |= {f"claims.{name}": array for name, array in self._claims.snapshot().items()}
-        state |= {f"usual.{name}": array for name, array in self._usual.snapshot().items()}
-        if self.plan is not None:
-            state |= {f"plan.{name}": array for name, array in self.plan.snapshot().items()}
-        return state
+        state |= put_table("rates", self._rates)
+        state |= put_table("accepted", self._accepted)
+        state |= put_table("norms", self._gradient_norms)
+        return state if self.plan is None else state | put_under("plan", self.plan.snapshot())
 
     def restore(self, state: State) -> None:
         """Becomes the server that `snapshot` described."""
-        self.model, self.round, self._open = (
-            np.array(state["model"], dtype=np.float32),
-            int(state["round"]),
-            None,
-        )
-        self._rates, accepted, self._gradient_norms = (
-            dict(zip(state[f"{n}.devices"].tolist(), state[f"{n}.values"].tolist(), strict=True))
-            for n in ("rates", "accepted", "norms")
-        )
-        self._rates_known = bool(state.get("rates.known", True))
-        self._accepted = {device: int(round_) for device, round_ in accepted.items()}
-        self.estimator.restore(_under("estimator.", state))
-        for prefix, part in (("usual.", self._usual), ("claims.", self._claims)):
-            if own := _under(prefix, state):
-                part.restore(own)
-        plan = _under("plan.", state)
+        restore_parts({"estimator": self.estimator, "claims": self._claims, "usual": self._usual}, state)
+        self.model, self.round, self._open = np.array(state["model"], dtype=np.float32), int(state["round"]), None
+        self._rates, self._gradient_norms = take_table("rates", state), take_table("norms", state)
+        self._rates_known = bool(state["rates.known"])
+        self._accepted = {device: int(round_) for device, round_ in take_table("accepted", state).items()}
+        plan = take_under("plan", state)
         self.plan = Plan.from_snapshot(plan) if plan else None
 
     def _opened(self) -> _OpenRound:
@@ -415,7 +398,3 @@ class Server:
                 gradient, self._gradient_norms[device] = shorten(report.local_gradient, longest)
                 estimates[device] = Estimate(gradient, min(self.rate(device), heaviest), report.round)
         return estimates
-
-
-def _under(prefix: str, state: State) -> State:
-    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
