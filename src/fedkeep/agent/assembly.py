@@ -36,6 +36,7 @@ from fedkeep.core.store import AfterUse
 from fedkeep.core.velocity import VelocityMeter, Window
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
+from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.privacy.sample_costs import REMEMBERED as COSTED
 from fedkeep.privacy.sample_costs import ROW_BYTES as COST_BYTES
@@ -90,7 +91,8 @@ def parse_config(table: Table) -> AgentConfig:
     preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", DEFAULT_POLICY))
     table = merged(device_tables(preset, policy_name), table)
     samples = build(SampleOptions, table.get("samples", {}), "samples")
-    policy = build(POLICIES.find(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
+    kind = find_component(POLICIES, policy_name)
+    policy = build(kind, {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
     if policy.unbounded:
         raise ConfigError(f"policy '{policy_name}' keeps everything, which no budget of bytes can hold")
     sample_bytes = SampleForm(np.dtype(samples.dtype), samples.shape).nbytes

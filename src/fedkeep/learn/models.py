@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MissingExtraError, where
-from fedkeep.core.names import did_you_mean, load_object
+from fedkeep.core.names import did_you_mean
 from fedkeep.core.ports import FleetLearner
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.loading import load_object
 
 if TYPE_CHECKING:
     from torch import nn
