@@ -33,7 +33,7 @@ from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.store import AfterUse
-from fedkeep.core.velocity import VelocityMeter, Window
+from fedkeep.core.velocity import MeterWindow, VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
 from fedkeep.loading import find_component
@@ -177,8 +177,8 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
     return Assembly(agent, layout, opened.disk)
 
 
-def _window(seconds: float) -> Window:
-    return Window(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
+def _window(seconds: float) -> MeterWindow:
+    return MeterWindow(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:

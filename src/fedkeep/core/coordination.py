@@ -12,9 +12,8 @@ from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import Holdings, largest_per_row
 from fedkeep.core.names import Registry
-from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.plan import Plan, find_shortfalls, make_plan
 from fedkeep.core.quantities import Held, quantity_rule
-from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import IntArray
 
 __all__ = [

@@ -14,8 +14,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
-from fedkeep.learn.dense import DenseTrace, Layers, forward
-from fedkeep.learn.dense_training import Descent
+from fedkeep.learn.dense import DenseDescent, DenseTrace, Layers, forward
 from fedkeep.learn.flat import Layout, flatten, require_layers
 from fedkeep.learn.jobs import corrections, minibatches
 from fedkeep.learn.traced import TracedMeasurements
@@ -100,7 +99,7 @@ class DenseLearner:
         for c, job in enumerate(jobs):
             gamma[c, : len(job.weights)] = job.weights
         models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(jobs), axis=0)
-        descent = Descent(models, self._layers(models), corrections(jobs, self.gradient_size), local)
+        descent = DenseDescent(models, self._layers(models), corrections(jobs, self.gradient_size), local)
         with np.errstate(over="ignore", invalid="ignore"):
             for index in minibatches(y.shape[1], local, jobs[0].seed):
                 descent.step(x[:, index], y[:, index], gamma[:, index])

@@ -11,9 +11,8 @@ from fedkeep.core.coordination import LabelLimits, coordinator
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import largest_per_row
-from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.plan import Plan, find_shortfalls, make_plan
 from fedkeep.core.quantities import quantity_rule
-from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.planning.extras import load
 
