@@ -166,7 +166,7 @@ class Server:
         self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
         return self.plan, tuple(refusals)
 
-    def adopt(self, plan: Plan) -> None:
+    def use_plan(self, plan: Plan) -> None:
         """Follows a plan that was made elsewhere, from profiles this server cannot read (encrypted profiles).
 
         Of the rates only their mean is known, from the plan: every device's estimator then counts alike. Devices that
