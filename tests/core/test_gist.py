@@ -104,6 +104,21 @@ def test_the_fleets_gist_turns_steps_towards_it() -> None:
     assert mending.correction == pytest.approx([1.0, 0.0])
 
 
+@pytest.mark.parametrize(("fading", "turn"), [(0.0, 1.0), (1.0, 0.8), (4.0, 0.8**4)])
+def test_the_turn_towards_the_fleet_fades_with_the_likeness(fading: float, turn: float) -> None:
+    gist = Gist(GistOptions("shared", kappa=1.0, fading=fading, matched=False), 2)
+    held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0])  # rho = 2 / 2.5
+    fleet = np.array([2.0, 5.0], dtype=np.float32)
+    mending = gist.mend(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, moved=True)
+    assert mending.correction == pytest.approx([0.0, 5.0 * turn])
+
+
+@pytest.mark.parametrize("bad", [{"kappa": 2}, {"fading": -1}, {"memory": 0}, {"block": 0}, {"last_layers": 0}])
+def test_options_out_of_range_are_refused_by_name(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        GistOptions("local", **bad)  # type: ignore[arg-type]
+
+
 def test_nothing_known_means_nothing_added() -> None:
     gist = Gist(GistOptions("shared"), 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])

@@ -73,6 +73,8 @@ class Prepared:
     gradient_samples: int
     mending: Mending | None = None
     """What the gist has to say of this participation; None without one."""
+    probe: Probe | None = None
+    """The order's model, where it has been measured with already."""
 
 
 class Device:
@@ -134,10 +136,10 @@ class Device:
     def direction(self) -> Vector | None:
         return self._direction
 
-    def install(self, model: Vector, direction: Vector | None = None) -> None:
+    def install(self, model: Vector, direction: Vector | None = None, probe: Probe | None = None) -> None:
         """Takes a first model, so that arrivals can be measured before the device first takes part."""
         self._model, self._direction = model, direction
-        self._probe = self.learner.probe(model)
+        self._probe = self.learner.probe(model) if probe is None else probe
 
     def assign(self, assignment: Assignment) -> None:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
@@ -208,9 +210,12 @@ class Device:
         stored = self.store.stored()
         weights = self._weights(stored.regions)
         mending = None
+        probe = None
         if self.gist is not None and self._probe is not None and weights.sum() > 0:
             before = self._probe.measure(batch) if before is None else before
-            after = self.learner.probe(order.model).measure(batch) if after is None else after
+            if after is None:
+                probe = self.learner.probe(order.model)
+                after = probe.measure(batch)
             gradients = StoredGradients(weights / weights.sum(), stored.regions, before, after)
             mending = self._mend(self.gist, gradients, order)
         gradient, count = self._tell(order, batch)
@@ -218,7 +223,7 @@ class Device:
             window.clear()
         correction = None if mending is None else self._padded(mending.correction)
         job = Job(batch, weights, child_seed(self.seed, "train", order.round), correction)
-        return Prepared(order, job, gradient, count, mending)
+        return Prepared(order, job, gradient, count, mending, probe)
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
@@ -232,7 +237,7 @@ class Device:
             self.gist.keep(prepared.mending)
             if self.gist.options.shared:
                 gradient, count = self._shared(self.gist), 1
-        self.adopt(order.model, order.direction, stored)
+        self.adopt(order.model, order.direction, stored, prepared.probe)
         if self._divides:
             self.store.configure(self._shares.divide(self.capacity))
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
@@ -246,10 +251,16 @@ class Device:
             gradient_samples=count if gradient is not None else 0,
         )
 
-    def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:
+    def adopt(
+        self,
+        model: Vector,
+        direction: Vector | None,
+        stored: Measurements | None = None,
+        probe: Probe | None = None,
+    ) -> None:
         """Takes a new model and direction, and re-values what is stored under them."""
         first_direction = self._direction is None and direction is not None
-        self.install(model, direction)
+        self.install(model, direction, probe)
         if self.options.revalue or first_direction:
             self._revalue(stored)
         if self.options.max_age is not None:
@@ -325,7 +336,7 @@ class Device:
         return (vector * min(1.0, self._clip / max(float(np.linalg.norm(vector)), 1e-30))).astype(np.float32)
 
     def _mend(self, gist: Gist, stored: StoredGradients, order: TrainOrder) -> Mending:
-        moved = self._model is None or not np.array_equal(self._model, order.model)
+        moved = self._model is None or not _same(self._model, order.model)
         fleet = order.direction if gist.options.shared else None
         stream = self._shares.values() if self._assignment is None else self._stream()
         shares = stream / max(stream.sum(), 1e-30)
@@ -399,3 +410,8 @@ class Device:
             part = None if measurements is None else SliceOf(measurements, slice(start, stop))
             parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))
         return Outcome.concatenate(parts)
+
+
+def _same(one: Vector, other: Vector, block: int = 4096) -> bool:
+    """Whether two models are equal; where they are not, most often the first few numbers tell."""
+    return bool(np.array_equal(one[:block], other[:block]) and np.array_equal(one, other))

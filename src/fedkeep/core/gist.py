@@ -36,21 +36,29 @@ class GistOptions:
     """`local` sends nothing that plain federated averaging does not; `shared` sends each gist to the server, which
     sends back the fleet's: it also corrects the drift between devices."""
     kappa: float = 0.5
-    """How far steps turn from the device's gist to the fleet's (`shared`), times the fourth power of the likeness."""
+    """How far steps turn from the device's gist to the fleet's (`shared`), times the likeness to the power `fading`."""
+    fading: float = 4.0
+    """The higher, the sooner `kappa` fades where models move far between two participations; 0: it never does."""
     matched: bool = True
     """Compare stream and store label by label: without it, a window of one label is taken for the whole world."""
     memory: float = 100.0
     """The most samples a gist counts for: the more, the steadier, and the slower to follow a drift."""
     encoding: Encoding = "float32"
-    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
+    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every `block` numbers."""
+    block: int = 64
+    """Numbers that share a scale in `float16` and `int8`: fewer are finer and take more bytes."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.kappa <= 1:
             raise ValueError(f"kappa must be between 0 and 1, got {self.kappa}")
+        if not self.fading >= 0:
+            raise ValueError(f"fading must be 0 or more, got {self.fading}")
         if not self.memory >= 1:
             raise ValueError(f"memory must be 1 or more samples, got {self.memory}")
+        if self.block < 1:
+            raise ValueError(f"block must be 1 or more numbers, got {self.block}")
         if self.last_layers is not None and self.last_layers < 1:
             raise ValueError(f"last_layers must be 1 or more, got {self.last_layers}")
 
@@ -140,7 +148,9 @@ class Gist:
         k = stored.effective_size
         beta = rho * worth / (worth + k)
         mended = beta * (gist - self._own(before))
-        correction = mended if fleet is None else mended + self.options.kappa * rho**4 * (fleet - gist)
+        correction = (
+            mended if fleet is None else mended + self.options.kappa * rho**self.options.fading * (fleet - gist)
+        )
         left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
         reach = float(np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30)))
         if not np.isfinite(reach):  # a huge sample: better no correction than one that ends the model
@@ -155,7 +165,7 @@ class Gist:
             self._kept, self.worth = None, 0.0
         else:
             seed = child_seed(self._seed, "gist", self._changes)
-            self._kept, self.worth = pack(mending.gist, self.options.encoding, seed), mending.worth
+            self._kept, self.worth = self._packed(mending.gist, seed), mending.worth
 
     def snapshot(self) -> State:
         state: State = {"state": np.array([self.worth, self._changes])}
@@ -164,7 +174,7 @@ class Gist:
     def restore(self, state: State) -> None:
         worth, changes = state["state"].tolist()
         self.worth, self._changes, self.latest = worth, int(changes), None
-        self._kept = Packed.from_snapshot(state, self.options.encoding) if "packed" in state else None
+        self._kept = self._read(state) if "packed" in state else None
 
     def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[Vector | None, float]:
         """m and n with the window's arrivals counted in."""
@@ -180,6 +190,12 @@ class Gist:
         if known is not None:
             gist += (1.0 - share) * known
         return gist, min(total, self.options.memory)
+
+    def _packed(self, vector: Vector, seed: int) -> Packed:
+        return pack(vector, self.options.encoding, seed, self.options.block)
+
+    def _read(self, state: State) -> Packed:
+        return Packed.from_snapshot(state, self.options.encoding, self.options.block)
 
     def _own(self, gradient: Vector) -> Vector:
         """The part of a gradient that the gist covers: the last of it."""

@@ -130,4 +130,4 @@ def _weights(job: Job) -> Tensor:
 
 def _corrections(network: Network, jobs: Sequence[Job]) -> Tensor | None:
     found = corrections(jobs, network.valued.size)
-    return None if found is None else torch.from_numpy(found)
+    return None if found is None else as_tensor(found)
