@@ -78,7 +78,25 @@ class Prepared:
 
 
 class Device:
-    """One device; its model and direction change only when it takes part, so it may catch up on its stream late."""
+    """One device; its model and direction change only when it takes part, so it may catch up on its stream late.
+
+    >>> from fedkeep.core.factory import make_device
+    >>> from fedkeep.core.policies.draw import Draw
+    >>> from fedkeep.core.types import LocalTraining
+    >>> from fedkeep.learn.dense_learner import DenseLearner
+    >>> learner = DenseLearner((2, 2))
+    >>> device = make_device(learner, Draw(), capacity=2, sample_shape=(2,), labels=2, gist=GistOptions("local"))
+    >>> device.install(learner.initial(0))
+    >>> x = np.array([[0, 1], [1, 0], [1, 1], [np.nan, 0]], dtype=np.float32)
+    >>> outcome, refused = device.observe(Batch(x, np.array([0, 1, 1, 0]), np.arange(4)), time=0.0)
+    >>> dict(refused)  # a sample that holds NaN counts nowhere
+    {'not-finite': 1}
+    >>> report = device.participate(TrainOrder(0, learner.initial(1), None, LocalTraining(0.1, epochs=5)))
+    >>> report.samples, report.steps, report.model.shape
+    (2, 5, (6,))
+    >>> device.gist.latest.worth > 2  # three samples came, and two are stored
+    True
+    """
 
     def __init__(
         self,

@@ -121,7 +121,10 @@ class Mending:
 
 
 class Gist:
-    """The gist m of one device and what it is worth; it changes only when the device takes part."""
+    """The gist m of one device and what it is worth; it changes only when the device takes part.
+
+    `Device` shows it at work; docs/gist.md has the method, step by step.
+    """
 
     def __init__(self, options: GistOptions, size: int, seed: int = 0) -> None:
         self.options, self.size, self._seed = options, size, seed

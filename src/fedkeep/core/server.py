@@ -38,7 +38,11 @@ _SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds."""
+    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds.
+
+    >>> [round(Schedule(0.1, epochs=5, decay=0.5).local(round_).learning_rate, 3) for round_ in (0, 99, 100, 200)]
+    [0.1, 0.1, 0.05, 0.025]
+    """
 
     learning_rate: float
     """eta of Eq. 1 and 12: the step of local training in the first rounds."""
@@ -105,7 +109,24 @@ class _OpenRound:
 
 
 class Server:
-    """The one place where the global model and g_hat change, at the close of a round and nowhere else."""
+    """The one place where the global model and g_hat change, at the close of a round and nowhere else.
+
+    >>> from fedkeep.core.coordination import Greedy
+    >>> from fedkeep.core.estimators import IncrementalEstimator
+    >>> server = Server(
+    ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1, schedule=Schedule(0.1, epochs=1),
+    ...     coordinator=Greedy(clients_per_label=1), estimator=IncrementalEstimator(),
+    ... )
+    >>> plan, refused = server.coordinate({d: Profile(capacity=4, velocity=np.ones(1)) for d in (0, 1)})
+    >>> orders = server.open_round([0, 1])
+    >>> for device, step in ((0, 1.0), (1, 3.0)):
+    ...     moved = orders[device].model + np.float32(step)
+    ...     _ = server.receive(device, Report(0, moved, weight=4.0, steps=1, samples=4, local_gradient=None))
+    >>> server.close_round().accepted
+    (0, 1)
+    >>> server.model.tolist()
+    [2.0, 2.0]
+    """
 
     def __init__(
         self,

@@ -77,6 +77,12 @@ class VelocityMeter:
 
     A rate is defined from the first sample on: `MeterWindow.least` says over which time. A clock that jumps back
     adds to the latest bucket; nothing is refused for it. Only times count, not how the stream is cut into batches.
+
+    >>> meter = VelocityMeter(regions=2, window=MeterWindow(length=10, buckets=10))
+    >>> meter.observe(np.array([0, 0, 1]), time=0.0)
+    >>> meter.observe(np.array([0]), time=3.0)
+    >>> meter.velocity().tolist()  # over the four parts begun so far
+    [0.75, 0.25]
     """
 
     def __init__(self, regions: int, window: MeterWindow = MeterWindow()) -> None:

@@ -69,6 +69,13 @@ class TorchLearner:
     """An architecture given by a factory of modules; `last_layers` restricts the valued parameters.
 
     One module serves all models, one at a time: calls from several threads wait for each other.
+
+    >>> learner = TorchLearner(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
+    >>> learner.size, learner.layout.names
+    (14, ('1.weight', '1.bias'))
+    >>> batch = Batch(np.ones((5, 2, 3), dtype=np.float32), np.zeros(5, dtype=np.int64), np.arange(5))
+    >>> learner.probe(learner.initial(0)).measure(batch).norms().shape
+    (5,)
     """
 
     def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:

@@ -28,6 +28,10 @@ class Exact(LabelLimits):
 
     With `unbiased`, the slots of each label follow its share of the stream (9d), to the slot or as nearly as can
     be, which comes between the two. Otherwise the label weights supply it.
+
+    >>> fleet = Fleet.numbered(capacities=[4, 2], velocities=[[3, 1, 2], [0, 0, 5]])
+    >>> Exact(clients_per_label=1, labels_per_client=2).plan(fleet).quotas.tolist()
+    [[3, 1, 0], [0, 0, 2]]
     """
 
     unbiased: bool = False
