@@ -6,9 +6,9 @@ Check it, then run it beside the built-in ones:
     python examples/new_policy.py
 """
 
+from fedkeep.core.memory import percentile
 from fedkeep.core.policy import SelectionPolicy, View, policy, refuse_where
 from fedkeep.core.types import Batch, Scores
-from fedkeep.core.windows import percentile
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
 

@@ -12,6 +12,7 @@ from fedkeep.core.names import Registry
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.regions import Regions
 from fedkeep.data import PARTITIONS, TASKS
+from fedkeep.loading import find_component
 
 assert fedkeep.core.policies  # importing these is what registers their components
 assert fedkeep.planning
@@ -31,4 +32,4 @@ REGIONS: Registry[type[Regions]] = Registry("division into regions", methods=("a
 
 def find_policy(name: str) -> type[SelectionPolicy]:
     """The policy of that name, or the class at `module:Class`."""
-    return POLICIES.find(name)
+    return find_component(POLICIES, name)

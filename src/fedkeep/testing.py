@@ -20,6 +20,7 @@ from fedkeep.core.regions import LabelRegions
 from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, Scores, TrainOrder
 from fedkeep.core.weighting import Weighting
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.judging import judge
 
 _FEATURES, _LABELS, _SLOTS = 6, 3, 4
 _LOCAL = LocalTraining(learning_rate=0.1, epochs=2)
@@ -64,7 +65,7 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     )
     length = float(np.linalg.norm(direction))
     _require(bool((np.abs(projections) <= norms * length * (1 + 1e-4) + 1e-6).all()), "no projection exceeds its norm")
-    _close(measured.losses().mean(), _cross_entropy(learner.logits(model, batch.x), batch), "losses follow the logits")
+    _close(measured.losses().mean(), judge(learner, model, batch.x, batch.y)[0].mean(), "losses follow the logits")
     _close_all(
         learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction), projections[:1], "one by one"
     )
@@ -189,11 +190,6 @@ def _training_descends(learner: Learner, model: AnyArray, batch: Batch) -> None:
     _require(bool(after < before), "training lowers the loss")
     again = learner.train(model, job, local)
     _require(bool((again == trained).all()), "training repeats to the bit")
-
-
-def _cross_entropy(logits: AnyArray, batch: Batch) -> float:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(batch)), batch.y]).mean())
 
 
 def _close(a: float, b: float, law: str) -> None:

@@ -125,6 +125,21 @@ def test_the_fleets_gist_turns_steps_towards_it() -> None:
     assert mending.correction == pytest.approx([0.6, 0.0])
 
 
+@pytest.mark.parametrize(("fading", "turn"), [(0.0, 1.0), (1.0, 0.8), (4.0, 0.8**4)])
+def test_the_turn_towards_the_fleet_fades_with_the_likeness(fading: float, turn: float) -> None:
+    gist = Gist(GistOptions("shared", kappa=1.0, fading=fading, matched=False), 2)
+    held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0])  # rho = 2 / 2.5
+    fleet = np.array([2.0, 5.0], dtype=np.float32)
+    mending = gist.mend(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, moved=True)
+    assert mending.correction == pytest.approx([0.0, 5.0 * turn])
+
+
+@pytest.mark.parametrize("bad", [{"kappa": 2}, {"fading": -1}, {"memory": 0}, {"block": 0}, {"last_layers": 0}])
+def test_options_out_of_range_are_refused_by_name(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        GistOptions("local", **bad)  # type: ignore[arg-type]
+
+
 def test_nothing_known_means_nothing_added() -> None:
     gist = Gist(GistOptions("shared"), 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])
@@ -141,6 +156,57 @@ def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
     assert mending.correction is None
     gist.keep(mending)
     assert gist.worth == 0
+
+
+def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
+    gist = Gist(GistOptions("local", matched=False, memory=10.0), 2)
+    held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0])
+    mending = gist.mend(held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, moved=False)
+    beta = 10 / (10 + 2)  # n = 10, not 1000
+    assert mending.trust == pytest.approx(beta)
+    assert mending.worth == pytest.approx(10.0), "k / (1 - rho beta) = 12 is cut as well"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rho"),
+    [
+        ([[3.0, 4.0]], [[3.0, 4.0]], 1.0),
+        ([[3.0, 4.0]], [[4.0, -3.0]], 0.0),
+        ([[2.0, 0.0]], [[1.0, 0.0]], 2 / 2.5),
+        ([[2.0, 0.0]], [[-1.0, 0.0]], 0.0),
+        ([[0.0, 0.0]], [[0.0, 0.0]], 0.0),
+        ([[1.0, 2.0]] * 2, [[3.0, 1.0]] * 2, 0.0),
+    ],
+)
+def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
+    before: list[list[float]], after: list[list[float]], rho: float
+) -> None:
+    """One sample has no variance: its gradients themselves are compared. What cannot be compared is not alike."""
+    gist = Gist(GistOptions("local", matched=False), 2)
+    held = stored(before, after, [0] * len(before))
+    mending = gist.mend(held, window([[1.0, 1.0]] * 4, [0] * 4), np.array([1.0, 0.0]), None, moved=True)
+    assert mending.likeness == pytest.approx(rho)
+    assert mending.trust == pytest.approx(rho * 4 / (4 + len(before)))
+
+
+def test_what_of_the_window_the_store_lacks_counts_with_the_store_itself() -> None:
+    """Half the window is of a label that is not stored: z = a + s (g - a_q) with a_q = a / 2 + a_0 / 2 and a = a_0."""
+    gist = Gist(GistOptions("local"), 2)
+    held = stored([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]], [0, 0])
+    seen = window([[1.0, 0.0]] * 4 + [[0.0, 3.0]] * 4, [0] * 4 + [1] * 4)
+    mending = gist.mend(held, seen, np.array([0.5, 0.5]), None, moved=False)
+    # z = g = (0.5, 1.5), s = 1, q_miss = 1/2; 1/N = (1 (1 - 1/2) - 1/2)^2 / 2 + 2 (1/4) / 4 = 1/8
+    beta = 8 / (8 + 2)
+    assert mending.trust == pytest.approx(beta)
+    assert mending.correction == pytest.approx([beta * -0.5, beta * 1.5])
+
+
+def test_many_small_gradients_are_not_lost_beside_a_large_one() -> None:
+    seen = Window(2, 1)
+    seen.add(Fixed([[2.0**25, 0.0]]), np.array([0]))  # type: ignore[arg-type]
+    for _ in range(8):
+        seen.add(Fixed([[1.0, 1.0]]), np.array([0]))  # type: ignore[arg-type]
+    assert seen.snapshot()["sum"].tolist() == [2.0**25 + 8, 8.0]
 
 
 # -- by Monte Carlo, on real devices ------------------------------------------------------------------------------
@@ -308,3 +374,51 @@ def test_a_told_gist_is_no_longer_than_the_clip() -> None:
     report = device.participate(TrainOrder(0, MODELS[1], None, LOCAL))
     assert report.local_gradient is not None
     assert np.linalg.norm(report.local_gradient) == pytest.approx(1e-3, rel=1e-5)
+
+
+def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
+    """What is told of arrivals is clipped; gist and store are not, so that one can be taken from the other."""
+    mendings = []
+    for clip in (None, 1e-3):
+        device = make_device(
+            LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(1.0),
+            gist=GistOptions("local"), clip=clip, seed=1,
+        )  # fmt: skip
+        device.install(MODELS[0])
+        device.observe(world(np.random.default_rng(0), 30), 0.0)
+        prepared = device.prepare(TrainOrder(0, MODELS[1], None, LOCAL))
+        mendings.append(prepared.mending)
+        assert prepared.local_gradient is not None
+        assert (np.linalg.norm(prepared.local_gradient) <= 1.001e-3) == (clip is not None)
+    plain, clipped = mendings
+    assert plain is not None
+    assert clipped is not None
+    np.testing.assert_array_equal(plain.correction, clipped.correction)
+    assert np.linalg.norm(plain.correction) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["local", "shared"])
+def test_before_there_is_a_model_nothing_is_known_added_or_told(name: str) -> None:
+    gist = GistOptions(name)  # type: ignore[arg-type]
+    device = make_device(LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=gist)
+    device.observe(world(np.random.default_rng(0), 30), 0.0)
+    order = TrainOrder(0, MODELS[0], np.ones(LEARNER.size, dtype=np.float32), LOCAL)
+    assert device.prepare(order).job.correction is None
+    assert device.participate(order).local_gradient is None
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_a_lossy_gist_survives_a_restart_to_the_bit_and_rounds_by_its_seed(encoding: str) -> None:
+    options = GistOptions("local", encoding=encoding)  # type: ignore[arg-type]
+    first, second = device_for(Draw(), options, 1), device_for(Draw(), options, 1)
+    played(first, 1, rounds=2)
+    second.restore(first.snapshot())
+    models = [played_on(device) for device in (first, second)]
+    np.testing.assert_array_equal(*models)
+    assert first.gist is not None
+    assert first.gist.nbytes < 4 * LEARNER.size
+
+
+def played_on(device: Device) -> Vector:
+    device.observe(world(np.random.default_rng(3), 30, 90), 3.0)
+    return device.participate(TrainOrder(3, MODELS[1], None, LOCAL, 2)).model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedkeep.core.packing import Encoding, Packed, pack
+from fedkeep.core.packing import Encoding, Packed, pack, packed_bytes
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,12 @@ def test_random_rounding_loses_nothing_on_average() -> None:
     vector = np.array([1.0, 0.1234, -0.3017, 0.0])
     mean = np.mean([pack(vector, "int8", seed).unpack() for seed in range(4000)], axis=0)
     np.testing.assert_allclose(mean, vector, atol=4e-4)
+
+
+def test_smaller_blocks_are_finer_and_larger() -> None:
+    vector = np.random.default_rng(0).normal(size=1000) * np.logspace(0, 3, 1000)
+    fine, coarse = (pack(vector, "int8", 1, block) for block in (8, 500))
+    assert (fine.nbytes, coarse.nbytes) == (1000 + 4 * 125, 1000 + 4 * 2)
+    assert (fine.nbytes, coarse.nbytes) == tuple(packed_bytes(1000, "int8", block) for block in (8, 500))
+    errors = [np.linalg.norm((packed.unpack() - vector) / np.abs(vector).max()) for packed in (fine, coarse)]
+    assert errors[0] < 0.7 * errors[1]

@@ -230,12 +230,12 @@ def foreign_plan(*devices: int) -> Plan:
     return Greedy(clients_per_label=2, labels_per_client=2).plan(Fleet.of(profiles))
 
 
-def test_under_an_adopted_plan_every_estimator_counts_alike_and_leavers_are_forgotten() -> None:
+def test_under_a_plan_made_elsewhere_every_estimator_counts_alike_and_leavers_are_forgotten() -> None:
     server = server_of()
     server.open_round([4, 5])
     server.receive(5, report(0, gradient=9.0))
     server.close_round()
-    server.adopt(foreign_plan(0, 1, 2))
+    server.use_plan(foreign_plan(0, 1, 2))
     assert set(server.open_round([0, 1])) == {0, 1}
     server.receive(0, report(1, gradient=2.0))
     server.receive(1, report(1, gradient=4.0))
@@ -244,10 +244,10 @@ def test_under_an_adopted_plan_every_estimator_counts_alike_and_leavers_are_forg
     np.testing.assert_allclose(server.order(0).direction, 3.0)  # type: ignore[arg-type]
 
 
-def test_under_an_adopted_plan_no_report_weighs_more_than_ten_mean_devices() -> None:
+def test_under_a_plan_made_elsewhere_no_report_weighs_more_than_ten_mean_devices() -> None:
     plan = foreign_plan(0, 1, 2)
     server = server_of()
-    server.adopt(plan)
+    server.use_plan(plan)
     restored = server_of()
     restored.restore(server.snapshot())
     mean = 6 * (1 + 2 + 3) / 3 / plan.mass_per_slot

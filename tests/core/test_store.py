@@ -122,6 +122,14 @@ def test_tells_what_became_of_each_offer() -> None:
     assert outcome.floors[1] == 1.0
 
 
+def test_a_stored_sample_that_is_refused_when_it_comes_again_leaves_and_is_named() -> None:
+    store = MemoryStore(np.array([2]))
+    offer(store, [Arrival(1, 0, 1.0), Arrival(2, 0, 3.0)], 0)
+    outcome = offer(store, [Arrival(1, 0, -np.inf), Arrival(5, 0, -np.inf)], 2)
+    assert (outcome.fates.tolist(), outcome.displaced.tolist()) == ([Fate.REFUSED] * 2, [1, -1])
+    assert store.stored().batch.ids.tolist() == [2]
+
+
 def test_tells_the_score_of_each_offer() -> None:
     outcome = offer(MemoryStore(np.array([1, 1, 1])), [Arrival(0, 0, 2.0), Arrival(3, 0, 1.0)], 0)
     assert Outcome.concatenate([Outcome.of_none(), outcome]).scores.tolist() == [2.0, 1.0]
@@ -178,14 +186,14 @@ def test_an_expired_sample_that_comes_again_is_young_again_even_if_it_was_traine
 def test_a_smaller_quota_drops_the_lowest() -> None:
     store = MemoryStore(np.array([3]))
     offer(store, [Arrival(1, 0, 3.0), Arrival(2, 0, 1.0), Arrival(3, 0, 2.0)], 0)
-    store.configure(np.array([2]))
+    assert store.configure(np.array([2])) == [2]
     assert store.stored().batch.ids.tolist() == [1, 3]
 
 
 def test_revaluing_with_minus_infinity_drops() -> None:
     store = MemoryStore(np.array([3]))
     offer(store, [Arrival(1, 0, 3.0), Arrival(2, 0, 1.0)], 0)
-    store.revalue(np.array([-np.inf, 4.0]))
+    assert store.revalue(np.array([-np.inf, 4.0])) == [1]
     stored = store.stored()
     assert stored.batch.ids.tolist() == [2]
     assert stored.scores.tolist() == [4.0]
@@ -247,5 +255,5 @@ def test_a_region_that_lost_its_oldest_sample_may_take_from_another_within_the_s
 def test_a_store_with_fewer_slots_shrinks_from_the_region_most_above_its_target() -> None:
     store = MemoryStore(np.array([1, 3, 0]), bends=True)
     offer(store, [Arrival(i, 0, float(i)) for i in range(0, 9, 3)] + [Arrival(1, 1, 0.0)], 0)
-    store.configure(np.array([1, 1, 0]))
+    assert store.configure(np.array([1, 1, 0])) == [0, 3]
     assert sorted(store.stored().batch.ids.tolist()) == [1, 6]

@@ -34,6 +34,7 @@ def test_the_gist_benchmark_in_its_quick_form(tmp_path: Path) -> None:
         assert set(figures) == TIMES | WIRE | BYTES
         assert figures["wire_local_over_fedavg"] == 1.0
         assert figures["wire_shared_over_ode"] == pytest.approx(1.0, abs=0.01)
-        assert figures["bytes_int8"] < 0.28 * figures["bytes_float32"]
+        unpacked = 16 + 8 * 20  # two counters, and the shares of at most twenty labels
+        assert figures["bytes_int8"] < 0.28 * figures["bytes_float32"] + unpacked
         assert figures["ram_window"] == 2 * figures["ram_anchor"]
         assert all(figures[name] > 0 for name in TIMES)

@@ -11,18 +11,6 @@ import fedkeep
 
 PUBLIC = {
     "fedkeep.cli": ["main"],
-    "fedkeep.core.policies": [
-        "central",
-        "draw",
-        "fedbalancer",
-        "fifo",
-        "full_data",
-        "gradient_norm",
-        "high_loss",
-        "ode",
-        "reservoir",
-        "sld",
-    ],
     "fedkeep.data": [
         "Federation",
         "Membership",

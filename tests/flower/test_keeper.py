@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import Keeper, Keeping
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
-from fedkeep.learn.correcting import add_to_gradients
+from fedkeep.learn.torch_training import add_to_gradients
 from fedkeep.records import read_run
 from tests.flower.in_process import InProcessGrid, make_node
 

@@ -17,9 +17,8 @@ from fedkeep.core.types import AnyArray, Batch
 from fedkeep.learn import torch_models as models
 from fedkeep.learn.autograd_measurements import AutogradMeasurements
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.learn.head_measurements import HeadMeasurements
 from fedkeep.learn.torch_learner import TorchLearner
-from fedkeep.learn.torch_measurements import TorchMeasurements
+from fedkeep.learn.torch_measurements import HeadMeasurements, TorchMeasurements
 
 RELATIVE = 1e-5
 Factory = Callable[[], torch.nn.Module]

@@ -46,6 +46,26 @@ def test_catching_up_late_equals_seeing_every_sample_as_it_comes(policy: str) ->
     np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"gist": {"name": "local"}},
+        {"gist": {"name": "shared"}},
+        {"gist": {"name": "shared"}, "policy": {"name": "ode"}, "weights": {"client_label": 1.0}},
+        {"gist": {"name": "local", "matched": False}, "policy": {"name": "fifo"}},
+        {
+            "gist": {"name": "shared"},
+            "aggregation": {"name": "fednova"},
+            "train": {"rounds": 30, "participation": 0.25, "learning_rate": 0.05, "batch_size": 3, "proximal": 0.1},
+        },
+    ],
+    ids=["local", "shared", "ode", "unmatched", "fednova-mini-batches-fedprox"],
+)
+def test_a_gist_that_catches_up_late_is_the_one_that_saw_every_sample_as_it_came(tables: Table) -> None:
+    table = experiment(**tables)
+    np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("policy", ["ode", "fifo"])
 def test_measuring_the_rates_does_not_make_the_fleet_see_more(policy: str) -> None:
     table = experiment(policy={"name": policy}, profile={"measured": True, "every": 7})

@@ -33,9 +33,10 @@ from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.store import AfterUse
-from fedkeep.core.velocity import VelocityMeter, Window
+from fedkeep.core.velocity import MeterWindow, VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
+from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.privacy.sample_costs import REMEMBERED as COSTED
 from fedkeep.privacy.sample_costs import ROW_BYTES as COST_BYTES
@@ -48,8 +49,8 @@ _TABLES = (
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the window of velocities; they are written with every commit, so few."""
-_BY_LABEL = 8
-"""More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts."""
+_BY_LABEL = 9
+"""More numbers a label: quota, assigned quota and weight, two shares, target, declared rate, two windows' counts."""
 _LEAST_SECONDS = 10.0
 """A device younger than this says how much it has seen as if it were this old."""
 
@@ -90,7 +91,8 @@ def parse_config(table: Table) -> AgentConfig:
     preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", DEFAULT_POLICY))
     table = merged(device_tables(preset, policy_name), table)
     samples = build(SampleOptions, table.get("samples", {}), "samples")
-    policy = build(POLICIES.find(policy_name), {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
+    kind = find_component(POLICIES, policy_name)
+    policy = build(kind, {k: v for k, v in table["policy"].items() if k != "name"}, "policy")
     if policy.unbounded:
         raise ConfigError(f"policy '{policy_name}' keeps everything, which no budget of bytes can hold")
     sample_bytes = SampleForm(np.dtype(samples.dtype), samples.shape).nbytes
@@ -175,8 +177,8 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
     return Assembly(agent, layout, opened.disk)
 
 
-def _window(seconds: float) -> Window:
-    return Window(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
+def _window(seconds: float) -> MeterWindow:
+    return MeterWindow(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:
@@ -195,7 +197,8 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None)
     by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
-    gist = packed_bytes(learner.tail(config.gist.last_layers), config.gist.encoding) if config.gist.kept else 0
+    kept = config.gist
+    gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding, kept.block) if kept.kept else 0
     told = 8 if privacy is not None and privacy.clip is not None else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     return vectors + by_label + counted + 8 * REMEMBERED + 4096

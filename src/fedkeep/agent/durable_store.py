@@ -54,12 +54,11 @@ class DurableStore:
 
     # -- the port --------------------------------------------------------------------------------------------------
 
-    def configure(self, quotas: IntArray) -> None:
+    def configure(self, quotas: IntArray) -> list[int]:
         if self._quotas is not None and np.array_equal(quotas, self._quotas):
-            return
+            return []
         self._quotas = quotas.copy()
-        self._index.configure(quotas)
-        self._let_go_of_dropped()
+        return self._let_go_of(self._index.configure(quotas))
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         outcome = self._index.offer(batch, regions, scores, arrivals)
@@ -68,22 +67,24 @@ class DurableStore:
         self.log.add_refusals(
             batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
         )
-        for i in np.flatnonzero(~refused).tolist():
+        for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
+            if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
+                self._let_go(int(batch.ids[i]), Verdict.DROPPED)
+                continue
             note = Note(
                 int(batch.ids[i]), int(batch.y[i]), int(regions[i]), int(arrivals[i]), float(scores[i]), 0,
                 self.model_version, float(outcome.floors[i]), int(outcome.displaced[i]), taken, wall, self.source,
             )  # fmt: skip
             self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
-        self._let_go_of_dropped()  # a stored sample that comes again and is refused leaves
         return outcome
 
     def stored(self) -> Stored:
         return self._index.stored()
 
-    def revalue(self, scores: Scores) -> None:
-        self._index.revalue(scores)
-        self._let_go_of_dropped()
+    def revalue(self, scores: Scores) -> list[int]:
+        dropped = self._let_go_of(self._index.revalue(scores))
         self._ranks.touch_all()
+        return dropped
 
     def mark_used(self, ids: IntArray) -> None:
         self._index.mark_used(ids)
@@ -257,13 +258,11 @@ class DurableStore:
             blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
             self._write_down(blank, verdict)
 
-    def _let_go_of_dropped(self) -> None:
-        """Takes note of samples that the index has dropped by itself."""
-        if len(self._index) == len(self._notes):
-            return
-        left = set(self._index.stored().batch.ids.tolist())
-        for id_ in [id_ for id_ in self._notes if id_ not in left]:
+    def _let_go_of(self, dropped: list[int]) -> list[int]:
+        """Takes note of samples that the index has dropped."""
+        for id_ in dropped:
             self._let_go(id_, Verdict.DROPPED)
+        return dropped
 
     def _write_down(self, note: Note, verdict: Verdict) -> None:
         self.log.add(

@@ -12,6 +12,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.orders import screen_parameters
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Vector
+from fedkeep.learn.judging import judge
 from fedkeep.link.messages import Evaluated
 
 _CHUNK = 256
@@ -36,16 +37,10 @@ class Evaluator:
         loss, right = 0.0, 0
         for start in range(0, len(y), _CHUNK):
             part = slice(start, start + _CHUNK)
-            part_loss, part_right = self._measure(model, x[part], y[part])
-            loss, right = loss + part_loss, right + part_right
+            losses, found = judge(self._agent.device.learner, model, x[part], y[part])
+            loss, right = loss + float(losses.sum()), right + int(found.sum())
         where = "stored" if self._held_out is None else "held-out"
         return Evaluated(len(y), loss, right, where, self._agent.door.vitals(vitals(self._agent)))
-
-    def _measure(self, model: Vector, x: AnyArray, y: AnyArray) -> tuple[float, int]:
-        logits = np.asarray(self._agent.device.learner.logits(model, x), dtype=np.float64)
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(y)), y]
-        return float(losses.sum()), int((logits.argmax(axis=1) == y).sum())
 
 
 def _read(path: Path, shape: tuple[int, ...], labels: int) -> tuple[AnyArray, AnyArray]:

@@ -15,6 +15,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.keys import Key, about, keys_of, summary, toml
 from fedkeep.learn.models import DENSE, TORCH
+from fedkeep.loading import find_component
 from fedkeep.presets import PRESETS
 from fedkeep.registry import COMPONENTS
 from fedkeep.sim.experiment import TABLES
@@ -93,7 +94,8 @@ def _components(name: str) -> Iterator[RenderableType]:
     """All that goes by a name: a policy may be called like a partition."""
     for kind, members in COMPONENTS.items():
         if name in members or ":" in name:
-            yield _described(f'{kind} = {{ name = "{name}" }}', members.find(name), _said_of_policy(kind, name))
+            found = find_component(members, name)
+            yield _described(f'{kind} = {{ name = "{name}" }}', found, _said_of_policy(kind, name))
             if ":" in name:
                 return
     if name in _MODELS:

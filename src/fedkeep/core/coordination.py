@@ -12,9 +12,8 @@ from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import Holdings, largest_per_row
 from fedkeep.core.names import Registry
-from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.plan import Plan, find_shortfalls, make_plan
 from fedkeep.core.quantities import Held, quantity_rule
-from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import IntArray
 
 __all__ = [
@@ -55,6 +54,9 @@ class Uncoordinated:
     """No division of labour: all that a device sees is one region, and every stored sample counts 1.
 
     The plan has a single column, to be used with `SingleRegion`: one store, one slot count, one weight.
+
+    >>> Uncoordinated().plan(Fleet.numbered([4, 2], [[3, 1], [0, 5]])).quotas.tolist()
+    [[4], [2]]
     """
 
     def plan(self, fleet: Fleet) -> Plan:
@@ -110,6 +112,13 @@ class Greedy(LabelLimits):
     `clients_per_label` is a minimum, as in (9b): a last pass fills every device up to its limit, or most devices
     of a large fleet would store nothing. Where the fleet cannot give every label its minimum, all labels first get
     as many as it can give to each, so that none is left out for the sake of another's second holder.
+
+    >>> fleet = Fleet.numbered(capacities=[4, 2], velocities=[[3, 1, 2], [0, 0, 5]])
+    >>> plan = Greedy(clients_per_label=1, labels_per_client=2).plan(fleet)
+    >>> plan.quotas.tolist()  # label 2 is left to device 1, which sees most of it
+    [[2, 2, 0], [0, 0, 2]]
+    >>> plan.label_weights.round(2).tolist()  # gamma: share of the stream over share of the slots
+    [0.82, 0.27, 1.91]
     """
 
     quantities: str = "even"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,15 +11,15 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
-from fedkeep.core.memory import Memory
 from fedkeep.core.orders import screen_order
-from fedkeep.core.policy import SelectionPolicy, View, sound_scores
+from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.screening import screen_samples
-from fedkeep.core.seeds import child_seed, uniform_keys
+from fedkeep.core.seeds import child_seed
+from fedkeep.core.selection import Selection
 from fedkeep.core.shares import Shares, Targets
-from fedkeep.core.slices import SliceOf
+from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
 from fedkeep.core.types import (
     Assignment,
     Batch,
@@ -29,7 +27,6 @@ from fedkeep.core.types import (
     IntArray,
     Profile,
     Report,
-    Scores,
     State,
     TrainOrder,
     Vector,
@@ -72,10 +69,30 @@ class Prepared:
     gradient_samples: int
     mending: Mending | None = None
     """What the gist has to say of this participation; None without one."""
+    probe: Probe | None = None
+    """The order's model, where it has been measured with already."""
 
 
 class Device:
-    """One device; its model and direction change only when it takes part, so it may catch up on its stream late."""
+    """One device; its model and direction change only when it takes part, so it may catch up on its stream late.
+
+    >>> from fedkeep.core.factory import make_device
+    >>> from fedkeep.core.policies.draw import Draw
+    >>> from fedkeep.core.types import LocalTraining
+    >>> from fedkeep.learn.dense_learner import DenseLearner
+    >>> learner = DenseLearner((2, 2))
+    >>> device = make_device(learner, Draw(), capacity=2, sample_shape=(2,), labels=2, gist=GistOptions("local"))
+    >>> device.install(learner.initial(0))
+    >>> x = np.array([[0, 1], [1, 0], [1, 1], [np.nan, 0]], dtype=np.float32)
+    >>> outcome, refused = device.observe(Batch(x, np.array([0, 1, 1, 0]), np.arange(4)), time=0.0)
+    >>> dict(refused)  # a sample that holds NaN counts nowhere
+    {'not-finite': 1}
+    >>> report = device.participate(TrainOrder(0, learner.initial(1), None, LocalTraining(0.1, epochs=5)))
+    >>> report.samples, report.steps, report.model.shape
+    (2, 5, (6,))
+    >>> device.gist.latest.worth > 2  # three samples came, and two are stored
+    True
+    """
 
     def __init__(
         self,
@@ -102,7 +119,6 @@ class Device:
         self.regions, self.meter, self.weighting = regions, meter, weighting
         self.capacity, self.options, self.seed = capacity, options, seed
         self._shape, self._labels = sample_shape, labels
-        self._memory = Memory()
         self.gist = Gist(gist, learner.tail(gist.last_layers), seed) if gist.kept else None
         self._estimator = LocalGradientEstimator()
         self._tells = policy.uses_direction and not gist.shared
@@ -117,11 +133,9 @@ class Device:
         self._clip = clip
         self._probe: Probe | None = None
         self._model: Vector | None = None
-        self._direction: Vector | None = None
-        self._assignment: Assignment | None = None
         self._declared: FloatArray | None = None
-        self._shares = Shares(regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
-        self._arrivals = 0
+        shares = Shares(regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
+        self._selection = Selection(policy, store, capacity, shares, seed)
         self._round = -1
 
     @property
@@ -131,19 +145,17 @@ class Device:
 
     @property
     def direction(self) -> Vector | None:
-        return self._direction
+        """The g_hat last received; None before the first."""
+        return self._selection.direction
 
-    def install(self, model: Vector, direction: Vector | None = None) -> None:
+    def install(self, model: Vector, direction: Vector | None = None, probe: Probe | None = None) -> None:
         """Takes a first model, so that arrivals can be measured before the device first takes part."""
-        self._model, self._direction = model, direction
-        self._probe = self.learner.probe(model)
+        self._model, self._selection.direction = model, direction
+        self._probe = self.learner.probe(model) if probe is None else probe
 
     def assign(self, assignment: Assignment) -> None:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
-        self._assignment = assignment
-        quotas = assignment.quotas
-        if not self._divides:
-            self.store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self.policy.unbounded else quotas)
+        self._selection.assign(assignment)
 
     def profile(self) -> Profile:
         """What the device declares to the server (step 1), and weighs itself by until it declares anew.
@@ -174,8 +186,7 @@ class Device:
         if measurements is not None:
             for window in self._windows:
                 window.add(measurements, regions)
-        offer = self._offer_divided if self._divides else self._offer
-        return offer(batch, regions, measurements)
+        return self._selection.offer(batch, regions, measurements)
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and reports (steps 5, 6)."""
@@ -207,9 +218,12 @@ class Device:
         stored = self.store.stored()
         weights = self._weights(stored.regions)
         mending = None
+        probe = None
         if self.gist is not None and self._probe is not None and weights.sum() > 0:
             before = self._probe.measure(batch) if before is None else before
-            after = self.learner.probe(order.model).measure(batch) if after is None else after
+            if after is None:
+                probe = self.learner.probe(order.model)
+                after = probe.measure(batch)
             gradients = StoredGradients(weights / weights.sum(), stored.regions, before, after)
             mending = self._mend(self.gist, gradients, order)
         gradient, count = self._tell(order, batch)
@@ -217,7 +231,7 @@ class Device:
             window.clear()
         correction = None if mending is None else self._padded(mending.correction)
         job = Job(batch, weights, child_seed(self.seed, "train", order.round), correction)
-        return Prepared(order, job, gradient, count, mending)
+        return Prepared(order, job, gradient, count, mending, probe)
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
@@ -226,14 +240,13 @@ class Device:
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)
         self._round = order.round
-        self._shares.age()
+        self._selection.shares.age()
         if self.gist is not None:
             self.gist.keep(prepared.mending)
             if self.gist.options.shared:
                 gradient, count = self._shared(self.gist), 1
-        self.adopt(order.model, order.direction, stored)
-        if self._divides:
-            self.store.configure(self._shares.divide(self.capacity))
+        self.adopt(order.model, order.direction, stored, prepared.probe)
+        self._selection.divide()
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
@@ -245,14 +258,21 @@ class Device:
             gradient_samples=count if gradient is not None else 0,
         )
 
-    def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:
+    def adopt(
+        self,
+        model: Vector,
+        direction: Vector | None,
+        stored: Measurements | None = None,
+        probe: Probe | None = None,
+    ) -> None:
         """Takes a new model and direction, and re-values what is stored under them."""
-        first_direction = self._direction is None and direction is not None
-        self.install(model, direction)
+        first_direction = self.direction is None and direction is not None
+        self.install(model, direction, probe)
         if self.options.revalue or first_direction:
-            self._revalue(stored)
+            seed = child_seed(self.seed, "revalue", self._round)
+            self._selection.revalue(self.measure if stored is None else lambda _: stored, seed)
         if self.options.max_age is not None:
-            self.store.expire(self._arrivals - self.options.max_age)
+            self.store.expire(self._selection.arrivals - self.options.max_age)
 
     def unlearn(self) -> None:
         """Forgets all that was summed up of samples which are no longer there; what they taught the model stays."""
@@ -264,64 +284,55 @@ class Device:
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
-        state = {f"{part}.{name}": array for part, of in self._parts() for name, array in of.snapshot().items()}
-        state["counters"] = np.array([self._arrivals, self._round])
-        for name, vector in (("model", self._model), ("direction", self._direction)):
+        state = snapshot_parts(self._parts())
+        state["counters"] = np.array([self._selection.arrivals, self._round])
+        for name, vector in (("model", self._model), ("direction", self.direction)):
             if vector is not None:
                 state[name] = vector
         if self._declared is not None:
             state["declared"] = self._declared
-        if self._assignment is not None:
-            state["assignment.quotas"] = self._assignment.quotas
-            state["assignment.label_weights"] = self._assignment.label_weights
-            state["assignment.mass_per_slot"] = np.array(self._assignment.mass_per_slot)
-        return state
+        assignment = self._selection.assignment
+        return state if assignment is None else state | put_under("assignment", assignment.snapshot())
 
     def restore(self, state: State) -> None:
         """Becomes the device that `snapshot` described."""
-        for part, of in self._parts():
-            of.restore({n.removeprefix(f"{part}."): a for n, a in state.items() if n.startswith(f"{part}.")})
-        self._arrivals, self._round = state["counters"].tolist()
+        restore_parts(self._parts(), state)
+        selection = self._selection
+        selection.arrivals, self._round = state["counters"].tolist()
         self._declared = state.get("declared")
-        self._assignment = None
-        if "assignment.quotas" in state:
-            names = ("quotas", "label_weights", "mass_per_slot")
-            quotas, weights, mass = (state[f"assignment.{name}"] for name in names)
-            self._assignment = Assignment(quotas, weights, float(mass))
-        if self._divides and self._shares.targets.any():
-            self.store.configure(self._shares.targets)
-        self._model = self._direction = self._probe = None
+        assignment = take_under("assignment", state)
+        selection.assignment = Assignment.from_snapshot(assignment) if assignment else None
+        if selection.divides and selection.shares.targets.any():
+            self.store.configure(selection.shares.targets)
+        self._model = selection.direction = self._probe = None
         if "model" in state:
             self.install(state["model"], state.get("direction"))
 
     def _weights(self, regions: IntArray) -> FloatArray:
         """What each stored sample counts; before there is a plan they count 1 each on average."""
-        if self._assignment is not None:
-            return self.weighting.weigh(regions, self._assignment, self._stream())
+        if (assignment := self._selection.assignment) is not None:
+            return self.weighting.weigh(regions, assignment, self._stream())
         own = self.weighting.client_label == 1 and len(regions) > 0
-        return len(regions) * own_mass(regions, self._shares.values())[regions] if own else np.ones(len(regions))
+        shares = self._selection.shares.values()
+        return len(regions) * own_mass(regions, shares)[regions] if own else np.ones(len(regions))
 
     def _stream(self) -> FloatArray:
         """How much of each region the device takes to come: what weights and gist are made for."""
         velocity = self.meter.velocity() if self._declared is None else self._declared
-        return velocity.sum() * self._shares.values() if self._divides else velocity
+        return velocity.sum() * self._selection.shares.values() if self._selection.divides else velocity
 
-    def _parts(self) -> tuple[tuple[str, Kept], ...]:
-        return (
-            ("store", self.store),
-            ("meter", self.meter),
-            ("memory", self._memory),
-            ("estimator", self._estimator),
-            ("window", self.window),
-            ("shares", self._shares),
-            *((("told", self._told),) if self._told is not self.window else ()),
-            *((("gist", self.gist),) if self.gist is not None else ()),
-        )
-
-    @property
-    def _divides(self) -> bool:
-        """Whether the device divides its slots by itself: by policy, and before there is a plan."""
-        return self.policy.balanced or self._assignment is None
+    def _parts(self) -> dict[str, Kept]:
+        parts: dict[str, Kept] = {
+            "store": self.store,
+            "meter": self.meter,
+            "memory": self._selection.memory,
+            "estimator": self._estimator,
+            "window": self.window,
+            "shares": self._selection.shares,
+        }
+        if self._told is not self.window:
+            parts["told"] = self._told
+        return parts if self.gist is None else parts | {"gist": self.gist}
 
     def _shared(self, gist: Gist) -> Vector | None:
         """The gist as it is told: where each sample is to be hidden, no longer than `clip` as a whole."""
@@ -331,9 +342,10 @@ class Device:
         return (vector * min(1.0, self._clip / max(float(np.linalg.norm(vector)), 1e-30))).astype(np.float32)
 
     def _mend(self, gist: Gist, stored: StoredGradients, order: TrainOrder) -> Mending:
-        moved = self._model is None or not np.array_equal(self._model, order.model)
+        moved = self._model is None or not _same(self._model, order.model)
         fleet = order.direction if gist.options.shared else None
-        stream = self._shares.values() if self._assignment is None else self._stream()
+        selection = self._selection
+        stream = selection.shares.values() if selection.assignment is None else self._stream()
         shares = stream / max(stream.sum(), 1e-30)
         return gist.mend(stored, self.window, shares, fleet, moved=moved)
 
@@ -352,56 +364,7 @@ class Device:
             return gradient, len(stored)
         return self._estimator.freeze(self._told, order.round)
 
-    def _offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
-        if not self.policy.sequential or len(batch) <= 1:
-            return self._offer_at_once(batch, regions, measurements)
-        each = [
-            self._offer_at_once(
-                batch.take(slice(i, i + 1)),
-                regions[i : i + 1],
-                None if measurements is None else SliceOf(measurements, slice(i, i + 1)),
-            )
-            for i in range(len(batch))
-        ]
-        return Outcome.concatenate(each)
 
-    def _offer_at_once(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
-        arrivals = self._arrivals + np.arange(len(batch))
-        self._arrivals += len(batch)
-        scores = self._score(batch, measurements, arrivals, partial(uniform_keys, self.seed, arrivals))
-        return self.store.offer(batch, regions, scores, arrivals)
-
-    def _score(
-        self,
-        batch: Batch,
-        measurements: Measurements | None,
-        arrivals: IntArray,
-        keys: Callable[[], Scores],
-        previous: Scores | None = None,
-    ) -> Scores:
-        """The policy's scores; random keys while there is no model to measure with."""
-        if measurements is None:
-            return keys()
-        stored_ids = self.store.stored().batch.ids if self.policy.sequential else np.empty(0, dtype=np.int64)
-        view = View(measurements, self._direction, arrivals, keys, stored_ids, self.capacity, self._memory, previous)
-        return sound_scores(self.policy, batch, view)
-
-    def _revalue(self, measurements: Measurements | None) -> None:
-        stored = self.store.stored()
-        if not len(stored.batch):
-            return
-        keys = partial(uniform_keys, child_seed(self.seed, "revalue", self._round), stored.batch.ids)
-        measured = measurements if measurements is not None else self.measure(stored.batch)
-        self.store.revalue(self._score(stored.batch, measured, stored.arrivals, keys, stored.scores))
-
-    def _offer_divided(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
-        """Offers samples to slots that the device divides by what it has seen of each region so far."""
-        parts = []
-        for start, stop, renewed in self._shares.stretches(regions):
-            self._shares.see(regions[start : start + 1])
-            if renewed:
-                self.store.configure(self._shares.divide(self.capacity))
-            self._shares.see(regions[start + 1 : stop])
-            part = None if measurements is None else SliceOf(measurements, slice(start, stop))
-            parts.append(self._offer(batch.take(slice(start, stop)), regions[start:stop], part))
-        return Outcome.concatenate(parts)
+def _same(one: Vector, other: Vector, block: int = 4096) -> bool:
+    """Whether two models are equal; where they are not, most often the first few numbers tell."""
+    return bool(np.array_equal(one[:block], other[:block]) and np.array_equal(one, other))

@@ -24,6 +24,13 @@ class SampleCodec:
 
     `int8` and `uint8` round each feature to 255 or 256 levels between bounds taken from the first samples, about zero
     or about the middle of what was seen, and keep those bounds for ever. Decoding and encoding again changes nothing.
+
+    >>> codec = SampleCodec(shape=(2,), encoding="int8")
+    >>> codec.settled(np.array([[1.0, -2.0], [0.3, 0.5]])).round(4)
+    array([[ 1.    , -2.    ],
+           [ 0.2992,  0.5039]], dtype=float32)
+    >>> codec.nbytes  # a byte for each feature, and one for the gain
+    3
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str = "float32", encoding: EncodingName | None = None) -> None:

@@ -13,7 +13,11 @@ from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Ve
 
 
 def clip_weights(norms: Scores, clip: float) -> Scores:
-    """min(1, clip / norm) per sample: multiplied by it, no gradient is longer than `clip`."""
+    """min(1, clip / norm) per sample: multiplied by it, no gradient is longer than `clip`.
+
+    >>> clip_weights(np.array([0.5, 2.0]), clip=1.0).tolist()
+    [1.0, 0.5]
+    """
     return clip / np.maximum(norms, clip)
 
 
@@ -170,7 +174,14 @@ class GivenEstimator(GlobalEstimator):
 
 
 class ParticipantsEstimator(GivenEstimator):
-    """The weighted mean of this round's estimates only; rounds that bring none leave it as it was."""
+    """The weighted mean of this round's estimates only; rounds that bring none leave it as it was.
+
+    >>> estimator = ParticipantsEstimator()
+    >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
+    >>> estimator.update({2: Estimate(np.array([1.0], dtype=np.float32), weight=3.0, round=1)})
+    >>> estimator.direction().tolist()
+    [1.0]
+    """
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
         total = sum(e.weight for e in estimates.values())
@@ -186,6 +197,15 @@ class IncrementalEstimator(GlobalEstimator):
     in larger blocks, and only those that changed are summed again, in float64. So nothing stays behind for ever,
     neither rounding nor a value that should not have counted. The sum is divided by the weight it covers, which
     makes it a mean from the first round on; once every device has reported, that is the paper's estimate.
+
+    >>> estimator = IncrementalEstimator()
+    >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
+    >>> estimator.update({2: Estimate(np.array([0.0], dtype=np.float32), weight=3.0, round=1)})
+    >>> estimator.direction().tolist()  # (1 * 4 + 3 * 0) / 4
+    [1.0]
+    >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})  # the newest counts
+    >>> estimator.direction().tolist(), estimator.staleness(2)
+    ([2.0], 0.5)
     """
 
     def __init__(self, max_age: int | None = None) -> None:

@@ -34,6 +34,15 @@ def make_device(
     """A device that keeps `capacity` samples by the policy; what is not given is as the policy needs it.
 
     A store of one's own follows its own rule: `after_use` is for the one in memory.
+
+    >>> from fedkeep.core.policies.fifo import Fifo
+    >>> from fedkeep.core.types import Batch
+    >>> from fedkeep.learn.dense_learner import DenseLearner
+    >>> device = make_device(DenseLearner((2, 3)), Fifo(), capacity=2, sample_shape=(2,), labels=3)
+    >>> came = Batch(np.zeros((3, 2), dtype=np.float32), np.array([0, 2, 0]), np.array([7, 8, 9]))
+    >>> _ = device.observe(came, time=0.0)
+    >>> device.store.stored().batch.ids.tolist()
+    [8, 9]
     """
     regions = regions if regions is not None else regions_for(policy, labels)
     return Device(

@@ -49,7 +49,12 @@ class Fleet:
 
     @staticmethod
     def numbered(capacities: ArrayLike, velocities: ArrayLike) -> Fleet:
-        """A fleet whose devices are called 0, 1, 2 and so on."""
+        """A fleet whose devices are called 0, 1, 2 and so on.
+
+        >>> fleet = Fleet.numbered(capacities=[4, 2], velocities=[[1, 0, 2], [0, 0, 5]])
+        >>> len(fleet), fleet.labels, fleet.owners.tolist(), fleet.label_mass.tolist()
+        (2, 3, [1, 0, 2], [1.0, 0.0, 7.0])
+        """
         capacity = np.asarray(capacities, dtype=np.int64)
         velocity = np.asarray(velocities)
         if velocity.dtype != np.float32:

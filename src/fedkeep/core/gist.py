@@ -26,8 +26,6 @@ from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, IntArray, State, Vector
 
 _BLOCK = 1024
-_FADING = 3
-"""The power of the likeness by which the pull towards the fleet's gist fades, beside its share in the trust."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +36,30 @@ class GistOptions:
     """`local` sends nothing that plain federated averaging does not; `shared` sends each gist to the server, which
     sends back the fleet's: it also corrects the drift between devices."""
     kappa: float = 0.5
-    """How far steps turn from the device's gist to the fleet's (`shared`), times the likeness cubed and the trust."""
+    """How far steps turn from the device's gist to the fleet's (`shared`), as trust and `fading` allow."""
+    fading: float = 3.0
+    """The power of the likeness that `kappa` is multiplied by, beside the trust: the higher, the sooner it fades where
+    models move far between two participations."""
     matched: bool = True
     """Compare stream and store label by label: without it, a window of one label is taken for the whole world."""
     memory: float = 100.0
     """The most samples a gist counts for: the more, the steadier, and the slower to follow a drift."""
     encoding: Encoding = "float32"
-    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
+    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every `block` numbers."""
+    block: int = 64
+    """Numbers that share a scale in `float16` and `int8`: fewer are finer and take more bytes."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.kappa <= 1:
             raise ValueError(f"kappa must be between 0 and 1, got {self.kappa}")
+        if not self.fading >= 0:
+            raise ValueError(f"fading must be 0 or more, got {self.fading}")
         if not self.memory >= 1:
             raise ValueError(f"memory must be 1 or more samples, got {self.memory}")
+        if self.block < 1:
+            raise ValueError(f"block must be 1 or more numbers, got {self.block}")
         if self.last_layers is not None and self.last_layers < 1:
             raise ValueError(f"last_layers must be 1 or more, got {self.last_layers}")
 
@@ -115,7 +122,10 @@ class Mending:
 
 
 class Gist:
-    """The gist m of one device and what it is worth; it changes only when the device takes part."""
+    """The gist m of one device and what it is worth; it changes only when the device takes part.
+
+    `Device` shows it at work; docs/gist.md has the method, step by step.
+    """
 
     def __init__(self, options: GistOptions, size: int, seed: int = 0) -> None:
         self.options, self.size, self._seed = options, size, seed
@@ -153,7 +163,8 @@ class Gist:
         k = stored.effective_size
         beta = rho * worth / (worth + k)
         mended = beta * (gist - self._own(before))
-        turn = self.options.kappa * rho**_FADING * beta  # by beta too, or the noise of a young gist would come in
+        # Times the trust as well, or the noise of a gist that few samples made would come into every step.
+        turn = self.options.kappa * beta * rho**self.options.fading
         correction = mended if fleet is None else mended + turn * (fleet - gist)
         left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
         reach = float(np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30)))
@@ -169,8 +180,8 @@ class Gist:
             self._kept, self.worth, self._shares = None, 0.0, None
         else:
             seed = child_seed(self._seed, "gist", self._changes)
-            self._kept, self.worth = pack(mending.gist, self.options.encoding, seed), mending.worth
-            self._shares = mending.shares
+            self._kept = pack(mending.gist, self.options.encoding, seed, self.options.block)
+            self.worth, self._shares = mending.worth, mending.shares
 
     def snapshot(self) -> State:
         state: State = {"state": np.array([self.worth, self._changes])}
@@ -181,7 +192,8 @@ class Gist:
     def restore(self, state: State) -> None:
         worth, changes = state["state"].tolist()
         self.worth, self._changes, self.latest = worth, int(changes), None
-        self._kept = Packed.from_snapshot(state, self.options.encoding) if "packed" in state else None
+        form = self.options.encoding, self.options.block
+        self._kept = Packed.from_snapshot(state, *form) if "packed" in state else None
         self._shares = state.get("shares")
 
     def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[Vector | None, float]:

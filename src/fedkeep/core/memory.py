@@ -49,3 +49,16 @@ class Memory:
 
     def restore(self, state: State) -> None:
         self._kept = {name: np.asarray(kept, dtype=np.float64).copy() for name, kept in state.items()}
+
+
+def percentile(windows: FloatArray, q: float) -> Scores:
+    """The q-th percentile of each row, NaN left out; infinite where a row is empty, so that nothing exceeds it."""
+    full = ~np.isnan(windows[:, 0])
+    limits = np.full(len(windows), np.inf)
+    if full.any():
+        limits[full] = np.percentile(windows[full], q, axis=1)
+    for i in np.flatnonzero(~full):
+        known = windows[i][~np.isnan(windows[i])]
+        if len(known):
+            limits[i] = np.percentile(known, q)
+    return limits

@@ -1,15 +1,10 @@
-"""Things by name: what to answer when a name is unknown, and where `module:name` leads."""
+"""Things by name, and what to answer when a name is unknown."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from fedkeep.core.errors import ConfigError
@@ -33,7 +28,7 @@ def find(name: str, known: Mapping[str, Thing], kind: str) -> Thing:
 
 
 class Registry(dict[str, Thing]):
-    """Things of one kind by their names in TOML files; a class of one's own goes by `module:Class`.
+    """Things of one kind by their names in TOML files.
 
     >>> shapes: Registry[type] = Registry("shape", methods=("area",))
     >>> @shapes.register("square")
@@ -56,7 +51,7 @@ class Registry(dict[str, Thing]):
         super().__init__(members or {})
         self.kind = kind
         self._methods = methods
-        """What a class of one's own must be able to do."""
+        """What a class must be able to do to be admitted."""
         self._base = base
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
@@ -70,10 +65,11 @@ class Registry(dict[str, Thing]):
         return add
 
     def find(self, name: str) -> Thing:
-        """The member of that name, or the class at `module:Class`."""
-        if ":" not in name:
-            return find(name, self, self.kind)
-        found = load_object(name)
+        """The member of that name."""
+        return find(name, self, self.kind)
+
+    def admit(self, name: str, found: Any) -> Thing:
+        """What somebody found elsewhere under `name`, if it is a class of this kind."""
         if not (isinstance(found, type) and issubclass(found, self._base)):
             raise ConfigError(f"{name} is no {self.kind}: it must be a subclass of {self._base.__name__}")
         missing = [method for method in self._methods if not callable(getattr(found, method, None))]
@@ -83,47 +79,3 @@ class Registry(dict[str, Thing]):
         if "__dataclass_fields__" not in vars(found):
             raise ConfigError(f"{name} is no dataclass: put @dataclass(frozen=True) above the class")
         return found  # type: ignore[return-value]
-
-
-def load_object(path: str) -> Any:
-    """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too."""
-    module, _, name = path.rpartition(":")
-    try:
-        loaded = _load_file(Path(module).resolve()) if module.endswith(".py") else _load_module(module)
-    except (ImportError, ValueError, OSError) as error:
-        raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
-    except SyntaxError as error:
-        raise ConfigError(f"cannot import '{module}': {error.msg} in line {error.lineno}") from error
-    if not hasattr(loaded, name):
-        public = [n for n in vars(loaded) if not n.startswith("_")]
-        raise ConfigError(f"'{module}' has no '{name}': {did_you_mean(name, public)}")
-    return getattr(loaded, name)
-
-
-def _load_module(name: str) -> ModuleType:
-    _search_in(Path.cwd())
-    return importlib.import_module(name)
-
-
-def _load_file(file: Path) -> ModuleType:
-    """The file as a module called by its whole path: another of the same name elsewhere is not taken for it."""
-    known = sys.modules.get(str(file))
-    if known is not None:
-        return known
-    spec = importlib.util.spec_from_file_location(str(file), file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not a Python file")
-    _search_in(file.parent)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[str(file)] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[str(file)]
-        raise
-    return module
-
-
-def _search_in(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))

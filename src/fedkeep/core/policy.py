@@ -65,7 +65,17 @@ class View:
 
 
 class SelectionPolicy(ABC):
-    """One file, one `score` method; dataclass fields become keys of `[policy]` in an experiment's TOML."""
+    """One file, one `score` method; dataclass fields become keys of `[policy]` in an experiment's TOML.
+
+    >>> @dataclass(frozen=True)
+    ... class Young(SelectionPolicy):
+    ...     bonus: float = 0.5
+    ...     def score(self, batch, view):
+    ...         return view.uniform + self.bonus * view.arrival
+    >>> from fedkeep.testing import check_policy
+    >>> check_policy(Young(bonus=2.0))  # the laws that it keeps; one that it broke would be raised
+    ['scores', 'inputs', 'chunking', 'restart', 'repeatable']
+    """
 
     uses_direction: ClassVar[bool] = False
     """Whether devices estimate gradients for it, and the server merges them (Eq. 7, 8)."""

@@ -110,7 +110,8 @@ class Fate(IntEnum):
 class Outcome:
     """The fates of an offered batch: per sample its Fate, the id it displaced (-1: none), its score and that to beat.
 
-    The score to beat is NaN where the slot had room. For a sample refused in the middle of a batch it may be an
+    A stored sample that comes again and is refused leaves: it displaces itself. The score to beat is NaN where the slot
+    had room. For a sample refused in the middle of a batch it may be an
     earlier, lower one: enough to explain the refusal.
     """
 
@@ -156,16 +157,16 @@ class Kept(Protocol):
 class Store(Kept, Protocol):
     """A bounded top-k per region: the highest scores stay, the newest wins ties, -inf is refused."""
 
-    def configure(self, quotas: IntArray) -> None:
-        """Sets the slots of each region; what no longer fits is dropped, lowest first."""
+    def configure(self, quotas: IntArray) -> list[int]:
+        """Sets the slots of each region; the ids of what no longer fits and was dropped, lowest first."""
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offers samples in order; the result does not depend on how a stream is cut into batches."""
 
     def stored(self) -> Stored: ...
 
-    def revalue(self, scores: Scores) -> None:
-        """New scores for all that is stored, in the order of `stored()`; -inf drops a sample."""
+    def revalue(self, scores: Scores) -> list[int]:
+        """New scores for all that is stored, in the order of `stored()`; -inf drops a sample, whose id is returned."""
 
     def mark_used(self, ids: IntArray) -> None:
         """These have been trained on once more, as far as they are still stored."""

@@ -51,6 +51,11 @@ class CentroidRegions:
 
     In the space of activations a sample's region depends on the model: agree on new centroids, and plan anew, when
     the model has moved far.
+
+    >>> regions = CentroidRegions(np.array([[0.0, 0.0], [4.0, 4.0]]))
+    >>> batch = Batch(np.array([[1.0, 0.0], [3.0, 5.0]]), np.zeros(2, dtype=np.int64), np.arange(2))
+    >>> regions.count, regions.assign(batch, None).tolist()
+    (2, [0, 1])
     """
 
     centroids: FloatArray

@@ -25,6 +25,7 @@ from fedkeep.core.screening import (
     shorten,
 )
 from fedkeep.core.seeds import generator
+from fedkeep.core.state import put_table, put_under, restore_parts, snapshot_parts, take_table, take_under
 from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
 from fedkeep.core.usual import Usual
 
@@ -37,7 +38,11 @@ _SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds."""
+    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds.
+
+    >>> [round(Schedule(0.1, epochs=5, decay=0.5).local(round_).learning_rate, 3) for round_ in (0, 99, 100, 200)]
+    [0.1, 0.1, 0.05, 0.025]
+    """
 
     learning_rate: float
     """eta of Eq. 1 and 12: the step of local training in the first rounds."""
@@ -104,7 +109,24 @@ class _OpenRound:
 
 
 class Server:
-    """The one place where the global model and g_hat change, at the close of a round and nowhere else."""
+    """The one place where the global model and g_hat change, at the close of a round and nowhere else.
+
+    >>> from fedkeep.core.coordination import Greedy
+    >>> from fedkeep.core.estimators import IncrementalEstimator
+    >>> server = Server(
+    ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1, schedule=Schedule(0.1, epochs=1),
+    ...     coordinator=Greedy(clients_per_label=1), estimator=IncrementalEstimator(),
+    ... )
+    >>> plan, refused = server.coordinate({d: Profile(capacity=4, velocity=np.ones(1)) for d in (0, 1)})
+    >>> orders = server.open_round([0, 1])
+    >>> for device, step in ((0, 1.0), (1, 3.0)):
+    ...     moved = orders[device].model + np.float32(step)
+    ...     _ = server.receive(device, Report(0, moved, weight=4.0, steps=1, samples=4, local_gradient=None))
+    >>> server.close_round().accepted
+    (0, 1)
+    >>> server.model.tolist()
+    [2.0, 2.0]
+    """
 
     def __init__(
         self,
@@ -165,7 +187,7 @@ class Server:
         self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
         return self.plan, tuple(refusals)
 
-    def adopt(self, plan: Plan) -> None:
+    def use_plan(self, plan: Plan) -> None:
         """Follows a plan that was made elsewhere, from profiles this server cannot read (encrypted profiles).
 
         Of the rates only their mean is known, from the plan: every device's estimator then counts alike. Devices that
@@ -300,39 +322,21 @@ class Server:
 
     def snapshot(self) -> State:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
-        state: State = {f"estimator.{name}": array for name, array in self.estimator.snapshot().items()}
+        state = snapshot_parts({"estimator": self.estimator, "claims": self._claims, "usual": self._usual})
         state |= {"model": self.model, "round": np.array(self.round), "rates.known": np.array(self._rates_known)}
-        for name, table in (
-            ("rates", self._rates),
-            ("accepted", self._accepted),
-            ("norms", self._gradient_norms),
-        ):
-            state[f"{name}.devices"] = np.array(sorted(table), dtype=np.int64)
-            state[f"{name}.values"] = np.array([table[device] for device in sorted(table)], dtype=np.float64)
-        state |= {f"claims.{name}": array for name, array in self._claims.snapshot().items()}
-        state |= {f"usual.{name}": array for name, array in self._usual.snapshot().items()}
-        if self.plan is not None:
-            state |= {f"plan.{name}": array for name, array in self.plan.snapshot().items()}
-        return state
+        state |= put_table("rates", self._rates)
+        state |= put_table("accepted", self._accepted)
+        state |= put_table("norms", self._gradient_norms)
+        return state if self.plan is None else state | put_under("plan", self.plan.snapshot())
 
     def restore(self, state: State) -> None:
         """Becomes the server that `snapshot` described."""
-        self.model, self.round, self._open = (
-            np.array(state["model"], dtype=np.float32),
-            int(state["round"]),
-            None,
-        )
-        self._rates, accepted, self._gradient_norms = (
-            dict(zip(state[f"{n}.devices"].tolist(), state[f"{n}.values"].tolist(), strict=True))
-            for n in ("rates", "accepted", "norms")
-        )
-        self._rates_known = bool(state.get("rates.known", True))
-        self._accepted = {device: int(round_) for device, round_ in accepted.items()}
-        self.estimator.restore(_under("estimator.", state))
-        for prefix, part in (("usual.", self._usual), ("claims.", self._claims)):
-            if own := _under(prefix, state):
-                part.restore(own)
-        plan = _under("plan.", state)
+        restore_parts({"estimator": self.estimator, "claims": self._claims, "usual": self._usual}, state)
+        self.model, self.round, self._open = np.array(state["model"], dtype=np.float32), int(state["round"]), None
+        self._rates, self._gradient_norms = take_table("rates", state), take_table("norms", state)
+        self._rates_known = bool(state["rates.known"])
+        self._accepted = {device: int(round_) for device, round_ in take_table("accepted", state).items()}
+        plan = take_under("plan", state)
         self.plan = Plan.from_snapshot(plan) if plan else None
 
     def _opened(self) -> _OpenRound:
@@ -415,7 +419,3 @@ class Server:
                 gradient, self._gradient_norms[device] = shorten(report.local_gradient, longest)
                 estimates[device] = Estimate(gradient, min(self.rate(device), heaviest), report.round)
         return estimates
-
-
-def _under(prefix: str, state: State) -> State:
-    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

@@ -95,12 +95,15 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def configure(self, quotas: IntArray) -> None:
+    def configure(self, quotas: IntArray) -> list[int]:
         if len(quotas) != len(self._heaps):
             raise ValueError(f"expected quotas for {len(self._heaps)} regions, got {len(quotas)}")
         self._set_quotas(quotas)
+        dropped = []
         while (region := self._overfull()) is not None:
-            self._drop(self._lowest(region))
+            dropped.append(self._lowest(region).id)
+            self._drop(self._entries[dropped[-1]])
+        return dropped
 
     @property
     def regions(self) -> int:
@@ -129,12 +132,15 @@ class MemoryStore:
         scores = np.array([e.score for e in entries], dtype=np.float64)
         return Stored(batch, regions, scores, arrivals, _ints([e.uses for e in entries]))
 
-    def revalue(self, scores: Scores) -> None:
+    def revalue(self, scores: Scores) -> list[int]:
+        dropped = []
         for entry, score in zip(self._by_arrival(), scores.tolist(), strict=True):
             entry.score = score
             if not score > -np.inf:
                 self._drop(entry)
+                dropped.append(entry.id)
         self._rank_all()
+        return dropped
 
     def mark_used(self, ids: IntArray) -> None:
         for known in ids.tolist():
@@ -274,6 +280,7 @@ class MemoryStore:
         """Renews a stored sample's score; True if its region is easier to enter than before."""
         if not score > -np.inf:
             self._drop(entry)
+            outcome.displaced[i] = entry.id
             return True
         before = entry.key
         entry.score, entry.arrival = score, arrival

@@ -74,6 +74,14 @@ class Assignment:
     label_weights: FloatArray
     mass_per_slot: float
 
+    def snapshot(self) -> State:
+        mass = np.array(self.mass_per_slot)
+        return {"quotas": self.quotas, "label_weights": self.label_weights, "mass_per_slot": mass}
+
+    @staticmethod
+    def from_snapshot(state: State) -> Assignment:
+        return Assignment(state["quotas"], state["label_weights"], float(state["mass_per_slot"]))
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -99,7 +107,7 @@ class TrainOrder:
     accepted_round: int | None = None
     """The latest round of which the server accepted this device's report."""
     assignment: Assignment | None = None
-    """Present when the plan changed since the device last heard of it."""
+    """What the plan has for this device; None where there is no plan."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from fedkeep.core.types import FloatArray, IntArray, State
 
 
 @dataclass(frozen=True)
-class Window:
+class MeterWindow:
     """How far back a meter looks, in the caller's unit of time: rounds in the simulator, seconds in the agent."""
 
     length: float = 100.0
@@ -75,11 +75,17 @@ class KnownVelocity:
 class VelocityMeter:
     """Counts arrivals in buckets of time, in a ring: memory is (buckets, Y) whatever arrives.
 
-    A rate is defined from the first sample on: `Window.least` says over which time. A clock that jumps back
+    A rate is defined from the first sample on: `MeterWindow.least` says over which time. A clock that jumps back
     adds to the latest bucket; nothing is refused for it. Only times count, not how the stream is cut into batches.
+
+    >>> meter = VelocityMeter(regions=2, window=MeterWindow(length=10, buckets=10))
+    >>> meter.observe(np.array([0, 0, 1]), time=0.0)
+    >>> meter.observe(np.array([0]), time=3.0)
+    >>> meter.velocity().tolist()  # over the four parts begun so far
+    [0.75, 0.25]
     """
 
-    def __init__(self, regions: int, window: Window = Window()) -> None:
+    def __init__(self, regions: int, window: MeterWindow = MeterWindow()) -> None:
         self.window = window
         self._counts = np.zeros((window.buckets, regions))
         self._first = -1

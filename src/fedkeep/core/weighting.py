@@ -40,7 +40,15 @@ class Weighting:
             raise ValueError(f"client_label must be between 0 and 1, got {self.client_label}")
 
     def weigh(self, regions: IntArray, assignment: Assignment, velocity: FloatArray) -> FloatArray:
-        """The weights of stored samples that lie in `regions`, (n,), on a device that sees `velocity`."""
+        """The weights of stored samples that lie in `regions`, (n,), on a device that sees `velocity`.
+
+        >>> assignment = Assignment(np.array([2, 1]), label_weights=np.array([1.0, 2.0]), mass_per_slot=2.0)
+        >>> stored, velocity = np.array([0, 0, 1]), np.array([8.0, 1.0])
+        >>> Weighting(client_label=0).weigh(stored, assignment, velocity).tolist()
+        [1.0, 1.0, 2.0]
+        >>> Weighting(client_label=1).weigh(stored, assignment, velocity).tolist()  # 8 / 2 / 2 and 1 / 1 / 2
+        [2.0, 2.0, 0.5]
+        """
         if not self.client_label or not assignment.mass_per_slot > 0:
             return assignment.label_weights[regions]
         own: FloatArray = own_mass(regions, velocity)[regions] / assignment.mass_per_slot

@@ -19,6 +19,7 @@ from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, IntArray
 from fedkeep.data.federation import Membership
 from fedkeep.data.split import apportion
+from fedkeep.loading import find_component
 
 
 class Partition(ABC):
@@ -44,7 +45,7 @@ def partition_from(table: Mapping[str, Any]) -> Partition:
     """The partition that a TOML table names, with its options."""
     options = dict(table)
     name = str(options.pop("name", ""))
-    cls = PARTITIONS.find(name)
+    cls = find_component(PARTITIONS, name)
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in options:
         if key not in known:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
-from fedkeep.core.names import load_object
 from fedkeep.core.types import AnyArray
+from fedkeep.loading import load_object
 
 
 @dataclass(frozen=True)

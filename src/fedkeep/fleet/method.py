@@ -20,6 +20,7 @@ from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.options import EstimatorOptions, StorageOptions, TrainOptions
+from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.registry import AGGREGATIONS, REGIONS, find_policy
@@ -120,7 +121,7 @@ def plain_parts(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, A
     own = {key: name for key in tables if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))}
     parts = {key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own}
     for key, name in own.items():
-        parts[key] = build(_OWN[key].find(name), rest(table_of(table, key)), key)
+        parts[key] = build(find_component(_OWN[key], name), rest(table_of(table, key)), key)
     return parts, own
 
 
@@ -153,7 +154,7 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
         raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
     if given["name"] == "none":
         return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
-    coordinator = build(COORDINATORS.find(given["name"]), rest(given), "coordinator")
+    coordinator = build(find_component(COORDINATORS, given["name"]), rest(given), "coordinator")
     if policy.coordinated or applies_to == "all":
         return given["name"], coordinator
     return "none", Uncoordinated()

@@ -107,7 +107,7 @@ class EncryptedMembership:
     def _plan_for(self, present: set[DeviceId]) -> None:
         assert self._table is not None
         plan = self._planner.plan(self._table.tables(present), self._server.plan)
-        self._server.adopt(plan)
+        self._server.use_plan(plan)
         self._roster.admit(self._planned())
         log.info("planned by the key-holder for %d devices", len(plan.devices))
         for shortfall in plan.shortfalls[:1]:

@@ -163,7 +163,7 @@ class Keeper:
         """
         if self._correction is None:
             return
-        from fedkeep.learn.correcting import add_to_gradients
+        from fedkeep.learn.torch_training import add_to_gradients
 
         add_to_gradients(model, self._correction)
 

@@ -12,6 +12,7 @@ from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.flower.device_memory import DeviceMemory
+from fedkeep.learn.judging import judge
 from fedkeep.link.messages import DeviceReply, DeviceRequest, EncryptedProfile, Evaluated, ProfileRequest, Vitals
 from fedkeep.link.participant import reply_of
 from fedkeep.privacy.door import Door, make_door
@@ -100,10 +101,9 @@ class CatchUpDevice:
         batch = self._test if held_out else stored
         if not len(batch):
             return Evaluated(0, 0.0, 0, vitals=vitals)
-        losses = self._device.learner.probe(model).measure(batch).losses()
-        guesses = np.argmax(self._device.learner.logits(model, batch.x), axis=1)
-        right = int((guesses == batch.y).sum())
-        return Evaluated(len(batch), float(losses.sum()), right, "held-out" if held_out else "stored", vitals)
+        losses, right = judge(self._device.learner, model, batch.x, batch.y)
+        where = "held-out" if held_out else "stored"
+        return Evaluated(len(batch), float(losses.sum()), int(right.sum()), where, vitals)
 
     def _released(self, order: TrainOrder) -> Report:
         """The report to an order as it may leave; the same one to an order that has come before."""

@@ -1,4 +1,4 @@
-"""Plain chains of layers over C models at once, each with its own samples, by matrix products alone.
+"""WithoutParameters chains of layers over C models at once, each with its own samples, by matrix products alone.
 
 A round's participants have a few samples each, so that calls cost more than what they compute. Here one call does
 a layer for all models, without autograd, and a small convolution or pooling takes a fraction of torch's time.
@@ -21,7 +21,7 @@ from fedkeep.learn.factors import Explicit, Factors, Outer
 from fedkeep.learn.layers import is_bilinear
 from fedkeep.learn.pooling import Pool, corners, tiling
 
-Kept: TypeAlias = tuple[Tensor, ...]
+Saved: TypeAlias = tuple[Tensor, ...]
 """What a layer keeps of its forward pass for its backward pass."""
 
 
@@ -30,45 +30,45 @@ class Link(Protocol):
 
     parameters: int
 
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
         """The layer's outputs."""
 
-    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:
+    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:
         """The error of the inputs, from that of the outputs, which may be overwritten."""
 
-    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
+    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:
         """The gradients by the layer's parameters, summed over each model's samples."""
 
-    def factors(self, kept: Kept, error: Tensor) -> Factors:
+    def factors(self, kept: Saved, error: Tensor) -> Factors:
         """The same for each sample."""
 
 
-class Plain:
+class WithoutParameters:
     """What layers without parameters have in common."""
 
     parameters = 0
 
-    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:  # noqa: ARG002
+    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:  # noqa: ARG002
         return []
 
-    def factors(self, kept: Kept, error: Tensor) -> Factors:  # noqa: ARG002
+    def factors(self, kept: Saved, error: Tensor) -> Factors:  # noqa: ARG002
         raise TypeError(f"{type(self).__name__} has no parameters")
 
 
 class Linear:
     parameters = 2
 
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
         weight, bias = own
         return torch.baddbmm(bias[:, :, None], weight, x), (x,)
 
-    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
         return own[0].mT @ error
 
-    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
+    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:
         return [error @ kept[0].mT, error.sum(2)]
 
-    def factors(self, kept: Kept, error: Tensor) -> Outer:
+    def factors(self, kept: Saved, error: Tensor) -> Outer:
         return Outer(kept[0].mT.contiguous().numpy(), error.mT.contiguous().numpy())
 
 
@@ -81,7 +81,7 @@ class Convolution:
         self._kernel, self._stride, self._dilation = layer.kernel_size, layer.stride, layer.dilation
         self._padding = cast("tuple[int, ...]", layer.padding)
 
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
         weight, bias = own
         windows = self._windows(pad(x, [p for each in reversed(self._padding) for p in (each, each)]))
         places = windows.shape[-1 - len(self._kernel) :]
@@ -89,7 +89,7 @@ class Convolution:
         z = torch.baddbmm(bias[:, :, None], weight.flatten(2), columns)
         return z.view(*z.shape[:2], *places), (columns, x)
 
-    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:
+    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:
         x = kept[1]
         columns = own[0].flatten(2).mT @ error.flatten(2)
         part = columns.view(len(x), x.shape[1], *self._kernel, *error.shape[2:])
@@ -97,12 +97,12 @@ class Convolution:
             part = _overlay(part, axis - len(self._kernel), kernel, stride, dilation, self._padding[axis], x.shape)
         return part
 
-    def gradients(self, kept: Kept, error: Tensor) -> list[Tensor]:
+    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:
         error = error.flatten(2)
         weight = error @ kept[0].mT
         return [weight.view(*weight.shape[:2], -1, *self._kernel), error.sum(2)]
 
-    def factors(self, kept: Kept, error: Tensor) -> Explicit:
+    def factors(self, kept: Saved, error: Tensor) -> Explicit:
         errors = error.flatten(3).transpose(1, 2)
         columns = kept[0].view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2)
         return Explicit((errors @ columns.mT).flatten(2).numpy(), errors.sum(3).numpy())
@@ -135,22 +135,22 @@ def _overlay(
     return total.narrow(axis, padding, whole[axis])
 
 
-class Relu(Plain):
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:  # noqa: ARG002
+class Relu(WithoutParameters):
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
         positive = x.relu()
         return positive, (positive,)
 
-    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
         return error.mul_(kept[0] > 0)
 
 
-class MaxPool(Plain):
+class MaxPool(WithoutParameters):
     """The largest of each window; of equals the first counts, as in torch."""
 
     def __init__(self, kernel: Sequence[int]) -> None:
         self._kernel = tuple(kernel)
 
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:  # noqa: ARG002
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
         best, *others = corners(x, self._kernel)
         kept = [x, best]
         for corner in others:
@@ -158,7 +158,7 @@ class MaxPool(Plain):
             kept.append(best)
         return best, tuple(kept)
 
-    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
         x, *best = kept
         below = torch.zeros_like(x)
         first, *others = corners(below, self._kernel)
@@ -169,11 +169,11 @@ class MaxPool(Plain):
         return below
 
 
-class Flatten(Plain):
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Kept]:  # noqa: ARG002
+class Flatten(WithoutParameters):
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
         return x.movedim(2, -1).reshape(len(x), -1, x.shape[2]), (x,)
 
-    def backward(self, own: Sequence[Tensor], kept: Kept, error: Tensor) -> Tensor:  # noqa: ARG002
+    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
         shape = kept[0].shape
         return error.view(*shape[:2], *shape[3:], shape[2]).movedim(-1, 2)
 
@@ -183,7 +183,7 @@ class Pass:
     """One forward pass: the logits, (C, Y, n), and what each layer keeps of it."""
 
     logits: Tensor
-    kept: list[Kept]
+    kept: list[Saved]
 
 
 class Chain:
@@ -221,7 +221,7 @@ class Chain:
             gradients = link.gradients(kept, below) + gradients
         return gradients
 
-    def errors(self, parameters: Sequence[Tensor], passed: Pass, error: Tensor) -> Iterator[tuple[Link, Kept, Tensor]]:
+    def errors(self, parameters: Sequence[Tensor], passed: Pass, error: Tensor) -> Iterator[tuple[Link, Saved, Tensor]]:
         """Each link with parameters, the last first: what it kept and the error of its outputs."""
         left = len(parameters)
         for (link, own), kept in zip(reversed(list(self._owned(parameters))), reversed(passed.kept), strict=True):

@@ -14,8 +14,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
-from fedkeep.learn.dense import DenseTrace, Layers, forward
-from fedkeep.learn.dense_training import Descent
+from fedkeep.learn.dense import DenseDescent, DenseTrace, Layers, forward
 from fedkeep.learn.flat import Layout, flatten, require_layers
 from fedkeep.learn.jobs import corrections, minibatches
 from fedkeep.learn.traced import TracedMeasurements
@@ -37,7 +36,18 @@ class DenseProbe:
 
 
 class DenseLearner:
-    """A dense network of given layer widths, inputs first; `last_layers` restricts the valued parameters."""
+    """A dense network of given layer widths, inputs first; `last_layers` restricts the valued parameters.
+
+    >>> learner = DenseLearner((2, 3))  # softmax regression
+    >>> model = np.zeros(learner.size, dtype=np.float32)
+    >>> batch = Batch(np.array([[1.0, 0.0]]), np.array([2]), np.array([0]))
+    >>> seen = learner.probe(model).measure(batch)
+    >>> seen.losses().round(3).tolist()  # log 3
+    [1.099]
+    >>> trained = learner.train(model, Job(batch, weights=np.ones(1), seed=0), LocalTraining(0.5, epochs=10))
+    >>> bool(learner.probe(trained).measure(batch).losses()[0] < 0.2)
+    True
+    """
 
     def __init__(self, widths: Sequence[int], last_layers: int | None = None) -> None:
         depth = len(widths) - 1
@@ -100,7 +110,7 @@ class DenseLearner:
         for c, job in enumerate(jobs):
             gamma[c, : len(job.weights)] = job.weights
         models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(jobs), axis=0)
-        descent = Descent(models, self._layers(models), corrections(jobs, self.gradient_size), local)
+        descent = DenseDescent(models, self._layers(models), corrections(jobs, self.gradient_size), local)
         with np.errstate(over="ignore", invalid="ignore"):
             for index in minibatches(y.shape[1], local, jobs[0].seed):
                 descent.step(x[:, index], y[:, index], gamma[:, index])

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError, MissingExtraError, where
-from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, OnnxLearner
+from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, PICKLE_STARTS, OnnxLearner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOLERANCE = 1e-5
-_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path) -> float:
@@ -82,7 +81,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
             start = file.read(16)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if start.startswith(_PICKLE_STARTS):
+    if start.startswith(PICKLE_STARTS):
         raise DataError(f"{path} holds a pickle, which could run code: save the weights as safetensors instead")
     try:
         from safetensors import SafetensorError

@@ -18,11 +18,10 @@ from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.autograd_measurements import AutogradMeasurements
 from fedkeep.learn.chain_trace import ChainTrace
-from fedkeep.learn.head_measurements import HeadMeasurements
 from fedkeep.learn.layers import is_bilinear
 from fedkeep.learn.network import Network, as_tensor
 from fedkeep.learn.torch_loss import losses
-from fedkeep.learn.torch_measurements import TorchMeasurements
+from fedkeep.learn.torch_measurements import HeadMeasurements, TorchMeasurements
 from fedkeep.learn.traced import TracedMeasurements
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[HeadMeasurements] | type[AutogradMeasurements]

@@ -27,6 +27,9 @@ def corrections(jobs: Sequence[Job], size: int) -> AnyArray | None:
     """The corrections of C jobs, (C, size), zero for jobs without one or without weight; None where none has one."""
     if all(job.correction is None for job in jobs):
         return None
+    alone = jobs[0].correction if len(jobs) == 1 and jobs[0].weights.any() else None
+    if alone is not None and alone.shape == (size,):  # of a large model even one copy is felt
+        return alone[None]
     stacked = np.zeros((len(jobs), size), dtype=np.float32)
     for row, job in zip(stacked, jobs, strict=True):
         if job.correction is not None and job.weights.any():

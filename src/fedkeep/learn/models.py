@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MissingExtraError, where
-from fedkeep.core.names import did_you_mean, load_object
+from fedkeep.core.names import did_you_mean
 from fedkeep.core.ports import FleetLearner
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.loading import load_object
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +40,11 @@ def learner_for(
     """The learner of a model by name for samples of this shape, in numpy where that suffices.
 
     A factory of one's own takes just its `options`: it knows its shapes.
+
+    >>> learner_for("softmax", sample_shape=(5, 4), classes=3).size
+    63
+    >>> learner_for("mlp", (20,), 3, options={"hidden": [8]}, last_layers=1).gradient_size
+    27
     """
     options = dict(options or {})
     if name in DENSE:

@@ -25,7 +25,7 @@ from fedkeep.learn.torch_loss import losses, output_error
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class NotedPass:
     """One pass over some samples: their losses, and the input and error of each noted layer."""
 
     logits: Tensor
@@ -36,8 +36,8 @@ class Record:
         return losses(self.logits, self.y)
 
     @property
-    def head_only(self) -> Record:
-        return Record(self.logits, self.y, self.layers[-1:])
+    def head_only(self) -> NotedPass:
+        return NotedPass(self.logits, self.y, self.layers[-1:])
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +132,7 @@ class Network:
             for parameter in self.valued_parameters:
                 parameter.requires_grad_(False)
 
-    def record(self, x: Tensor, y: Tensor, noted: Sequence[nn.Module]) -> Record:
+    def record(self, x: Tensor, y: Tensor, noted: Sequence[nn.Module]) -> NotedPass:
         """A forward pass, and a backward pass from the losses to the outputs of the layers `noted`.
 
         Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
@@ -147,7 +147,7 @@ class Network:
         below = outputs[: len(outputs) - len(errors)]
         if below:
             errors = [*torch.autograd.grad(graph, below, error), *errors]
-        return Record(logits, y, list(zip(noted, inputs, errors, strict=True)))
+        return NotedPass(logits, y, list(zip(noted, inputs, errors, strict=True)))
 
     def observe(
         self, x: Tensor, noted: Sequence[nn.Module], *, graph: bool = False

@@ -25,6 +25,8 @@ from fedkeep.learn.traced import TracedMeasurements
 LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")
 OUTPUTS = ("values", "activations", "logits")
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""First bytes of files that may run code when they are opened: archives as `torch.save` writes them, and pickles."""
 _CHUNK = 256
 _FLOAT32 = np.dtype(np.float32)
 
@@ -111,7 +113,7 @@ class OnnxLearner:
             data = path.read_bytes()
         except OSError as error:
             raise DataError(f"cannot read the model {path}: {error.strerror}") from error
-        if not data or data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):
+        if not data or data.startswith(PICKLE_STARTS):
             raise DataError(f"{path} is not an ONNX file but a pickle or an archive: write one by `fedkeep export`")
         self._layout, self._shape = _describe(data, path)
         self._weights = OnnxWeights(data, self._layout)

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from fedkeep.core.ports import Job, Measurements
-from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.learn.chain_trace import ChainTrace
-from fedkeep.learn.empty_measurements import EmptyMeasurements
 from fedkeep.learn.flat import Layout
 from fedkeep.learn.inspection import MeasurementsClass, choose_measurements, is_traceable
 from fedkeep.learn.network import Network, as_tensor, seeded
@@ -22,6 +21,37 @@ from fedkeep.learn.traced import TracedMeasurements
 _INFERENCE_CHUNK = 1024
 _TRACED_SAMPLES, _TRACED_MODELS = 12, 32
 """With more samples each, one model after the other was as fast or faster."""
+
+
+class EmptyMeasurements:
+    """What any model sees in an empty batch, which many layers would refuse to look at."""
+
+    def __init__(self, gradient_size: int) -> None:
+        self._gradient_size = gradient_size
+
+    def losses(self) -> Scores:
+        return np.zeros(0)
+
+    def projections(self, direction: Vector) -> Scores:  # noqa: ARG002
+        return np.zeros(0)
+
+    def inner(self, other: Measurements) -> Scores:  # noqa: ARG002
+        return np.zeros(0)
+
+    def norms(self) -> Scores:
+        return np.zeros(0)
+
+    def head_norms(self) -> Scores:
+        return np.zeros(0)
+
+    def mean_gradient(self) -> Vector:
+        return np.zeros(self._gradient_size, dtype=np.float32)
+
+    def weighted_gradient(self, weights: Scores) -> Vector:  # noqa: ARG002 - there is nothing to weigh
+        return self.mean_gradient()
+
+    def activations(self) -> AnyArray:
+        return np.zeros((0, 0), dtype=np.float32)
 
 
 class TorchProbe:
@@ -39,6 +69,13 @@ class TorchLearner:
     """An architecture given by a factory of modules; `last_layers` restricts the valued parameters.
 
     One module serves all models, one at a time: calls from several threads wait for each other.
+
+    >>> learner = TorchLearner(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
+    >>> learner.size, learner.layout.names
+    (14, ('1.weight', '1.bias'))
+    >>> batch = Batch(np.ones((5, 2, 3), dtype=np.float32), np.zeros(5, dtype=np.int64), np.arange(5))
+    >>> learner.probe(learner.initial(0)).measure(batch).norms().shape
+    (5,)
     """
 
     def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:

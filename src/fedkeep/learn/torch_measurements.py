@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from fedkeep.core.ports import Measurements
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
+from fedkeep.learn.dense import DenseTrace
 from fedkeep.learn.layers import BilinearLayer, inner_products, project, summed_gradient
-from fedkeep.learn.network import Network, Record, as_tensor
+from fedkeep.learn.network import Network, NotedPass, as_tensor
+from fedkeep.learn.traced import TracedMeasurements
 
 ValuedLayers: TypeAlias = list[tuple[BilinearLayer, Tensor, Tensor]]
 """Each valued layer with its inputs and errors, sample by sample."""
@@ -31,10 +33,10 @@ class Chunks:
     def __init__(self, network: Network, model: Vector, batch: Batch, size: int) -> None:
         self._network, self._model = network, model
         self.pieces = list(zip(pieces(as_tensor(batch.x), size), pieces(as_tensor(batch.y), size), strict=True))
-        self._kept: dict[int, Record] = {}
+        self._kept: dict[int, NotedPass] = {}
         self._room = KEPT_BYTES
 
-    def records(self, noted: Sequence[nn.Module]) -> Iterator[Record]:
+    def records(self, noted: Sequence[nn.Module]) -> Iterator[NotedPass]:
         """The passes that note at least the layers `noted`, which end with the head."""
         for index, (x, y) in enumerate(self.pieces):
             record = self._kept.get(index)
@@ -45,7 +47,7 @@ class Chunks:
                 self._keep(index, record)
             yield record
 
-    def _keep(self, index: int, record: Record) -> None:
+    def _keep(self, index: int, record: NotedPass) -> None:
         if record.nbytes > self._room:
             record = record.head_only
         self._room -= record.nbytes
@@ -101,10 +103,10 @@ class TorchMeasurements:
     def activations(self) -> AnyArray:
         return join([record.layers[-1][1].flatten(1) for record in self._inferred()])
 
-    def _inferred(self) -> Iterator[Record]:
+    def _inferred(self) -> Iterator[NotedPass]:
         return self._chunks.records(self._network.valued_layers[-1:])
 
-    def _recorded(self) -> Iterator[Record]:
+    def _recorded(self) -> Iterator[NotedPass]:
         return self._chunks.records(self._network.valued_layers)
 
     def _views(self, direction: Vector) -> list[list[Tensor]]:
@@ -113,12 +115,29 @@ class TorchMeasurements:
         return [list(islice(views, count)) for count in self._network.valued_counts]
 
 
-def _projections(record: Record, views: list[list[Tensor]]) -> Tensor:
+class HeadMeasurements(TracedMeasurements):
+    """Of a linear last layer with a bias that gives the logits: inference, then softmax regression on its inputs."""
+
+    def __init__(self, network: Network, model: Vector, batch: Batch, chunk: int) -> None:
+        def infer() -> tuple[list[AnyArray], AnyArray]:
+            inputs, logits = [], []
+            for x in pieces(as_tensor(batch.x), chunk):
+                with network.lock:
+                    network.load(model, frozen=True)
+                    output, [[(activations, _)]] = network.observe(x, [network.head])
+                inputs.append(activations)
+                logits.append(output)
+            return [join(inputs)[None]], join(logits)[None]
+
+        super().__init__(DenseTrace(infer, batch.y[None]), network.valued, len(batch))
+
+
+def _projections(record: NotedPass, views: list[list[Tensor]]) -> Tensor:
     layers = zip(_valued(record), views, strict=True)
     return _sum(project(layer, a, e, *direction) for (layer, a, e), direction in layers)
 
 
-def _inner_products(one: Record, two: Record) -> Tensor:
+def _inner_products(one: NotedPass, two: NotedPass) -> Tensor:
     layers = zip(_valued(one), _valued(two), strict=True)
     return _sum(inner_products(layer, (a, e), (b, f)) for (layer, a, e), (_, b, f) in layers)
 
@@ -132,7 +151,7 @@ def _summed_gradient(valued: ValuedLayers) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
-def _valued(record: Record) -> ValuedLayers:
+def _valued(record: NotedPass) -> ValuedLayers:
     return cast("ValuedLayers", record.layers)
 
 

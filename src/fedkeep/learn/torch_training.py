@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pad_sequence
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import LocalTraining, Vector
 from fedkeep.learn.chain import Chain
@@ -26,7 +27,7 @@ _MAPPED_DEVICES, _MAPPED_SAMPLES = 3, 16
 """With fewer devices, or more samples each, a loop over LeNet or the traffic CNN was as fast or faster."""
 
 
-class Descent:
+class TorchDescent:
     """The steps of Eq. 12 for C models at once, (C, P), in place, however their gradients are had."""
 
     def __init__(self, models: Tensor, correction: Tensor | None, local: LocalTraining) -> None:
@@ -51,7 +52,7 @@ def train_alone(network: Network, model: Vector, job: Job, local: LocalTraining)
     """Where the job leads from `model`, on the module itself, which must be in training."""
     x, y, gamma = as_tensor(job.batch.x), as_tensor(job.batch.y), _weights(job)
     network.load(model)
-    descent = Descent(network.flat[None], _corrections(network, [job]), local)
+    descent = TorchDescent(network.flat[None], _corrections(network, [job]), local)
     for index in minibatches(len(job.batch), local, job.seed):
         descent.step(gamma[index][None], partial(_differentiated, network, x[index], y[index]))
     return np.array(network.flat.numpy())
@@ -76,10 +77,28 @@ def train_stacked(network: Network, model: Vector, jobs: Sequence[Job], local: L
         gradients: Gradients = partial(_chained, network.chain, parameters, x, y)
     else:
         gradients = partial(_mapped, network, parameters, x, y)
-    descent = Descent(models, _corrections(network, jobs), local)
+    descent = TorchDescent(models, _corrections(network, jobs), local)
     for _ in range(local.epochs):
         descent.step(gamma, gradients)
     return [vector.numpy().copy() for vector in models]
+
+
+def add_to_gradients(module: nn.Module, correction: Vector) -> None:
+    """Adds a correction to the gradients of a module that somebody else trains: of its last parameters."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    left = as_tensor(correction)
+    with torch.no_grad():
+        for parameter in reversed(parameters):
+            if not len(left):
+                return
+            cut = len(left) - parameter.numel()
+            if cut < 0:
+                break
+            part = left[cut:].view(parameter.shape).to(parameter.device)
+            parameter.grad = part.clone() if parameter.grad is None else parameter.grad.add_(part)
+            left = left[:cut]
+    if len(left):
+        raise ConfigError(f"a correction of {len(correction)} numbers does not fit this model: give it the one synced")
 
 
 def _differentiated(network: Network, x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
@@ -111,4 +130,4 @@ def _weights(job: Job) -> Tensor:
 
 def _corrections(network: Network, jobs: Sequence[Job]) -> Tensor | None:
     found = corrections(jobs, network.valued.size)
-    return None if found is None else torch.from_numpy(found)
+    return None if found is None else as_tensor(found)

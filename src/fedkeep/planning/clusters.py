@@ -23,7 +23,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Federated clustering: each device summarises its samples, the server clusters the summaries by weight."""
+    """Federated clustering: each device summarises its samples, the server clusters the summaries by weight.
+
+    >>> clusters = Clusters(regions=2, local=2)
+    >>> told = [clusters.summarise(points) for points in (np.array([[0.0], [1.0]]), np.array([[9.0], [9.0], [0.5]]))]
+    >>> sorted(clusters.agree(told).centroids.ravel().tolist())
+    [0.5, 9.0]
+    """
 
     regions: int
     method: Literal["k-means", "hierarchical"] = "k-means"

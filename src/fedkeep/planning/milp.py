@@ -11,9 +11,8 @@ from fedkeep.core.coordination import LabelLimits, coordinator
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import largest_per_row
-from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.plan import Plan, find_shortfalls, make_plan
 from fedkeep.core.quantities import quantity_rule
-from fedkeep.core.shortfalls import find_shortfalls
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.planning.extras import load
 
@@ -29,6 +28,10 @@ class Exact(LabelLimits):
 
     With `unbiased`, the slots of each label follow its share of the stream (9d), to the slot or as nearly as can
     be, which comes between the two. Otherwise the label weights supply it.
+
+    >>> fleet = Fleet.numbered(capacities=[4, 2], velocities=[[3, 1, 2], [0, 0, 5]])
+    >>> Exact(clients_per_label=1, labels_per_client=2).plan(fleet).quotas.tolist()
+    [[3, 1, 0], [0, 0, 2]]
     """
 
     unbiased: bool = False

@@ -35,7 +35,16 @@ class _JsonProfiles(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_profiles(path: Path) -> Profiles:
-    """The profiles in a `.json` or `.csv` file; a mistake in it is named in one sentence."""
+    """The profiles in a `.json` or `.csv` file; a mistake in it is named in one sentence.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "fleet.csv")
+    ...     _ = file.write_text("device,capacity,walking,sitting\\npump,4,0.5,2\\ndoor,2,0,1\\n")
+    ...     found = read_profiles(file)
+    >>> found.device_names, found.label_names, found.fleet.velocities.tolist()
+    (('pump', 'door'), ('walking', 'sitting'), [[0.5, 2.0], [0.0, 1.0]])
+    """
     readers = {".json": _read_json, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
         raise DataError(f"{path}: profiles are read from a .json or .csv file, experiments from .toml")

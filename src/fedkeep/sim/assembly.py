@@ -16,7 +16,7 @@ from fedkeep.core.regions import Regions
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
-from fedkeep.core.velocity import KnownVelocity, Meter, VelocityMeter, Window
+from fedkeep.core.velocity import KnownVelocity, Meter, MeterWindow, VelocityMeter
 from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.learn.models import learner_for
 from fedkeep.sim.division import divide, region_counts
@@ -172,4 +172,4 @@ def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream
 
 def _meter(experiment: Experiment, known: FloatArray) -> Meter:
     options = experiment.profile
-    return VelocityMeter(len(known), Window(options.window)) if options.measured else KnownVelocity(known)
+    return VelocityMeter(len(known), MeterWindow(options.window)) if options.measured else KnownVelocity(known)

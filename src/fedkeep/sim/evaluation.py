@@ -9,6 +9,7 @@ import numpy as np
 from fedkeep.core.ports import Learner
 from fedkeep.core.types import AnyArray, Batch, BoolArray, FloatArray, Vector
 from fedkeep.data import Federation, Stream
+from fedkeep.learn.judging import judge
 
 _WORST, _RAREST = 0.1, 0.25
 """The share of devices, and of labels, that must not be forgotten over a good mean."""
@@ -33,8 +34,7 @@ class Evaluated:
 def evaluate(learner: Learner, model: Vector, data: Federation) -> Evaluated:
     """The model on the test samples; a model that has diverged is simply bad."""
     test = data.pooled_test
-    logits, losses = _judged(learner, model, test)
-    right = (logits.argmax(axis=1) == test.y) & np.isfinite(losses)
+    losses, right = judge(learner, model, test.x, test.y)
     owners = np.repeat(np.arange(data.devices), np.diff(data.test.offsets))
     per_device, per_label = _shares(right, owners, data.devices), _shares(right, test.y, data.labels)
     return Evaluated(
@@ -58,8 +58,8 @@ class Prequential:
         arrivals = [self._stream.arrivals(d, round_, round_ + 1) for d in range(self._devices)]
         batch = Batch.concatenate(arrivals)
         if len(batch):
-            logits, losses = _judged(self._learner, model, batch)
-            self._right += int(((logits.argmax(axis=1) == batch.y) & np.isfinite(losses)).sum())
+            _, right = judge(self._learner, model, batch.x, batch.y)
+            self._right += int(right.sum())
             self._seen += len(batch)
 
     def take(self) -> float | None:
@@ -67,14 +67,6 @@ class Prequential:
         accuracy = self._right / self._seen if self._seen else None
         self._right = self._seen = 0
         return accuracy
-
-
-def _judged(learner: Learner, model: Vector, batch: Batch) -> tuple[AnyArray, FloatArray]:
-    """Logits and losses of the samples."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        logits = np.asarray(learner.logits(model, batch.x), dtype=np.float64)
-        losses = _log_sum_exp(logits) - logits[np.arange(len(batch)), batch.y]
-    return logits, losses
 
 
 def _shares(right: BoolArray, groups: AnyArray, count: int) -> FloatArray:
@@ -89,9 +81,3 @@ def _mean_of_first(values: FloatArray, share: float) -> float:
     """The mean of the first values, a share of those that are known."""
     known = values[~np.isnan(values)]
     return float(known[: max(1, round(share * len(known)))].mean())
-
-
-def _log_sum_exp(logits: FloatArray) -> FloatArray:
-    top = logits.max(axis=1, keepdims=True)
-    total: FloatArray = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
-    return total

@@ -19,6 +19,7 @@ from fedkeep.core.regions import Regions
 from fedkeep.data import TASKS, StreamOptions, Task
 from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, plain_parts, rest, with_preset
 from fedkeep.fleet.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
+from fedkeep.loading import find_component
 
 _DATA_TABLES: dict[str, type[Any]] = {
     "stream": StreamOptions,
@@ -88,7 +89,7 @@ def resolve(table: Table) -> Experiment:
     data, own = plain_parts(_DATA_TABLES, table)
     method["names"] |= {"task": task["name"], **own}
     return Experiment(
-        task=build(TASKS.find(task["name"]), rest(task), "task"),
+        task=build(find_component(TASKS, task["name"]), rest(task), "task"),
         label=str(table.get("label", method["names"]["policy"])),
         **method,
         **data,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedkeep.agent.arrivals import Arrival, Sink
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import load_object
+from fedkeep.loading import load_object
 
 
 @dataclass(frozen=True)

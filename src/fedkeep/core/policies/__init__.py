@@ -1,27 +1,7 @@
-"""The built-in policies, one file each; importing this package registers them."""
+"""The built-in policies, one file each; importing this package registers whatever files lie in it."""
 
-from fedkeep.core.policies import (
-    central,
-    draw,
-    fedbalancer,
-    fifo,
-    full_data,
-    gradient_norm,
-    high_loss,
-    ode,
-    reservoir,
-    sld,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "central",
-    "draw",
-    "fedbalancer",
-    "fifo",
-    "full_data",
-    "gradient_norm",
-    "high_loss",
-    "ode",
-    "reservoir",
-    "sld",
-]
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
+from fedkeep.core.memory import percentile
 from fedkeep.core.policy import SelectionPolicy, View, policy, refuse_where
 from fedkeep.core.types import Batch, Scores
-from fedkeep.core.windows import percentile
 
 
 @policy("fedbalancer")

@@ -8,7 +8,7 @@ from fedkeep.core.types import Batch, Scores
 
 @policy("fifo")
 class Fifo(SelectionPolicy):
-    """The arrival number: the newest samples stay."""
+    """The arrival number: the newest samples stay (`make_device` shows it at work)."""
 
     def score(self, batch: Batch, view: View) -> Scores:
         return view.arrival.astype(np.float64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import load_object
+from fedkeep.loading import load_object
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""The state kit: snapshots of several parts side by side in one flat dictionary, each under its name and a dot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedkeep.core.ports import Kept
+from fedkeep.core.types import State
+
+
+def put_under(name: str, state: State) -> State:
+    """The state with every name under `name`.
+
+    >>> put_under("meter", {"counts": np.zeros(2)})
+    {'meter.counts': array([0., 0.])}
+    """
+    return {f"{name}.{key}": array for key, array in state.items()}
+
+
+def take_under(name: str, state: State) -> State:
+    """What stands under `name`, by the names it had before; nothing if there is nothing.
+
+    >>> take_under("meter", {"meter.counts": np.zeros(2), "round": np.array(7)})
+    {'counts': array([0., 0.])}
+    """
+    start = f"{name}."
+    return {key.removeprefix(start): array for key, array in state.items() if key.startswith(start)}
+
+
+def snapshot_parts(parts: Mapping[str, Kept]) -> State:
+    """The snapshots of all parts, each under its name."""
+    return {key: array for name, part in parts.items() for key, array in put_under(name, part.snapshot()).items()}
+
+
+def restore_parts(parts: Mapping[str, Kept], state: State) -> None:
+    """Gives every part what stands under its name."""
+    for name, part in parts.items():
+        part.restore(take_under(name, state))
+
+
+def put_table(name: str, table: Mapping[int, float]) -> State:
+    """Numbers by device as two columns, in the order of the devices' ids.
+
+    >>> put_table("rates", {7: 0.5, 3: 2.0})
+    {'rates.devices': array([3, 7]), 'rates.values': array([2. , 0.5])}
+    """
+    devices = sorted(table)
+    columns = {"devices": np.array(devices, dtype=np.int64), "values": np.array([table[d] for d in devices], float)}
+    return put_under(name, columns)
+
+
+def take_table(name: str, state: State) -> dict[int, float]:
+    """What `put_table` wrote under that name."""
+    return dict(zip(state[f"{name}.devices"].tolist(), state[f"{name}.values"].tolist(), strict=True))

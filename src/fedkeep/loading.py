@@ -1,0 +1,70 @@
+"""Things of one's own: what `module:name` and `path/to/file.py:name` in a configuration lead to."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.names import Registry, did_you_mean
+
+Thing = TypeVar("Thing")
+
+
+def find_component(known: Registry[Thing], name: str) -> Thing:
+    """The member of that name, or the class of one's own at `module:Class`.
+
+    >>> from fedkeep.core.policies.fifo import Fifo
+    >>> from fedkeep.core.policy import POLICIES
+    >>> find_component(POLICIES, "fifo") is find_component(POLICIES, "fedkeep.core.policies.fifo:Fifo") is Fifo
+    True
+    """
+    return known.admit(name, load_object(name)) if ":" in name else known.find(name)
+
+
+def load_object(path: str) -> Any:
+    """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too."""
+    module, _, name = path.rpartition(":")
+    try:
+        loaded = _load_file(Path(module).resolve()) if module.endswith(".py") else _load_module(module)
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
+    except SyntaxError as error:
+        raise ConfigError(f"cannot import '{module}': {error.msg} in line {error.lineno}") from error
+    if not hasattr(loaded, name):
+        public = [n for n in vars(loaded) if not n.startswith("_")]
+        raise ConfigError(f"'{module}' has no '{name}': {did_you_mean(name, public)}")
+    return getattr(loaded, name)
+
+
+def _load_module(name: str) -> ModuleType:
+    _search_in(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _load_file(file: Path) -> ModuleType:
+    """The file as a module called by its whole path: another of the same name elsewhere is not taken for it."""
+    known = sys.modules.get(str(file))
+    if known is not None:
+        return known
+    spec = importlib.util.spec_from_file_location(str(file), file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python file")
+    _search_in(file.parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[str(file)] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[str(file)]
+        raise
+    return module
+
+
+def _search_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
