@@ -162,7 +162,7 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=Path(config.store.path),
+        store_path=config.store.file,
         magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
     )  # fmt: skip
     identity = identity_of(config.model, config.samples.labels)

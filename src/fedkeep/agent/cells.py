@@ -53,9 +53,10 @@ class Geometry:
     def within(cls, budget: int, cell_size: int) -> Geometry:
         """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
         room = budget // PAGE * PAGE - 2 * PAGE
-        cells = max(0, (room - 4 * PAGE) // cell_size)
-        while cells and 4 * _root_size(cells) + cells * cell_size > room:
-            cells -= 1
+        # A cell takes four bits in the roots besides its bytes, and each root less than a page more than its bits.
+        cells = max(0, 2 * (room - 8 * PAGE) // (2 * cell_size + 1))
+        while 4 * _root_size(cells + 1) + (cells + 1) * cell_size <= room:
+            cells += 1
         root_size = _root_size(cells)
         size = 2 * PAGE + 4 * root_size + -(-cells * cell_size // PAGE) * PAGE
         return cls(size, cell_size, cells, root_size, copies=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,6 +63,11 @@ class StoreOptions:
     def decisions(self) -> int:
         """The length of the log of decisions."""
         return min(2048, self.budget // (20 * ROW_BYTES)) if self.log_length is None else self.log_length
+
+    @property
+    def file(self) -> Path:
+        """Where the store really is: behind a link, so that a file that takes its place does so there."""
+        return Path(os.path.realpath(self.path))
 
     def cipher(self) -> Cipher | None:
         if self.key_file is None and self.key_env is None:

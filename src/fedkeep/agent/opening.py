@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.cells import PAGE, Geometry, Label, claims_to_be_a_store, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.copies import set_aside
-from fedkeep.agent.disk import FileDisk, ReadOnlyDisk
+from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.layout import Layout, StoreOptions, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, decode_note, decode_sample, encode_sample
@@ -19,6 +20,10 @@ from fedkeep.agent.salvage import superfluous
 from fedkeep.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
+_FOR_GOOD = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
+"""What does not mend itself; a disk that is full or fails may."""
 _AT_ONCE = 4096
 """Blobs that are moved to another file in one commit."""
 
@@ -49,13 +54,19 @@ def open_file(options: StoreOptions, form: SampleForm, layout: Layout, identity:
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
     budget or an earlier format is moved over whole, or refused with the budget that it needs.
     """
-    path, cipher = Path(options.path), options.cipher()
+    path, cipher = options.file, options.cipher()
     wanted = Label(layout.geometry, {**_form(form, cipher, identity), "capacity": layout.capacity})
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
         if not path.exists() or not path.stat().st_size:
             _make(path, wanted, cipher)
+        elif beside(path).exists() and _is_left_over(beside(path)):
+            beside(path).unlink()  # of a move that was killed: its bytes are in no budget
         return _open(path, options, form, layout, wanted, cipher)
     except OSError as error:
+        if error.errno not in _FOR_GOOD:
+            raise StoreError(f"{path} cannot be used now: {error.strerror}") from error
         raise ConfigError(f"{path} cannot be used as a store: {error.strerror}; set [store] path to another") from error
 
 
@@ -201,9 +212,13 @@ def _make_beside(path: Path, label: Label, cipher: Cipher | None) -> tuple[FileD
     if new.exists() and not _is_left_over(new):
         raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
     new.unlink(missing_ok=True)
-    disk = FileDisk(new, label.geometry.size)
-    file = CellFile(disk, label.geometry, cipher)
-    file.format(label)
+    try:
+        disk = FileDisk(new, label.geometry.size)
+        file = CellFile(disk, label.geometry, cipher)
+        file.format(label)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
     return disk, file
 
 
@@ -223,6 +238,7 @@ def _move(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) ->
         beside(path).replace(path)
     except BaseException:
         disk.close()
+        beside(path).unlink(missing_ok=True)
         raise
     log.info("%s moved to a budget of %d bytes with all it held", path, label.geometry.size)
     return disk, file
