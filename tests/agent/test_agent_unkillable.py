@@ -173,10 +173,10 @@ def test_a_pipe_without_a_writer_holds_up_neither_start_nor_end(tmp_path: Path) 
     write_config(tmp_path, '[[source]]\nkind = "lines"\npath = "pipe"\n')
     with running(tmp_path, "agent.toml"):
         pass
-    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
-        with (tmp_path / "pipe").open("w") as pipe:
-            pipe.write(lines(5))
-            pipe.flush()
+    with running(tmp_path, "agent.toml"), (tmp_path / "pipe").open("w") as pipe:
+        pipe.write(lines(5))
+        pipe.flush()
+        with AgentClient(str(tmp_path / "a.sock")) as client:
             deadline = time.monotonic() + 20
             while client.status().samples < 5 and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -106,16 +106,19 @@ class Agent:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def restore(self, state: State) -> None:
-        """Becomes what a file says; a part of the state that was damaged begins anew, the samples stay."""
-        self.device.restore(self._mended(_part(state, "device")))
+    def restore(self, state: State, *, damaged: bool = False) -> None:
+        """Becomes what a file says; what is missing of the state begins anew, the samples stay."""
+        found = _part(state, "device")
+        if damaged and not self._fresh.keys() <= found.keys():
+            log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
+        self.device.restore(self._mended(found))
         for name, part in self._parts.items():
             own = _part(state, name)
             if own and part is not self.device:
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._freeze_vectors()
-        arrivals = _part(state, "device").get("counters")
+        arrivals = found.get("counters")
         if arrivals is not None:
             caught_up = self.store.write_down_since(int(arrivals[0]))
             self.counters.add_all(Counter({"seen": caught_up, "kept": caught_up} if caught_up else {}))
@@ -134,8 +137,6 @@ class Agent:
             state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
             if found.get("store.quotas", held).sum() != self.device.capacity:
                 state.pop("store.quotas", None)
-        if found and not self._fresh.keys() <= found.keys():
-            log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         return state
 
     def _freeze_vectors(self) -> None:

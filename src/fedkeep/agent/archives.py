@@ -10,7 +10,6 @@ import numpy as np
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
 
-
 _ENTRY = b"PK\1\2"
 """How each entry of an archive's table of contents begins."""
 _MOST_ENTRIES = 64

@@ -167,9 +167,10 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
     )  # fmt: skip
     identity = identity_of(config.model, config.samples.labels)
     state = carried_over(store.load(opened.contents), opened.before, identity, learner, regions.count)
+    damaged = bool(opened.contents.damage)
     if privacy is not None:
-        privacy.guard(agent, state, damaged=bool(opened.contents.damage))
-    agent.restore(state)
+        privacy.guard(agent, state, damaged=damaged)
+    agent.restore(state, damaged=damaged)
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
     return Assembly(agent, layout, opened.disk)

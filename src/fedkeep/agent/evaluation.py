@@ -52,7 +52,7 @@ def _read(path: Path, shape: tuple[int, ...], labels: int) -> tuple[AnyArray, An
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
-    except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
+    except Exception as error:
         raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
     sound, refused = screen_samples(x, y, shape, labels)
     if refused:
