@@ -26,6 +26,7 @@ from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources.folder import FolderOptions, FolderSource
 from fedkeep.agent.sources.records import listen_unix
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError
+from fedkeep.core.types import Batch
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
 from tests.agent.builders import arrival, feed, make_agent, order
@@ -402,6 +403,27 @@ def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_pa
     assert labels.sum() == capacity
     assert labels[1] > 0.2 * capacity
     again.disk.close()
+
+
+def test_alone_with_a_model_values_are_against_the_mean_of_what_came(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path, policy={"name": "ode", "choice": "greatest", "value": "projection"})
+    agent, learner = assembly.agent, assembly.agent.device.learner
+    model = learner.initial(0)
+    agent.device.install(model)  # as from [model] path
+    feed(agent, 0, 248)
+    assert agent.device.direction is None
+    feed(agent, 248, 20)
+    came = [arrival(id_) for id_ in range(256)]
+    batch = Batch(np.stack([one.x for one in came]), np.array([one.y for one in came]), np.arange(256))
+    mean = learner.probe(model).measure(batch).mean_gradient()
+    np.testing.assert_allclose(agent.device.direction, mean, rtol=1e-4, atol=1e-6)
+    stored = agent.store.stored()
+    np.testing.assert_allclose(
+        stored.scores, learner.probe(model).measure(stored.batch).projections(mean), rtol=1e-3, atol=1e-5
+    )
+    assert agent.erase([int(stored.batch.ids[0])]) == 1
+    assert agent.device.direction is None
+    assembly.disk.close()
 
 
 def test_samples_far_beyond_the_usual_are_refused_until_they_are_the_usual() -> None:

@@ -105,6 +105,10 @@ class CellFile:
     def size(self) -> int:
         return self._geometry.size
 
+    @property
+    def cell_size(self) -> int:
+        return self._geometry.cell_size
+
     def cells_for(self, length: int) -> int:
         """How many cells a blob of `length` bytes takes."""
         return max(1, -(-length // self.capacity))

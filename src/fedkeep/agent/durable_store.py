@@ -131,8 +131,9 @@ class DurableStore:
         return self._file.size
 
     @property
-    def sample_bytes(self) -> int:
-        return self._codec.nbytes
+    def bytes_per_sample(self) -> int:
+        """Of the budget: the sample, what is known of it, and what makes both readable by themselves."""
+        return self._file.cell_size
 
     @property
     def needs_whole(self) -> bool:

@@ -54,7 +54,7 @@ class Collector:
             ("labels", "Labels of the task", status.labels),
             ("stride", "One of this many arrivals is valued", status.stride),
             ("model_round", "The round of the model last received, -1 before the first", status.round),
-            ("sample_bytes", "Bytes of one stored sample with what is known of it", status.sample_bytes),
+            ("sample_bytes", "Bytes of the budget that one stored sample takes", status.sample_bytes),
             ("seconds_per_sample", "Time to value and judge one sample", self._agent.seconds_per_sample),
         ):
             yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
