@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedkeep
-from fedkeep.agent.assembly import Assembly, assemble, budget_for, parse_config
+from fedkeep.agent.assembly import AssembledAgent, assemble, budget_for, parse_config
 from fedkeep.agent.service import _reason
 from fedkeep.agent.summary import summarise
 from fedkeep.cli.agent import explain
@@ -28,7 +28,7 @@ from tests.faults.gist_kills import opened, participations
 LOCAL: dict[str, Any] = {"policy": {"name": "draw"}, "gist": {"name": "local"}, "store": {"budget": 130_000}}
 
 
-def plain_order(assembly: Assembly, round_: int) -> TrainOrder:
+def plain_order(assembly: AssembledAgent, round_: int) -> TrainOrder:
     """As a server of plain federated averaging sends it."""
     return TrainOrder(round_, order(assembly, round_).model, None, LocalTraining(0.1, 2), None, None)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.assembly import Assembly, parse_config
+from fedkeep.agent.assembly import AssembledAgent, parse_config
 from fedkeep.agent.clock import DAY
 from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
@@ -207,7 +207,7 @@ def served(tmp_path: Path) -> Any:
     assembly.disk.close()
 
 
-def test_the_local_api(served: tuple[Assembly, Path]) -> None:
+def test_the_local_api(served: tuple[AssembledAgent, Path]) -> None:
     assembly, path = served
     assert path.stat().st_mode & 0o777 == 0o600
     feed(assembly.agent, 0, 30)
@@ -227,7 +227,7 @@ def test_the_local_api(served: tuple[Assembly, Path]) -> None:
         assert client.status().round == 4
 
 
-def test_why(served: tuple[Assembly, Path]) -> None:
+def test_why(served: tuple[AssembledAgent, Path]) -> None:
     assembly, path = served
     agent = assembly.agent
     feed(agent, 0, 12)
@@ -253,7 +253,7 @@ def test_why(served: tuple[Assembly, Path]) -> None:
         assert client.why("987654321").decisions == ()
 
 
-def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_path: Path) -> None:
+def test_erasing_by_id_label_source_and_time(served: tuple[AssembledAgent, Path], tmp_path: Path) -> None:
     assembly, path = served
     agent = assembly.agent
     feed(agent, 0, 12, "one")
@@ -282,7 +282,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
     assert fates == ["refused.erased"], "a tombstone keeps an erased sample out"
 
 
-def test_garbage_on_the_api_is_refused_and_the_next_client_served(served: tuple[Assembly, Path]) -> None:
+def test_garbage_on_the_api_is_refused_and_the_next_client_served(served: tuple[AssembledAgent, Path]) -> None:
     import socket
 
     _, path = served

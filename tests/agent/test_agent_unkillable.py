@@ -416,7 +416,9 @@ def test_alone_with_a_model_values_are_against_the_mean_of_what_came(tmp_path: P
     came = [arrival(id_) for id_ in range(256)]
     batch = Batch(np.stack([one.x for one in came]), np.array([one.y for one in came]), np.arange(256))
     mean = learner.probe(model).measure(batch).mean_gradient()
-    np.testing.assert_allclose(agent.device.direction, mean, rtol=1e-4, atol=1e-6)
+    direction = agent.device.direction
+    assert direction is not None
+    np.testing.assert_allclose(direction, mean, rtol=1e-4, atol=1e-6)
     stored = agent.store.stored()
     np.testing.assert_allclose(
         stored.scores, learner.probe(model).measure(stored.batch).projections(mean), rtol=1e-3, atol=1e-5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.audit import Decision, DecisionLog, Verdict
-from fedkeep.agent.cells import Cell, decode_root
+from fedkeep.agent.cells import FileCell, decode_root
 from fedkeep.agent.clock import DAY, AgeClock
 from fedkeep.agent.copies import copies_of
 from fedkeep.agent.disk import StoreError
@@ -125,7 +125,7 @@ def _rewrite_as_format_1(disk: RamDisk) -> None:
         cell = decode_cell(bytes(disk.image[at : at + geometry.cell_size]))
         if cell is not None and cell.kind == SAMPLE:
             data = cell.data[: _FIRST.size] + cell.data[_FIRST.size + _ADDED.size :]
-            old = Cell(cell.kind, cell.blob, cell.part, cell.parts, data, version=1)
+            old = FileCell(cell.kind, cell.blob, cell.part, cell.parts, data, version=1)
             disk.image[at : at + geometry.cell_size] = old.encode().ljust(geometry.cell_size, b"\0")
 
 

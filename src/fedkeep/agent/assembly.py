@@ -16,11 +16,11 @@ from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.identity import carried_over, check_model, identity_of
-from fedkeep.agent.layout import Layout, StoreOptions, least_budget, plan
+from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED
 from fedkeep.agent.opening import Opened, open_file
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
-from fedkeep.agent.privacy import Privacy
+from fedkeep.agent.privacy import AgentPrivacy
 from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
@@ -116,17 +116,17 @@ def parse_config(table: Table) -> AgentConfig:
 
 
 @dataclass(frozen=True)
-class Assembly:
+class AssembledAgent:
     agent: Agent
-    layout: Layout
+    layout: StoreLayout
     disk: FileDisk
 
 
-def assemble(config: AgentConfig) -> Assembly:
+def assemble(config: AgentConfig) -> AssembledAgent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     check_model(learner, config.samples.shape, config.samples.labels)
-    privacy = Privacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
+    privacy = AgentPrivacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
     identity = identity_of(config.model, config.samples.labels)
     opened = open_file(config.store, config.form, layout, identity)
@@ -137,7 +137,9 @@ def assemble(config: AgentConfig) -> Assembly:
         raise
 
 
-def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learner, privacy: Privacy | None) -> Assembly:
+def _around(
+    config: AgentConfig, opened: Opened, layout: StoreLayout, learner: Learner, privacy: AgentPrivacy | None
+) -> AssembledAgent:
     """The agent around an open store."""
     regions = regions_for(config.policy, config.samples.labels)
     index = memory_store(regions, config.after_use, config.device)
@@ -173,7 +175,7 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
     agent.restore(state, damaged=damaged)
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
-    return Assembly(agent, layout, opened.disk)
+    return AssembledAgent(agent, layout, opened.disk)
 
 
 def _window(seconds: float) -> Window:
@@ -186,7 +188,7 @@ def budget_for(config: AgentConfig, samples: int) -> int:
     return least_budget(config.store, config.form, _state_bytes(learner, config, None), samples)
 
 
-def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None) -> int:
+def _state_bytes(learner: Learner, config: AgentConfig, privacy: AgentPrivacy | None) -> int:
     """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
     of a secure sum's.
 

@@ -135,7 +135,7 @@ def decode_root(area: bytes, cells: int) -> Root | None:
     return Root(sequence, bitmap, flags) if crc32(bitmap, crc32(head)) == checksum else None
 
 
-class Cell(NamedTuple):
+class FileCell(NamedTuple):
     """One part of a blob; `blob` is the same in all parts and never used twice."""
 
     kind: int
@@ -168,7 +168,7 @@ def _checksum(head: bytes, data: bytes) -> int:
     return crc32(data, crc32(head))
 
 
-def decode_cell(raw: bytes) -> Cell | None:
+def decode_cell(raw: bytes) -> FileCell | None:
     """The cell, or None if it is empty or damaged."""
     magic, version, kind, flags, part, parts, freed, blob, length, checksum = _CELL.unpack_from(raw)
     if magic != _CELL_MAGIC or version not in READABLE or length > len(raw) - HEADER or part >= parts:
@@ -177,4 +177,4 @@ def decode_cell(raw: bytes) -> Cell | None:
     if _checksum(raw[: HEADER - _CHECKSUM], data) != checksum:
         return None
     light = version >= _SELF_COUNTING and bool(flags & LIGHT)
-    return Cell(kind, blob, part, parts, data, light, freed - 1 if light and freed else None, version)
+    return FileCell(kind, blob, part, parts, data, light, freed - 1 if light and freed else None, version)

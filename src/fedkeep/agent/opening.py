@@ -14,7 +14,7 @@ from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.copies import set_aside
 from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.layout import Layout, StoreOptions, least_budget
+from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, decode_note, decode_sample, encode_sample
 from fedkeep.agent.salvage import superfluous
 from fedkeep.core.errors import ConfigError
@@ -48,7 +48,7 @@ class Opened:
     """For what it was made, if that is known."""
 
 
-def open_file(options: StoreOptions, form: SampleForm, layout: Layout, identity: Identity) -> Opened:
+def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, identity: Identity) -> Opened:
     """The file, made or found, and what is in it.
 
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
@@ -71,7 +71,7 @@ def open_file(options: StoreOptions, form: SampleForm, layout: Layout, identity:
 
 
 def _open(
-    path: Path, options: StoreOptions, form: SampleForm, layout: Layout, wanted: Label, cipher: Cipher | None
+    path: Path, options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: Label, cipher: Cipher | None
 ) -> Opened:
     found, both = find_label(path, wanted.geometry)
     _check_form(found, wanted, cipher, path)
@@ -179,7 +179,7 @@ def _check_labels(contents: Contents, wanted: Label, path: Path) -> None:
 
 
 def _fit(
-    path: Path, file: CellFile, contents: Contents, options: StoreOptions, form: SampleForm, layout: Layout
+    path: Path, file: CellFile, contents: Contents, options: StoreOptions, form: SampleForm, layout: StoreLayout
 ) -> None:
     """Refuses a budget that would cost samples; what was salvaged beyond it was replaced before, and goes."""
     if contents.damage:

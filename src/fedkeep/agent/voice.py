@@ -12,7 +12,7 @@ from fedkeep.agent.systemd import notify
 
 if TYPE_CHECKING:
     from fedkeep.agent.agent import Agent
-    from fedkeep.agent.assembly import AgentConfig, Assembly
+    from fedkeep.agent.assembly import AgentConfig, AssembledAgent
 
 log = logging.getLogger(__name__)
 _LINE_SECONDS = 60.0
@@ -22,7 +22,7 @@ _FIRST_SECONDS = 2.0
 _LIVE_SECONDS = 0.5
 
 
-def introduce(config: AgentConfig, assembly: Assembly) -> None:
+def introduce(config: AgentConfig, assembly: AssembledAgent) -> None:
     """What this agent is, how many samples fit, and what it waits for."""
     agent, layout = assembly.agent, assembly.layout
     model = config.model.get("path") or config.model.get("name", "softmax")
