@@ -451,7 +451,7 @@ def test_a_kill_between_two_commits_of_statistics_costs_no_sample(tmp_path: Path
     assembly.disk.close()  # nothing else: as after a kill
     again = make_agent(tmp_path)
     assert sorted(again.agent.store.stored().batch.ids.tolist()) == held
-    assert [d.verdict.name for d in again.agent.store.log.about(129)] == ["KEPT"]
+    assert [d.verdict for d in again.agent.store.log.about(129)] == ["kept"]
     assert again.agent.counters.counts()["kept"] == 33
     feed(again.agent, 200, 30)
     assert set(held) <= set(again.agent.store.stored().batch.ids.tolist())

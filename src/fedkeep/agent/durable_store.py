@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedkeep.agent.audit import Decision, DecisionLog, Verdict
+from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.form import SampleForm
@@ -158,7 +158,7 @@ class DurableStore:
         """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
         notes = sorted((n for n in self._notes.values() if n.arrival >= arrival), key=lambda n: n.arrival)
         for note in notes:
-            self._write_down(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
+            self.log.add(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
         return len(notes)
 
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
@@ -230,7 +230,7 @@ class DurableStore:
     # -- staging ---------------------------------------------------------------------------------------------------
 
     def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
-        self._write_down(note, Verdict(fate))
+        self.log.add(note, Verdict(fate))
         if fate is Fate.REFRESHED:
             self._touch(note.id)
             return
@@ -256,7 +256,7 @@ class DurableStore:
         """A sample left for no newcomer: the log keeps that it did, and nothing of what it was."""
         if self._discard(id_) is not None:
             blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
-            self._write_down(blank, verdict)
+            self.log.add(blank, verdict)
 
     def _let_go_of_dropped(self) -> None:
         """Takes note of samples that the index has dropped by itself."""
@@ -265,14 +265,6 @@ class DurableStore:
         left = set(self._index.stored().batch.ids.tolist())
         for id_ in [id_ for id_ in self._notes if id_ not in left]:
             self._let_go(id_, Verdict.DROPPED)
-
-    def _write_down(self, note: Note, verdict: Verdict) -> None:
-        self.log.add(
-            Decision(
-                note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
-                note.wall, "",
-            )
-        )  # fmt: skip
 
     def _touch(self, id_: int) -> None:
         if self._index.after_use.name == "discount":

@@ -14,9 +14,8 @@ from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import Disk, FileDisk, ReadOnlyDisk
 from fedkeep.agent.durable_store import decode_samples
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.opening import find_label
+from fedkeep.agent.opening import find_label, superfluous
 from fedkeep.agent.record import Note
-from fedkeep.agent.salvage import superfluous
 from fedkeep.core.encoding import EncodingName
 from fedkeep.core.errors import ConfigError, MissingExtraError
 from fedkeep.core.types import AnyArray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.copies import set_aside
 from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.identity import Identity
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, decode_note, decode_sample, encode_sample
-from fedkeep.agent.salvage import superfluous
+from fedkeep.agent.shelf import older_arrays
 from fedkeep.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -26,15 +28,6 @@ _FOR_GOOD = (
 """What does not mend itself; a disk that is full or fails may."""
 _AT_ONCE = 4096
 """Blobs that are moved to another file in one commit."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What the samples of a store are for; when it changes, the samples stay and what was learned begins anew."""
-
-    labels: int
-    model: str = ""
-    """Tells models apart whose vectors mean different things."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +88,8 @@ def _open(
     except BaseException:
         disk.close()
         raise
-    return Opened(file, contents, disk, identity_of(found))
-
-
-def identity_of(label: Label) -> Identity | None:
-    return Identity(label.form["labels"], label.form["model"]) if "model" in label.form else None
+    before = Identity(found.form["labels"], found.form["model"]) if "model" in found.form else None
+    return Opened(file, contents, disk, before)
 
 
 def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
@@ -193,6 +183,27 @@ def _fit(
             f"{path} holds {count} samples and [store] budget = {options.budget} has room for {layout.capacity}: "
             f"set it to {least} or more, or first erase some (`fedkeep agent store export` takes them out)"
         )
+
+
+def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
+    """The numbers of blobs that go: earlier records of the same, then samples beyond the capacity.
+
+    Regions take turns, each with its highest scores first, so that none is lost to another's larger values.
+    """
+    newest: dict[int, Blob] = {}
+    gone = older_arrays(blobs)
+    for blob in sorted((b for b in blobs if b.kind == SAMPLE), key=lambda b: b.number):
+        id_ = decode_note(blob).id
+        if id_ in newest:
+            gone.add(newest[id_].number)
+        newest[id_] = blob
+    notes = sorted(((decode_note(blob), blob.number) for blob in newest.values()), key=lambda pair: -pair[0].score)
+    turns: Counter[int] = Counter()
+    ranked = []
+    for note, number in notes:
+        ranked.append((turns[note.region], number))
+        turns[note.region] += 1
+    return gone | {number for _, number in sorted(ranked)[capacity:]}
 
 
 def _make(path: Path, label: Label, cipher: Cipher | None) -> None:
