@@ -84,6 +84,12 @@ def read_config(path: Path) -> AgentConfig:
 
 
 def parse_config(table: Table) -> AgentConfig:
+    """The tables of a configuration, checked.
+
+    >>> config = parse_config({"samples": {"shape": [2], "labels": 2}, "source": [{"kind": "lines"}]})
+    >>> config.policy_name, config.store.budget, config.sources[0].name
+    ('draw', 9000000, 'lines')
+    """
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
