@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.assembly import Assembly, assemble, parse_config
+from fedkeep.agent.assembly import AssembledAgent, assemble, parse_config
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder, Vector
 
 SHAPE, LABELS = (6,), 3
@@ -28,7 +28,7 @@ def config_table(folder: Path, **tables: Any) -> dict[str, Any]:
     return table
 
 
-def make_agent(folder: Path, **tables: Any) -> Assembly:
+def make_agent(folder: Path, **tables: Any) -> AssembledAgent:
     return assemble(parse_config(config_table(folder, **tables)))
 
 
@@ -48,7 +48,7 @@ def feed(agent: Agent, first: int, count: int, source: str = "test") -> None:
     assert agent.commit()
 
 
-def order(assembly: Assembly, round_: int = 0, quota: int = 4, direction: bool = True) -> TrainOrder:
+def order(assembly: AssembledAgent, round_: int = 0, quota: int = 4, direction: bool = True) -> TrainOrder:
     learner = assembly.agent.device.learner
     rng = np.random.default_rng(round_)
     model: Vector = rng.standard_normal(learner.size).astype(np.float32)

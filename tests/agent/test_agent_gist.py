@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import fedkeep
-from fedkeep.agent.assembly import Assembly, assemble, budget_for, parse_config
-from fedkeep.agent.service import _reason
+from fedkeep.agent.assembly import AssembledAgent, assemble, budget_for, parse_config
 from fedkeep.agent.summary import summarise
 from fedkeep.cli.agent import explain
 from fedkeep.cli.agent import gist as said
@@ -28,7 +27,7 @@ from tests.faults.gist_kills import opened, participations
 LOCAL: dict[str, Any] = {"policy": {"name": "draw"}, "gist": {"name": "local"}, "store": {"budget": 130_000}}
 
 
-def plain_order(assembly: Assembly, round_: int) -> TrainOrder:
+def plain_order(assembly: AssembledAgent, round_: int) -> TrainOrder:
     """As a server of plain federated averaging sends it."""
     return TrainOrder(round_, order(assembly, round_).model, None, LocalTraining(0.1, 2), None, None)
 
@@ -116,12 +115,12 @@ def test_why_tells_of_the_draw(tmp_path: Path) -> None:
         feed(assembly.agent, first, last - first)
         for id_ in range(first, last):
             for decision in store.log.about(id_):
-                told[decision.verdict.name, decision.id == id_] = explain(_reason(decision), id_)
+                told[decision.verdict, decision.id == id_] = explain(decision, id_)
     assembly.disk.close()
-    assert told["KEPT", True].startswith("kept with random key 0.")
-    assert "had its slots, with higher keys in all of them" in told["REFUSED", True]
+    assert told["kept", True].startswith("kept with random key 0.")
+    assert "had its slots, with higher keys in all of them" in told["refused", True]
     for own in (True, False):
-        assert "the label most above its target gave its lowest key away" in told["REPLACED", own]
+        assert "the label most above its target gave its lowest key away" in told["replaced", own]
 
 
 def test_kill_nine_leaves_model_and_gist_of_the_same_participation(tmp_path: Path) -> None:

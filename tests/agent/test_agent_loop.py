@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.assembly import Assembly, parse_config
+from fedkeep.agent.assembly import AssembledAgent, parse_config
 from fedkeep.agent.clock import DAY
 from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
@@ -207,7 +207,7 @@ def served(tmp_path: Path) -> Any:
     assembly.disk.close()
 
 
-def test_the_local_api(served: tuple[Assembly, Path]) -> None:
+def test_the_local_api(served: tuple[AssembledAgent, Path]) -> None:
     assembly, path = served
     assert path.stat().st_mode & 0o777 == 0o600
     feed(assembly.agent, 0, 30)
@@ -227,15 +227,15 @@ def test_the_local_api(served: tuple[Assembly, Path]) -> None:
         assert client.status().round == 4
 
 
-def test_why(served: tuple[Assembly, Path]) -> None:
+def test_why(served: tuple[AssembledAgent, Path]) -> None:
     assembly, path = served
     agent = assembly.agent
     feed(agent, 0, 12)
     agent.participate(order(assembly, 4))
     feed(agent, 100, 40)
     decisions = {row.id: row for row in (d for i in range(100, 140) for d in agent.store.log.about(i))}
-    replaced = next(d for d in decisions.values() if d.verdict.name == "REPLACED")
-    refused = next(d for d in decisions.values() if d.verdict.name == "REFUSED")
+    replaced = next(d for d in decisions.values() if d.verdict == "replaced")
+    refused = next(d for d in decisions.values() if d.verdict == "refused")
     with AgentClient(str(path)) as client:
         kept = client.why(str(replaced.id)).decisions[0]
         assert (kept.verdict, kept.displaced, kept.model_version, kept.policy) == (
@@ -253,7 +253,7 @@ def test_why(served: tuple[Assembly, Path]) -> None:
         assert client.why("987654321").decisions == ()
 
 
-def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_path: Path) -> None:
+def test_erasing_by_id_label_source_and_time(served: tuple[AssembledAgent, Path], tmp_path: Path) -> None:
     assembly, path = served
     agent = assembly.agent
     feed(agent, 0, 12, "one")
@@ -282,7 +282,7 @@ def test_erasing_by_id_label_source_and_time(served: tuple[Assembly, Path], tmp_
     assert fates == ["refused.erased"], "a tombstone keeps an erased sample out"
 
 
-def test_garbage_on_the_api_is_refused_and_the_next_client_served(served: tuple[Assembly, Path]) -> None:
+def test_garbage_on_the_api_is_refused_and_the_next_client_served(served: tuple[AssembledAgent, Path]) -> None:
     import socket
 
     _, path = served
@@ -324,7 +324,7 @@ def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
         ({"store": {"budget": 10}}, "budget must be at least"),
         ({"policy": {"name": "od"}}, "did you mean 'ode'"),
         ({"policy": {"name": "full-data"}}, "keeps everything"),
-        ({"samples": {"labels": 0}}, "labels must be at least 1"),
+        ({"samples": {"labels": 0}}, "labels must be between 1 and"),
         ({"samples": {"dtype": "complex"}}, "'samples.dtype' cannot be 'complex'"),
         ({"source": {"kind": "lines"}}, "two brackets"),
     ],

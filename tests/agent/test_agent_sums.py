@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeep.agent.assembly import Assembly
+from fedkeep.agent.assembly import AssembledAgent
 from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
 from fedkeep.core.errors import RefusedError
@@ -27,14 +27,14 @@ from fedkeep.privacy.sum_book import OpenSum
 SECURE = {"secure_sum": True}
 
 
-def streaming(folder: Path, seed: int, **privacy: object) -> Assembly:
+def streaming(folder: Path, seed: int, **privacy: object) -> AssembledAgent:
     folder.mkdir(exist_ok=True)
     assembly = make_agent(folder, privacy={**SECURE, **privacy})
     feed(assembly.agent, 100 * seed, 20)
     return assembly
 
 
-def terms(assembly: Assembly, device: int, session: bytes, counted: bytes = b"") -> told.SumTerms:
+def terms(assembly: AssembledAgent, device: int, session: bytes, counted: bytes = b"") -> told.SumTerms:
     size = assembly.agent.device.learner.gradient_size
     return told.SumTerms(session, device, 2, 3, 1e3, 1e3, size, 50.0, 50.0, 0.5, counted)
 
@@ -43,7 +43,7 @@ def session(number: int) -> bytes:
     return bytes([number]) * told.SESSION_BYTES
 
 
-def summed(agents: dict[int, Assembly], sent: TrainOrder, number: int, counted: bytes = b"") -> np.ndarray:
+def summed(agents: dict[int, AssembledAgent], sent: TrainOrder, number: int, counted: bytes = b"") -> np.ndarray:
     """What the server learns of one secure round over these agents."""
     agreed = {d: terms(a, d, session(number), counted) for d, a in agents.items()}
     opened = OpenSum(agreed, len(sent.model))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import time
+import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedkeep.agent.archives import OversizedError, read_npz
+from fedkeep.agent.disk import StoreError
 from fedkeep.agent.identity import check_model
 from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources.folder import FolderOptions, FolderSource
-from fedkeep.core.errors import ConfigError
+from fedkeep.agent.sources.records import listen_unix
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError
+from fedkeep.core.types import Batch
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
 from tests.agent.builders import arrival, feed, make_agent, order
@@ -104,8 +112,135 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -
     assert (tmp_path / "refused" / "bomb.npz").exists()
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_lies_about_what_it_unpacks_to_is_refused_unread(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "liar.npz", "w", method) as archive:
+        archive.writestr("x.npy", bytes(80_000_000))
+    image = (tmp_path / "liar.npz").read_bytes()
+    (tmp_path / "liar.npz").write_bytes(image.replace(struct.pack("<I", 80_000_000), struct.pack("<I", 8_000_000)))
+    with pytest.raises(DataError, match="does not bound"):
+        read_npz(tmp_path / "liar.npz", 64_000_000)
+
+
+def test_an_archive_with_a_long_table_of_contents_is_refused_unread(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+        for number in range(65):
+            archive.writestr(str(number), b"")
+    with pytest.raises(OversizedError, match="more than 64 arrays"):
+        read_npz(tmp_path / "many.npz", 64_000_000)
+
+
+def test_what_is_no_file_in_a_folder_is_set_aside(tmp_path: Path) -> None:
+    inbox = tmp_path / "in"
+    inbox.mkdir()
+    os.mkfifo(inbox / "a.npz")
+    (inbox / "b.npz").symlink_to("/dev/zero")
+    np.savez(inbox / "c.npz", x=np.empty((9, 0)), y=np.zeros(9))
+    np.savez(inbox / "d.npz", x=np.ones((1, 6)), y=np.zeros(1))
+    write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\npoll_seconds = 0.05\n')
+    with running(tmp_path, "agent.toml"):
+        deadline = time.monotonic() + 20
+        while list(inbox.glob("*.npz")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert sorted(file.name for file in (inbox / "refused").iterdir()) == ["a.npz", "b.npz", "c.npz"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        (b'garbage\n{"x": [1, 2, 3, 4, 5, 6], "y": 1}\n', "2 arrived, 1 kept, refused 1 malformed"),
+        (b"garbage\na,b,c,d,e,f,y\n1,2,3,4,5,6,1\n", "2 arrived, 1 kept, refused 1 malformed"),
+        (b'\xef\xbb\xbf{"x": [1, 2, 3, 4, 5, 6], "y": 1}\n', "1 arrived, 1 kept"),
+        (b"\xef\xbb\xbfy,a,b,c,d,e,f\n1,1,2,3,4,5,6\n", "1 arrived, 1 kept"),
+        (b"", "0 arrived, 0 kept"),
+    ],
+)
+def test_however_a_stream_begins_its_samples_are_read(tmp_path: Path, stream: bytes, said: str) -> None:
+    write_config(tmp_path, '[[source]]\nkind = "lines"\n')
+    command = [sys.executable, "-m", "fedkeep.agent", "agent.toml", "--until-sources-end"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, input=stream, capture_output=True, check=True)
+    assert said in done.stderr.decode().splitlines()[-1]
+
+
+def test_a_stream_without_any_sample_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a,b,c,d,e,f,class\n1,2,3,4,5,6,1\n")
+    write_config(tmp_path, '[[source]]\nkind = "lines"\npath = "in.txt"\n')
+    code, said = outcome(tmp_path, "agent.toml", "--until-sources-end")
+    assert (code, "no line is JSON or a CSV header with the column 'y'" in said.splitlines()[-1]) == (1, True)
+
+
+def test_a_pipe_without_a_writer_holds_up_neither_start_nor_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    write_config(tmp_path, '[[source]]\nkind = "lines"\npath = "pipe"\n')
+    with running(tmp_path, "agent.toml"):
+        pass
+    with running(tmp_path, "agent.toml"), (tmp_path / "pipe").open("w") as pipe:
+        pipe.write(lines(5))
+        pipe.flush()
+        with AgentClient(str(tmp_path / "a.sock")) as client:
+            deadline = time.monotonic() + 20
+            while client.status().samples < 5 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert client.status().samples == 5
+
+
+def test_a_store_that_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.store")
+    write_config(tmp_path)
+    code, said = outcome(tmp_path, "agent.toml")
+    assert (code, "is not a file: left untouched" in said) == (2, True)
+    assert (tmp_path / "a.store").is_fifo()
+
+
+def test_a_store_behind_a_link_stays_there(tmp_path: Path) -> None:
+    (tmp_path / "flash").mkdir()
+    (tmp_path / "a.store").symlink_to("flash/real")
+    for budget in (100_000, 200_000):
+        make_agent(tmp_path, store={"budget": budget}).disk.close()
+        assert (tmp_path / "a.store").is_symlink()
+        assert [file.name for file in (tmp_path / "flash").iterdir()] == ["real"]
+
+
+def test_what_a_killed_move_left_is_removed_and_a_failing_disk_is_not_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_agent(tmp_path).disk.close()
+    (tmp_path / "a.store.new").write_bytes(bytes(5000))
+    make_agent(tmp_path).disk.close()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StoreError, match="cannot be used now: No space left"):
+        make_agent(tmp_path, store={"budget": 200_000})
+    assert [file.name for file in tmp_path.iterdir()] == ["a.store"]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"samples": {"shape": [10**20]}}, "shape must make at most"),
+        ({"samples": {"labels": 10**20}}, "labels must be between"),
+        ({"store": {"budget": 10**17}}, "no room for the 100000000000000000 bytes"),
+    ],
+)
+def test_numbers_beyond_any_device_are_refused_by_name(tmp_path: Path, table: dict[str, Any], said: str) -> None:
+    with pytest.raises(FedkeepError, match=said):
+        make_agent(tmp_path, **table)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_path_of_a_socket_may_be_too_long(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at most 107 bytes"):
+        listen_unix(tmp_path / ("a" * 150))
+
+
 def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(tmp_path: Path) -> None:
-    write_config(tmp_path, f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\noverload = "wait"\n')
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    tables = f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\noverload = "wait"\n'
+    write_config(tmp_path, f"{tables}[metrics]\nport = {port}\n")
     limited = f'ulimit -n 128; exec "{sys.executable}" -m fedkeep.agent agent.toml'
     process = subprocess.Popen(["sh", "-c", limited], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     idle = []
@@ -116,6 +251,9 @@ def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(tmp
                 one = socket.socket(socket.AF_UNIX)
                 one.connect(str(tmp_path / path))
                 idle.append(one)
+        idle += [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            assert b"fedkeep_capacity" in answer.read()
         with socket.socket(socket.AF_UNIX) as sender:
             sender.connect(str(tmp_path / "in.sock"))
             sender.settimeout(20)
@@ -267,6 +405,29 @@ def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_pa
     again.disk.close()
 
 
+def test_alone_with_a_model_values_are_against_the_mean_of_what_came(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path, policy={"name": "ode", "choice": "greatest", "value": "projection"})
+    agent, learner = assembly.agent, assembly.agent.device.learner
+    model = learner.initial(0)
+    agent.device.install(model)  # as from [model] path
+    feed(agent, 0, 248)
+    assert agent.device.direction is None
+    feed(agent, 248, 20)
+    came = [arrival(id_) for id_ in range(256)]
+    batch = Batch(np.stack([one.x for one in came]), np.array([one.y for one in came]), np.arange(256))
+    mean = learner.probe(model).measure(batch).mean_gradient()
+    direction = agent.device.direction
+    assert direction is not None
+    np.testing.assert_allclose(direction, mean, rtol=1e-4, atol=1e-6)
+    stored = agent.store.stored()
+    np.testing.assert_allclose(
+        stored.scores, learner.probe(model).measure(stored.batch).projections(mean), rtol=1e-3, atol=1e-5
+    )
+    assert agent.erase([int(stored.batch.ids[0])]) == 1
+    assert agent.device.direction is None
+    assembly.disk.close()
+
+
 def test_samples_far_beyond_the_usual_are_refused_until_they_are_the_usual() -> None:
     magnitudes = Magnitudes(1e6, 100.0)
     assert not magnitudes.huge(np.full((20, 3), 2.0)).any()
@@ -290,7 +451,7 @@ def test_a_kill_between_two_commits_of_statistics_costs_no_sample(tmp_path: Path
     assembly.disk.close()  # nothing else: as after a kill
     again = make_agent(tmp_path)
     assert sorted(again.agent.store.stored().batch.ids.tolist()) == held
-    assert [d.verdict.name for d in again.agent.store.log.about(129)] == ["KEPT"]
+    assert [d.verdict for d in again.agent.store.log.about(129)] == ["kept"]
     assert again.agent.counters.counts()["kept"] == 33
     feed(again.agent, 200, 30)
     assert set(held) <= set(again.agent.store.stored().batch.ids.tolist())

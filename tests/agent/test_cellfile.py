@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.agent.cellfile import CellFile
-from fedkeep.agent.cells import Cell, Geometry, Label, Root, decode_cell, decode_label, decode_root
+from fedkeep.agent.cells import FileCell, Geometry, Label, Root, decode_cell, decode_label, decode_root
 from fedkeep.agent.cipher import Cipher
 from fedkeep.agent.disk import StoreError
 from tests.faults.script import RamDisk
@@ -107,7 +107,7 @@ def test_random_bytes_are_no_part_of_a_store(noise: bytes) -> None:
 
 
 def test_parts_survive_encoding() -> None:
-    for cell in (Cell(2, 77, 1, 3, b"data"), Cell(1, 5 << 20, 0, 1, b"x", light=True, frees=0)):
+    for cell in (FileCell(2, 77, 1, 3, b"data"), FileCell(1, 5 << 20, 0, 1, b"x", light=True, frees=0)):
         assert decode_cell(cell.encode().ljust(256, b"\0")) == cell
     root = Root(9, b"\xf0", 1)
     assert decode_root(root.encode(8).ljust(64, b"\0"), 8) == root

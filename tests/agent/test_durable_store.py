@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeep.agent.audit import Decision, DecisionLog, Verdict
-from fedkeep.agent.cells import Cell, decode_root
+from fedkeep.agent.audit import DecisionLog, Verdict
+from fedkeep.agent.cells import FileCell, decode_root
 from fedkeep.agent.clock import DAY, AgeClock
 from fedkeep.agent.copies import copies_of
 from fedkeep.agent.disk import StoreError
 from fedkeep.agent.form import SampleForm
+from fedkeep.agent.identity import Identity
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.opening import Identity, Opened, open_file
-from fedkeep.agent.record import SAMPLE
+from fedkeep.agent.opening import Opened, open_file
+from fedkeep.agent.record import SAMPLE, Note
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
@@ -94,8 +95,7 @@ def test_what_was_erased_is_in_no_file(tmp_path: Path) -> None:
     assert not any(victim in file.read_bytes() for victim in victims for file in tmp_path.iterdir())
     assert held.x[11].tobytes() in path.read_bytes()
     (line,) = store.log.about(int(held.ids[0]))
-    assert (line.verdict, line.label) == (Verdict.ERASED, -1)
-    assert np.isnan(line.score)
+    assert (line.verdict, line.label, line.score) == ("erased", -1, None)
 
 
 def test_a_file_of_the_previous_format_is_still_read() -> None:
@@ -125,7 +125,7 @@ def _rewrite_as_format_1(disk: RamDisk) -> None:
         cell = decode_cell(bytes(disk.image[at : at + geometry.cell_size]))
         if cell is not None and cell.kind == SAMPLE:
             data = cell.data[: _FIRST.size] + cell.data[_FIRST.size + _ADDED.size :]
-            old = Cell(cell.kind, cell.blob, cell.part, cell.parts, data, version=1)
+            old = FileCell(cell.kind, cell.blob, cell.part, cell.parts, data, version=1)
             disk.image[at : at + geometry.cell_size] = old.encode().ljust(geometry.cell_size, b"\0")
 
 
@@ -329,7 +329,7 @@ def test_the_age_clock_ignores_wall_clocks_within_tolerance() -> None:
 def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     log = DecisionLog(32, "ode")
     for i in range(100):
-        log.add(Decision(i, i, 1, Verdict.KEPT, 0.5, np.nan, i - 50, 3, float(i), ""))
+        log.add(Note(i, 1, 1, i, 0.5, 0, 3, np.nan, i - 50, wall=float(i)), Verdict.KEPT)
     assert [d.id for d in log.about(40)] == [90], "only the one that displaced it is still there"
     assert [d.policy for d in log.about(99)] == ["ode"]
     restored = DecisionLog(32, "ode")
@@ -341,4 +341,4 @@ def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     refused = Batch(np.zeros((3, 1)), np.array([0, 1, 2]), np.array([500, 501, 502]))
     log.add_refusals(refused, np.arange(3), np.array([1.0, 2, 3]), np.array([4.0, 5, 6]), 2, 7.0)
     (line,) = log.about(501)
-    assert (line.verdict, line.label, line.score, line.floor) == (Verdict.REFUSED, 1, 2.0, 5.0)
+    assert (line.verdict, line.label, line.score, line.floor) == ("refused", 1, 2.0, 5.0)

@@ -123,3 +123,13 @@ def test_fewer_bytes_hold_more_samples_and_a_restart_changes_none(tmp_path: Path
     again.disk.close()
     with pytest.raises(ConfigError, match=f"holds samples of dtype {encoding}"):
         make_agent(tmp_path)
+
+
+def test_an_empty_store_is_written_out_too(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    make_agent(tmp_path).disk.close()
+    for name in ("none.npz", "none.parquet", "none"):
+        assert ask("export", tmp_path / "a.store", tmp_path / name) == (
+            0, f"0 samples of shape [6] written to {tmp_path / name}\n"
+        )  # fmt: skip
+        assert (tmp_path / name).exists()

@@ -52,7 +52,7 @@ _Y = _RNG.integers(0, LABELS, 4096).tolist()
 
 def feed(agent: Agent, count: int, first: int = 0) -> None:
     """Random samples, each with an id of its own."""
-    copies = agent.store.sample_bytes // _X[0].nbytes
+    copies = (agent.device.learner.size // LABELS - 1) // FEATURES
     done = 0
     while done < count:
         for i in range(min(64, count - done)):

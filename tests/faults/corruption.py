@@ -12,8 +12,9 @@ from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.cells import decode_cell
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.identity import Identity
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.opening import Identity, open_file
+from fedkeep.agent.opening import open_file
 from fedkeep.agent.record import SAMPLE
 from fedkeep.core.store import MemoryStore
 from tests.faults.script import FORM, REGIONS, sample, samples

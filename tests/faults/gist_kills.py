@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.agent.assembly import Assembly
+from fedkeep.agent.assembly import AssembledAgent
 from fedkeep.core.types import LocalTraining, TrainOrder
 from tests.agent.builders import feed, make_agent
 
 TABLES = {"policy": {"name": "draw"}, "gist": {"name": "local", "encoding": "int8"}, "store": {"budget": 130_000}}
 
 
-def opened(folder: Path) -> Assembly:
+def opened(folder: Path) -> AssembledAgent:
     return make_agent(folder, **TABLES)
 
 
-def participations(assembly: Assembly) -> tuple[int, int]:
+def participations(assembly: AssembledAgent) -> tuple[int, int]:
     """How many the device remembers, and how many its gist does."""
     state = assembly.agent.device.snapshot()
     return int(state["counters"][1]) + 1, int(state["gist.state"][1])

@@ -11,7 +11,7 @@ from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.disk import Disk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.layout import Layout, StoreOptions, plan
+from fedkeep.agent.layout import StoreLayout, StoreOptions, plan
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State
@@ -54,7 +54,7 @@ def samples(first: int, count: int) -> Batch:
 class Scripted:
     """A store that walks through the script and commits after every step."""
 
-    def __init__(self, disk: Disk, layout: Layout = LAYOUT, form: SampleForm = FORM) -> None:
+    def __init__(self, disk: Disk, layout: StoreLayout = LAYOUT, form: SampleForm = FORM) -> None:
         self.file = CellFile(disk, layout.geometry)
         self.quotas: IntArray = np.full(REGIONS, layout.capacity // REGIONS)
         index = MemoryStore(self.quotas)

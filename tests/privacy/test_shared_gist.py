@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.agent.privacy import Privacy
+from fedkeep.agent.privacy import AgentPrivacy
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
@@ -86,7 +86,7 @@ def test_noise_for_a_sample_is_refused_with_a_shared_gist(tables: dict[str, Any]
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
         parse_fleet(fleet)
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
-        Privacy.configured({"epsilon": 8.0}, DeviceOptions(), GistOptions("shared"))
+        AgentPrivacy.configured({"epsilon": 8.0}, DeviceOptions(), GistOptions("shared"))
 
 
 @pytest.mark.parametrize(

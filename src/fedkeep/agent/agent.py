@@ -36,6 +36,8 @@ _STATISTICS_SECONDS = 60.0
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
 _PAUSE_SECONDS = 0.05
+_ALONE_ARRIVALS = 256
+"""After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
 
 
 class Agent:
@@ -81,6 +83,7 @@ class Agent:
         """Samples whose fate is not on the disk yet."""
         self._awaited: list[tuple[Arrival, str]] = []
         """Those among them whose senders await an answer."""
+        self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
         self.door = Door()
         self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
@@ -106,16 +109,20 @@ class Agent:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def restore(self, state: State) -> None:
-        """Becomes what a file says; a part of the state that was damaged begins anew, the samples stay."""
-        self.device.restore(self._mended(_part(state, "device")))
+    def restore(self, state: State, *, damaged: bool = False) -> None:
+        """Becomes what a file says; what is missing of the state begins anew, the samples stay."""
+        found = _part(state, "device")
+        if damaged and not self._fresh.keys() <= found.keys():
+            log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
+        self.device.restore(self._mended(found))
         for name, part in self._parts.items():
             own = _part(state, name)
             if own and part is not self.device:
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._freeze_vectors()
-        arrivals = _part(state, "device").get("counters")
+        self._alone_from = max(_ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count)
+        arrivals = found.get("counters")
         if arrivals is not None:
             caught_up = self.store.write_down_since(int(arrivals[0]))
             self.counters.add_all(Counter({"seen": caught_up, "kept": caught_up} if caught_up else {}))
@@ -134,8 +141,6 @@ class Agent:
             state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
             if found.get("store.quotas", held).sum() != self.device.capacity:
                 state.pop("store.quotas", None)
-        if found and not self._fresh.keys() <= found.keys():
-            log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         return state
 
     def _freeze_vectors(self) -> None:
@@ -155,6 +160,7 @@ class Agent:
         with self.lock:
             if arrivals:
                 self.judge(arrivals)
+                self._value_alone()
             now = time.monotonic()
             if now >= self._commit_due() or self.store.pending > self._reserve - self._batch:
                 self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
@@ -192,6 +198,17 @@ class Agent:
             self._refuse(arrival, reason)
         if len(batch):
             self._take_in(batch, sound)
+
+    def _value_alone(self) -> None:
+        """Gives a policy that wants values a direction before any server does: the mean gradient of all that came."""
+        device, seen = self.device, self.device.window.count
+        if self.model_date.round >= 0 or device.model is None or not device.policy.uses_direction:
+            return
+        if seen < self._alone_from or device.window.size != device.learner.gradient_size:
+            return
+        self._alone_from = 2 * seen  # each time all that is stored is valued and ranked anew, on the disk too
+        device.adopt(device.model, device.window.mean().astype(np.float32))
+        self._freeze_vectors()
 
     def _refuse(self, arrival: Arrival, reason: str) -> None:
         self.counters.add(f"refused.{reason}")
@@ -270,6 +287,9 @@ class Agent:
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
             self.device.unlearn()
+            if self.model_date.round < 0 and self.device.model is not None:
+                self.device.install(self.device.model)  # its direction was a mean over them
+                self._alone_from = _ALONE_ARRIVALS
             self.tombstones.add(ids)
             self.counters.add("erased", erased)
             if not self.commit(wipe=True):

@@ -16,11 +16,11 @@ from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.form import SampleForm
 from fedkeep.agent.identity import carried_over, check_model, identity_of
-from fedkeep.agent.layout import Layout, StoreOptions, least_budget, plan
+from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED
 from fedkeep.agent.opening import Opened, open_file
 from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
-from fedkeep.agent.privacy import Privacy
+from fedkeep.agent.privacy import AgentPrivacy
 from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
@@ -85,6 +85,12 @@ def read_config(path: Path) -> AgentConfig:
 
 
 def parse_config(table: Table) -> AgentConfig:
+    """The tables of a configuration, checked.
+
+    >>> config = parse_config({"samples": {"shape": [2], "labels": 2}, "source": [{"kind": "lines"}]})
+    >>> config.policy_name, config.store.budget, config.sources[0].name
+    ('draw', 9000000, 'lines')
+    """
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
@@ -118,17 +124,17 @@ def parse_config(table: Table) -> AgentConfig:
 
 
 @dataclass(frozen=True)
-class Assembly:
+class AssembledAgent:
     agent: Agent
-    layout: Layout
+    layout: StoreLayout
     disk: FileDisk
 
 
-def assemble(config: AgentConfig) -> Assembly:
+def assemble(config: AgentConfig) -> AssembledAgent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     check_model(learner, config.samples.shape, config.samples.labels)
-    privacy = Privacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
+    privacy = AgentPrivacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
     identity = identity_of(config.model, config.samples.labels)
     opened = open_file(config.store, config.form, layout, identity)
@@ -139,7 +145,9 @@ def assemble(config: AgentConfig) -> Assembly:
         raise
 
 
-def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learner, privacy: Privacy | None) -> Assembly:
+def _around(
+    config: AgentConfig, opened: Opened, layout: StoreLayout, learner: Learner, privacy: AgentPrivacy | None
+) -> AssembledAgent:
     """The agent around an open store."""
     regions = regions_for(config.policy, config.samples.labels)
     index = memory_store(regions, config.after_use, config.device)
@@ -164,17 +172,18 @@ def _around(config: AgentConfig, opened: Opened, layout: Layout, learner: Learne
     agent = Agent(
         device, store, config.form, config.samples.labels, config.agent,
         commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=Path(config.store.path),
+        store_path=config.store.file,
         magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
     )  # fmt: skip
     identity = identity_of(config.model, config.samples.labels)
     state = carried_over(store.load(opened.contents), opened.before, identity, learner, regions.count)
+    damaged = bool(opened.contents.damage)
     if privacy is not None:
-        privacy.guard(agent, state, damaged=bool(opened.contents.damage))
-    agent.restore(state)
+        privacy.guard(agent, state, damaged=damaged)
+    agent.restore(state, damaged=damaged)
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
-    return Assembly(agent, layout, opened.disk)
+    return AssembledAgent(agent, layout, opened.disk)
 
 
 def _window(seconds: float) -> MeterWindow:
@@ -187,7 +196,7 @@ def budget_for(config: AgentConfig, samples: int) -> int:
     return least_budget(config.store, config.form, _state_bytes(learner, config, None), samples)
 
 
-def _state_bytes(learner: Learner, config: AgentConfig, privacy: Privacy | None) -> int:
+def _state_bytes(learner: Learner, config: AgentConfig, privacy: AgentPrivacy | None) -> int:
     """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
     of a secure sum's.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeep.agent.record import Note
 from fedkeep.core.ports import Fate
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+from fedkeep.link.messages import Reason
 
 CHUNK = 32
 """Decisions that are written together."""
@@ -36,22 +37,6 @@ class Verdict(IntEnum):
     """It no longer fitted the quotas, or its new score ruled it out."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """One line of the log."""
-
-    id: int
-    arrival: int
-    label: int
-    verdict: Verdict
-    score: float
-    floor: float
-    displaced: int
-    model_version: int
-    wall: float
-    policy: str
-
-
 class DecisionLog:
     """The latest `length` decisions that changed the store, kept on disk, and as many refusals, kept in memory.
 
@@ -69,12 +54,12 @@ class DecisionLog:
     def __len__(self) -> int:
         return min(self._written, len(self._chunks) * CHUNK)
 
-    def add(self, decision: Decision) -> None:
+    def add(self, note: Note, verdict: Verdict) -> None:
         chunk, row = divmod(self._written % (len(self._chunks) * CHUNK), CHUNK)
         rows = self._chunks[chunk].copy()
         rows[row] = (
-            decision.id, decision.arrival, decision.label, decision.verdict, decision.score, decision.floor,
-            decision.displaced, decision.model_version, decision.wall, self._policy,
+            note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
+            note.wall, self._policy,
         )  # fmt: skip
         rows.flags.writeable = False
         self._chunks[chunk] = rows
@@ -92,10 +77,12 @@ class DecisionLog:
         self._refused[(self._refusals + np.arange(len(rows))) % len(self._refused)] = rows
         self._refusals += len(rows)
 
-    def about(self, id_: int) -> list[Decision]:
+    def about(self, id_: int) -> list[Reason]:
         """All decisions on one sample that are still logged, oldest first, the one that displaced it included."""
-        found = [decision for rows in (self._refused, *self._chunks) for decision in _decisions(rows, id_)]
-        return sorted(found, key=lambda d: (d.wall, d.arrival))
+        rows = np.concatenate([self._refused, *self._chunks])
+        # A row without a policy was never written.
+        found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
+        return [_reason(row) for row in np.sort(found, order=("wall", "arrival"), kind="stable")]
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""
@@ -116,16 +103,19 @@ class DecisionLog:
         self._written = int(state.get("written", np.array(0)))
 
 
-def _decisions(rows: AnyArray, id_: int) -> list[Decision]:
-    """The decisions on one sample; a row without a policy was never written."""
-    found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
-    return [
-        Decision(
-            int(r["id"]), int(r["arrival"]), int(r["label"]), Verdict(int(r["verdict"])), float(r["score"]),
-            float(r["floor"]), int(r["displaced"]), int(r["model"]), float(r["wall"]), r["policy"].decode(),
-        )
-        for r in found
-    ]  # fmt: skip
+def _reason(row: np.void) -> Reason:
+    score, floor, displaced = float(row["score"]), float(row["floor"]), int(row["displaced"])
+    return Reason(
+        id=int(row["id"]),
+        verdict=Verdict(int(row["verdict"])).name.lower(),
+        label=int(row["label"]),
+        score=None if np.isnan(score) else score,
+        floor=None if np.isnan(floor) else floor,
+        displaced=None if displaced < 0 else displaced,
+        model_version=int(row["model"]),
+        policy=row["policy"].decode(),
+        time=float(row["wall"]),
+    )
 
 
 def _blanked(rows: AnyArray, ids: IntArray) -> AnyArray:

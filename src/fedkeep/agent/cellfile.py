@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.agent.cells import SEQUENCE_SHIFT, WIPE, Cell, Geometry, Label, Root, decode_cell, decode_root
+from fedkeep.agent.cells import SEQUENCE_SHIFT, WIPE, FileCell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.agent.cipher import OVERHEAD, Cipher
 from fedkeep.agent.disk import Disk, StoreError
 
@@ -105,6 +105,10 @@ class CellFile:
     def size(self) -> int:
         return self._geometry.size
 
+    @property
+    def cell_size(self) -> int:
+        return self._geometry.cell_size
+
     def cells_for(self, length: int) -> int:
         """How many cells a blob of `length` bytes takes."""
         return max(1, -(-length // self.capacity))
@@ -145,7 +149,9 @@ class CellFile:
             damage.cells = int(counted.sum()) - sum(bool(counted[index]) for index in cells)
         return self._assemble({index: cell for index, cell in cells.items() if counted[index]}, damage)
 
-    def _count_newer(self, cells: dict[int, Cell], counted: NDArray[np.bool_], since: int, *, everything: bool) -> None:
+    def _count_newer(
+        self, cells: dict[int, FileCell], counted: NDArray[np.bool_], since: int, *, everything: bool
+    ) -> None:
         """Counts the cells written after the root of transaction `since`, in the order in which they were."""
         newer = sorted(
             (c.sequence, index) for index, c in cells.items() if c.sequence > since and (c.light or everything)
@@ -183,7 +189,7 @@ class CellFile:
         area = self._disk.read(self._geometry.root(half, copy), self._geometry.root_size)
         return decode_root(area, self._geometry.cells)
 
-    def _scan(self) -> Iterator[tuple[int, Cell]]:
+    def _scan(self) -> Iterator[tuple[int, FileCell]]:
         """The cells that are whole, whether they count or not."""
         size = self._geometry.cell_size
         step = max(1, _STRIDE // size)
@@ -197,8 +203,8 @@ class CellFile:
                 if cell is not None:
                     yield start + int(index), cell
 
-    def _assemble(self, cells: dict[int, Cell], damage: Damage) -> Contents:
-        parts: dict[int, dict[int, tuple[int, Cell]]] = {}
+    def _assemble(self, cells: dict[int, FileCell], damage: Damage) -> Contents:
+        parts: dict[int, dict[int, tuple[int, FileCell]]] = {}
         for index, cell in cells.items():
             parts.setdefault(cell.blob, {})[cell.part] = (index, cell)
         self._live[:] = False
@@ -214,7 +220,7 @@ class CellFile:
         self._live[[index for place in self._places.values() for index in place]] = True
         return Contents(blobs, damage)
 
-    def _join(self, number: int, parts: list[tuple[int, Cell]]) -> Blob | None:
+    def _join(self, number: int, parts: list[tuple[int, FileCell]]) -> Blob | None:
         first = parts[0][1]
         if len(parts) != first.parts:
             return None
@@ -224,7 +230,7 @@ class CellFile:
         pieces = [piece for piece in opened if piece is not None]
         return Blob(number, first.kind, first.version, b"".join(pieces)) if len(pieces) == len(parts) else None
 
-    def _open(self, cell: Cell) -> bytes | None:
+    def _open(self, cell: FileCell) -> bytes | None:
         return self._cipher.unseal(cell.data, _place(cell)) if self._cipher else cell.data
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -273,23 +279,23 @@ class CellFile:
         if self._in_doubt or len(self._allocatable()) < wanted:
             self._write_root(self._live)
 
-    def _write_light(self, taken: list[int], cells: list[Cell], freed: list[int]) -> None:
+    def _write_light(self, taken: list[int], cells: list[FileCell], freed: list[int]) -> None:
         self._in_doubt = True
         self._write_cells(taken, [c._replace(light=True, frees=i) for c, i in zip_longest(cells, freed)])
         self._in_doubt = False
         self._young[taken] = True
 
-    def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[Cell]:
+    def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
         self._sequence += 1
         cells = []
         for offset, (kind, data) in enumerate(add):
             number = (self._sequence << SEQUENCE_SHIFT) + offset
             pieces = [data[i : i + self.capacity] for i in range(0, len(data), self.capacity)] or [b""]
             for part, piece in enumerate(pieces):
-                cells.append(self._seal(Cell(kind, number, part, len(pieces), piece)))
+                cells.append(self._seal(FileCell(kind, number, part, len(pieces), piece)))
         return cells
 
-    def _seal(self, cell: Cell) -> Cell:
+    def _seal(self, cell: FileCell) -> FileCell:
         if self._cipher is None:
             return cell
         return cell._replace(data=self._cipher.seal(cell.data, _place(cell)))
@@ -308,7 +314,7 @@ class CellFile:
             self._cursor = int(np.roll(free, -first)[count - 1]) + 1
         return [int(index) for index in taken]
 
-    def _write_cells(self, taken: list[int], cells: list[Cell]) -> None:
+    def _write_cells(self, taken: list[int], cells: list[FileCell]) -> None:
         """Neighbouring cells go in one call."""
         if not taken:
             return
@@ -333,7 +339,7 @@ class CellFile:
         self._half = 1 - self._half
         self._young[:] = False
 
-    def _adopt(self, live: NDArray[np.bool_], taken: list[int], cells: list[Cell], removed: list[int]) -> None:
+    def _adopt(self, live: NDArray[np.bool_], taken: list[int], cells: list[FileCell], removed: list[int]) -> None:
         self._live = live
         for number in removed:
             del self._places[number]
@@ -356,12 +362,12 @@ def _bits(bitmap: bytes, count: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=count).astype(bool)
 
 
-def _may_be_light(cells: list[Cell], freed: list[int]) -> bool:
+def _may_be_light(cells: list[FileCell], freed: list[int]) -> bool:
     """Whether each new cell is a blob of its own and can say for itself which one it takes the place of."""
     return len(freed) <= len(cells) and all(cell.parts == 1 for cell in cells)
 
 
-def _place(cell: Cell) -> bytes:
+def _place(cell: FileCell) -> bytes:
     """What a sealed cell is bound to."""
     return f"{cell.kind}/{cell.blob}/{cell.part}/{cell.parts}".encode()
 

@@ -53,9 +53,10 @@ class Geometry:
     def within(cls, budget: int, cell_size: int) -> Geometry:
         """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
         room = budget // PAGE * PAGE - 2 * PAGE
-        cells = max(0, (room - 4 * PAGE) // cell_size)
-        while cells and 4 * _root_size(cells) + cells * cell_size > room:
-            cells -= 1
+        # A cell takes four bits in the roots besides its bytes, and each root less than a page more than its bits.
+        cells = max(0, 2 * (room - 8 * PAGE) // (2 * cell_size + 1))
+        while 4 * _root_size(cells + 1) + (cells + 1) * cell_size <= room:
+            cells += 1
         root_size = _root_size(cells)
         size = 2 * PAGE + 4 * root_size + -(-cells * cell_size // PAGE) * PAGE
         return cls(size, cell_size, cells, root_size, copies=2)
@@ -134,7 +135,7 @@ def decode_root(area: bytes, cells: int) -> Root | None:
     return Root(sequence, bitmap, flags) if crc32(bitmap, crc32(head)) == checksum else None
 
 
-class Cell(NamedTuple):
+class FileCell(NamedTuple):
     """One part of a blob; `blob` is the same in all parts and never used twice."""
 
     kind: int
@@ -167,7 +168,7 @@ def _checksum(head: bytes, data: bytes) -> int:
     return crc32(data, crc32(head))
 
 
-def decode_cell(raw: bytes) -> Cell | None:
+def decode_cell(raw: bytes) -> FileCell | None:
     """The cell, or None if it is empty or damaged."""
     magic, version, kind, flags, part, parts, freed, blob, length, checksum = _CELL.unpack_from(raw)
     if magic != _CELL_MAGIC or version not in READABLE or length > len(raw) - HEADER or part >= parts:
@@ -176,4 +177,4 @@ def decode_cell(raw: bytes) -> Cell | None:
     if _checksum(raw[: HEADER - _CHECKSUM], data) != checksum:
         return None
     light = version >= _SELF_COUNTING and bool(flags & LIGHT)
-    return Cell(kind, blob, part, parts, data, light, freed - 1 if light and freed else None, version)
+    return FileCell(kind, blob, part, parts, data, light, freed - 1 if light and freed else None, version)

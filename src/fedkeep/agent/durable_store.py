@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedkeep.agent.audit import Decision, DecisionLog, Verdict
+from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.form import SampleForm
@@ -132,8 +132,9 @@ class DurableStore:
         return self._file.size
 
     @property
-    def sample_bytes(self) -> int:
-        return self._codec.nbytes
+    def bytes_per_sample(self) -> int:
+        """Of the budget: the sample, what is known of it, and what makes both readable by themselves."""
+        return self._file.cell_size
 
     @property
     def needs_whole(self) -> bool:
@@ -158,7 +159,7 @@ class DurableStore:
         """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
         notes = sorted((n for n in self._notes.values() if n.arrival >= arrival), key=lambda n: n.arrival)
         for note in notes:
-            self._write_down(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
+            self.log.add(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
         return len(notes)
 
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
@@ -230,7 +231,7 @@ class DurableStore:
     # -- staging ---------------------------------------------------------------------------------------------------
 
     def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
-        self._write_down(note, Verdict(fate))
+        self.log.add(note, Verdict(fate))
         if fate is Fate.REFRESHED:
             self._touch(note.id)
             return
@@ -256,21 +257,13 @@ class DurableStore:
         """A sample left for no newcomer: the log keeps that it did, and nothing of what it was."""
         if self._discard(id_) is not None:
             blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
-            self._write_down(blank, verdict)
+            self.log.add(blank, verdict)
 
     def _let_go_of(self, dropped: list[int]) -> list[int]:
         """Takes note of samples that the index has dropped."""
         for id_ in dropped:
             self._let_go(id_, Verdict.DROPPED)
         return dropped
-
-    def _write_down(self, note: Note, verdict: Verdict) -> None:
-        self.log.add(
-            Decision(
-                note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
-                note.wall, "",
-            )
-        )  # fmt: skip
 
     def _touch(self, id_: int) -> None:
         if self._index.after_use.name == "discount":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
-from fedkeep.agent.opening import Identity
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import Learner
@@ -21,6 +21,15 @@ _LEARNED = (
     "device.memory.", "gate.clean", "gate.noisy", "sums.",
 )  # fmt: skip
 _COUNTED = ("device.", *_LEARNED)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the samples of a store are for; when it changes, the samples stay and what was learned begins anew."""
+
+    labels: int
+    model: str = ""
+    """Tells models apart whose vectors mean different things."""
 
 
 def identity_of(model: Table, labels: int) -> Identity:

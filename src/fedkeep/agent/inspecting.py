@@ -14,9 +14,8 @@ from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import Disk, FileDisk, ReadOnlyDisk
 from fedkeep.agent.durable_store import decode_samples
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.opening import find_label
+from fedkeep.agent.opening import find_label, superfluous
 from fedkeep.agent.record import Note
-from fedkeep.agent.salvage import superfluous
 from fedkeep.core.encoding import EncodingName
 from fedkeep.core.errors import ConfigError, MissingExtraError
 from fedkeep.core.types import AnyArray
@@ -122,14 +121,14 @@ def _export_parquet(found: Inspected, columns: dict[str, AnyArray], out: Path) -
         import pyarrow.parquet as pq
     except ImportError:
         raise MissingExtraError("writing Parquet", "parquet") from None
-    flat = found.x.reshape(len(found.x), -1)
-    x = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
+    x = pa.FixedSizeListArray.from_arrays(pa.array(found.x.ravel()), int(np.prod(found.x.shape[1:])))
     table = pa.table({"x": x, **{name: pa.array(column.tolist()) for name, column in columns.items()}})
     pq.write_table(table.replace_schema_metadata({"shape": str(list(found.x.shape[1:]))}), out)
 
 
 def _export_folder(found: Inspected, out: Path) -> None:
+    out.mkdir()
     for note, x in zip(found.notes, found.x, strict=True):
         folder = out / str(note.label)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         np.save(folder / f"{note.id}.npy", x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,6 +64,11 @@ class StoreOptions:
         """The length of the log of decisions."""
         return min(2048, self.budget // (20 * ROW_BYTES)) if self.log_length is None else self.log_length
 
+    @property
+    def file(self) -> Path:
+        """Where the store really is: behind a link, so that a file that takes its place does so there."""
+        return Path(os.path.realpath(self.path))
+
     def cipher(self) -> Cipher | None:
         if self.key_file is None and self.key_env is None:
             return None
@@ -70,7 +76,7 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StoreLayout:
     """How a budget is divided."""
 
     geometry: Geometry
@@ -82,7 +88,7 @@ class Layout:
     """What is committed besides samples."""
 
 
-def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
+def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     """The most samples for a budget, with room for a second copy of whatever one commit can change.
 
     `state_bytes` is what the device commits besides samples: model, direction, estimator.
@@ -104,7 +110,7 @@ def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samp
     return high * PAGE
 
 
-def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout:
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
@@ -122,7 +128,7 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> Layout
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
-    return Layout(geometry, low, _reserve(low), state_bytes)
+    return StoreLayout(geometry, low, _reserve(low), state_bytes)
 
 
 def _reserve(capacity: int) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fedkeep.agent.agent import Agent
+from fedkeep.agent.connections import Connections, accept_until
 from fedkeep.agent.options import MetricsOptions
 from fedkeep.agent.sources.records import AddressTakenError
 from fedkeep.agent.summary import QUANTILES, summarise
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 _PATIENCE = 5.0
-"""Seconds that a client of the endpoint may be silent: descriptors are few."""
+"""Seconds that a client of the endpoint may be silent."""
+_CLIENTS = 8
+"""At a time; one more takes the place of the first."""
+_QUESTION_BYTES = 8192
 
 _GIST = {
     "worth": "Samples that the gist is worth",
@@ -48,7 +54,7 @@ class Collector:
             ("labels", "Labels of the task", status.labels),
             ("stride", "One of this many arrivals is valued", status.stride),
             ("model_round", "The round of the model last received, -1 before the first", status.round),
-            ("sample_bytes", "Bytes of one stored sample with what is known of it", status.sample_bytes),
+            ("sample_bytes", "Bytes of the budget that one stored sample takes", status.sample_bytes),
             ("seconds_per_sample", "Time to value and judge one sample", self._agent.seconds_per_sample),
         ):
             yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
@@ -79,26 +85,42 @@ class Collector:
 
 
 def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] | None:
-    """Starts the endpoint and returns what stops it; None if there is none."""
+    """Starts the endpoint and returns what stops it; None if there is none.
+
+    Not by the client library's own server: it would take as many connections as come, and descriptors are few.
+    """
     if not options.port:
         return None
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     except ImportError:
         raise MissingExtraError("the metrics endpoint", "agent") from None
     registry = CollectorRegistry()
     registry.register(Collector(agent))
     try:
-        server, thread = start_http_server(options.port, options.host, registry)
+        listener = socket.create_server((options.host, options.port))
     except OSError as error:
         raise AddressTakenError(f"{options.host}:{options.port}", error.strerror) from error
-    impatient = {"timeout": _PATIENCE}
-    handler = cast(type, server.RequestHandlerClass)
-    server.RequestHandlerClass = type("ImpatientHandler", (handler,), impatient)
+    connections, stopped = Connections(_CLIENTS), threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        """Whatever is asked for, the metrics are the answer."""
+        connection.settimeout(_PATIENCE)
+        question = b""
+        while b"\r\n\r\n" not in question and len(question) < _QUESTION_BYTES:
+            if not (chunk := connection.recv(_QUESTION_BYTES)):
+                return
+            question += chunk
+        page = generate_latest(registry)
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(page)}\r\n"
+        connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + page)
+
+    arguments = (listener, connections, answer, stopped.is_set)
+    threading.Thread(target=accept_until, args=arguments, name="metrics", daemon=True).start()
 
     def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        stopped.set()
+        listener.close()
+        connections.close()
 
     return stop

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,25 +13,21 @@ from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.cells import PAGE, Geometry, Label, claims_to_be_a_store, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.copies import set_aside
-from fedkeep.agent.disk import FileDisk, ReadOnlyDisk
+from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
 from fedkeep.agent.form import SampleForm
-from fedkeep.agent.layout import Layout, StoreOptions, least_budget
+from fedkeep.agent.identity import Identity
+from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, decode_note, decode_sample, encode_sample
-from fedkeep.agent.salvage import superfluous
+from fedkeep.agent.shelf import older_arrays
 from fedkeep.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
+_FOR_GOOD = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
+"""What does not mend itself; a disk that is full or fails may."""
 _AT_ONCE = 4096
 """Blobs that are moved to another file in one commit."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What the samples of a store are for; when it changes, the samples stay and what was learned begins anew."""
-
-    labels: int
-    model: str = ""
-    """Tells models apart whose vectors mean different things."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +41,30 @@ class Opened:
     """For what it was made, if that is known."""
 
 
-def open_file(options: StoreOptions, form: SampleForm, layout: Layout, identity: Identity) -> Opened:
+def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, identity: Identity) -> Opened:
     """The file, made or found, and what is in it.
 
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
     budget or an earlier format is moved over whole, or refused with the budget that it needs.
     """
-    path, cipher = Path(options.path), options.cipher()
+    path, cipher = options.file, options.cipher()
     wanted = Label(layout.geometry, {**_form(form, cipher, identity), "capacity": layout.capacity})
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
         if not path.exists() or not path.stat().st_size:
             _make(path, wanted, cipher)
+        elif beside(path).exists() and _is_left_over(beside(path)):
+            beside(path).unlink()  # of a move that was killed: its bytes are in no budget
         return _open(path, options, form, layout, wanted, cipher)
     except OSError as error:
+        if error.errno not in _FOR_GOOD:
+            raise StoreError(f"{path} cannot be used now: {error.strerror}") from error
         raise ConfigError(f"{path} cannot be used as a store: {error.strerror}; set [store] path to another") from error
 
 
 def _open(
-    path: Path, options: StoreOptions, form: SampleForm, layout: Layout, wanted: Label, cipher: Cipher | None
+    path: Path, options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: Label, cipher: Cipher | None
 ) -> Opened:
     found, both = find_label(path, wanted.geometry)
     _check_form(found, wanted, cipher, path)
@@ -84,11 +88,8 @@ def _open(
     except BaseException:
         disk.close()
         raise
-    return Opened(file, contents, disk, identity_of(found))
-
-
-def identity_of(label: Label) -> Identity | None:
-    return Identity(label.form["labels"], label.form["model"]) if "model" in label.form else None
+    before = Identity(found.form["labels"], found.form["model"]) if "model" in found.form else None
+    return Opened(file, contents, disk, before)
 
 
 def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
@@ -168,7 +169,7 @@ def _check_labels(contents: Contents, wanted: Label, path: Path) -> None:
 
 
 def _fit(
-    path: Path, file: CellFile, contents: Contents, options: StoreOptions, form: SampleForm, layout: Layout
+    path: Path, file: CellFile, contents: Contents, options: StoreOptions, form: SampleForm, layout: StoreLayout
 ) -> None:
     """Refuses a budget that would cost samples; what was salvaged beyond it was replaced before, and goes."""
     if contents.damage:
@@ -182,6 +183,27 @@ def _fit(
             f"{path} holds {count} samples and [store] budget = {options.budget} has room for {layout.capacity}: "
             f"set it to {least} or more, or first erase some (`fedkeep agent store export` takes them out)"
         )
+
+
+def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
+    """The numbers of blobs that go: earlier records of the same, then samples beyond the capacity.
+
+    Regions take turns, each with its highest scores first, so that none is lost to another's larger values.
+    """
+    newest: dict[int, Blob] = {}
+    gone = older_arrays(blobs)
+    for blob in sorted((b for b in blobs if b.kind == SAMPLE), key=lambda b: b.number):
+        id_ = decode_note(blob).id
+        if id_ in newest:
+            gone.add(newest[id_].number)
+        newest[id_] = blob
+    notes = sorted(((decode_note(blob), blob.number) for blob in newest.values()), key=lambda pair: -pair[0].score)
+    turns: Counter[int] = Counter()
+    ranked = []
+    for note, number in notes:
+        ranked.append((turns[note.region], number))
+        turns[note.region] += 1
+    return gone | {number for _, number in sorted(ranked)[capacity:]}
 
 
 def _make(path: Path, label: Label, cipher: Cipher | None) -> None:
@@ -201,9 +223,13 @@ def _make_beside(path: Path, label: Label, cipher: Cipher | None) -> tuple[FileD
     if new.exists() and not _is_left_over(new):
         raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
     new.unlink(missing_ok=True)
-    disk = FileDisk(new, label.geometry.size)
-    file = CellFile(disk, label.geometry, cipher)
-    file.format(label)
+    try:
+        disk = FileDisk(new, label.geometry.size)
+        file = CellFile(disk, label.geometry, cipher)
+        file.format(label)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
     return disk, file
 
 
@@ -223,6 +249,7 @@ def _move(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) ->
         beside(path).replace(path)
     except BaseException:
         disk.close()
+        beside(path).unlink(missing_ok=True)
         raise
     log.info("%s moved to a budget of %d bytes with all it held", path, label.geometry.size)
     return disk, file

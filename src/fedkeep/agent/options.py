@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+_MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
+"""Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,10 @@ class SampleOptions:
             raise ValueError(f"outlier must be 0 or more, got {self.outlier}")
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
-        if self.labels < 1:
-            raise ValueError(f"labels must be at least 1, got {self.labels}")
+        if math.prod(self.shape) > _MOST_NUMBERS:
+            raise ValueError(f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}")
+        if not 1 <= self.labels <= _MOST_LABELS:
+            raise ValueError(f"labels must be between 1 and {_MOST_LABELS}, got {self.labels}")
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ _LEDGER = "gate.ledger."
 
 
 @dataclass(frozen=True)
-class Privacy:
+class AgentPrivacy:
     """The table `[privacy]`; its libraries are loaded only where there is one, for they are not small."""
 
     options: PrivacyOptions
 
     @classmethod
-    def configured(cls, table: Table, device: DeviceOptions, gist: GistOptions) -> Privacy:
+    def configured(cls, table: Table, device: DeviceOptions, gist: GistOptions) -> AgentPrivacy:
         from fedkeep.privacy.options import PrivacyOptions
 
         options = build(PrivacyOptions, table, "privacy")

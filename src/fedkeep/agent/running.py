@@ -112,12 +112,12 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         agent.commit()
         os.nice(config.agent.nice)
         service.start()
+        introduce(config, assembly)
         readings = [Reading(source, agent, once=until_sources_end) for source in config.sources]
         for reading in readings:
             reading.thread.start()
         memory = IdleMemory()
         memory.give_back()
-        introduce(config, assembly)
         _value(agent, readings, config, stop, memory, until_sources_end=until_sources_end)
 
 

@@ -7,11 +7,8 @@ import socket
 import threading
 from pathlib import Path
 
-import numpy as np
-
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
-from fedkeep.agent.audit import Decision
 from fedkeep.agent.connections import Connections, accept_until
 from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.record import Note
@@ -27,7 +24,6 @@ from fedkeep.link.messages import (
     Erase,
     Erased,
     Failed,
-    Reason,
     Reasons,
     RefusedRecord,
     RefusedRecords,
@@ -111,7 +107,7 @@ class Service:
         with self._agent.lock:
             decisions = self._agent.store.log.about(id_)
             stored = id_ in self._agent.store.stored().batch.ids
-        return Reasons(id_, bool(stored), tuple(_reason(decision) for decision in decisions))
+        return Reasons(id_, bool(stored), tuple(decisions))
 
     def _erase(self, request: Erase) -> Erased:
         if request == Erase():
@@ -130,18 +126,4 @@ def _matches(note: Note, request: Erase) -> bool:
         and (request.source is None or note.source == request.source)
         and (request.since is None or note.wall >= request.since)
         and (request.until is None or note.wall <= request.until)
-    )
-
-
-def _reason(decision: Decision) -> Reason:
-    return Reason(
-        id=decision.id,
-        verdict=decision.verdict.name.lower(),
-        label=decision.label,
-        score=None if np.isnan(decision.score) else decision.score,
-        floor=None if np.isnan(decision.floor) else decision.floor,
-        displaced=None if decision.displaced < 0 else decision.displaced,
-        model_version=decision.model_version,
-        policy=decision.policy,
-        time=decision.wall,
     )

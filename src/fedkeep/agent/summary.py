@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.record import META_BYTES, Note
+from fedkeep.agent.record import Note
 from fedkeep.core.device import Device
 from fedkeep.link.messages import GistStatus, LabelSummary, Status, StoredSummary, Vitals
 
@@ -35,7 +35,7 @@ def summarise(agent: Agent) -> Status:
             labels=agent.labels,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
-            sample_bytes=META_BYTES + agent.store.sample_bytes,
+            sample_bytes=agent.store.bytes_per_sample,
             gist=_gist(agent.device),
         )
 
@@ -66,7 +66,7 @@ def stored_summary(agent: Agent) -> StoredSummary:
     by_label: dict[int, list[Note]] = {}
     for note in notes:
         by_label.setdefault(note.label, []).append(note)
-    size = META_BYTES + agent.store.sample_bytes
+    size = agent.store.bytes_per_sample
     return StoredSummary(tuple(_of_label(label, found, size, now) for label, found in sorted(by_label.items())))
 
 

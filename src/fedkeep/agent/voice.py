@@ -12,7 +12,7 @@ from fedkeep.agent.systemd import notify
 
 if TYPE_CHECKING:
     from fedkeep.agent.agent import Agent
-    from fedkeep.agent.assembly import AgentConfig, Assembly
+    from fedkeep.agent.assembly import AgentConfig, AssembledAgent
 
 log = logging.getLogger(__name__)
 _LINE_SECONDS = 60.0
@@ -22,7 +22,7 @@ _FIRST_SECONDS = 2.0
 _LIVE_SECONDS = 0.5
 
 
-def introduce(config: AgentConfig, assembly: Assembly) -> None:
+def introduce(config: AgentConfig, assembly: AssembledAgent) -> None:
     """What this agent is, how many samples fit, and what it waits for."""
     agent, layout = assembly.agent, assembly.layout
     model = config.model.get("path") or config.model.get("name", "softmax")
@@ -32,9 +32,11 @@ def introduce(config: AgentConfig, assembly: Assembly) -> None:
         config.policy_name, config.preset, model, shape, config.samples.dtype, config.samples.labels,
         layout.capacity, layout.geometry.size, layout.geometry.cell_size, len(agent.store),
     )  # fmt: skip
-    if agent.device.model is None or agent.model_date.round < 0:
+    if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (config.device.quotas == "targets")
-        log.info("no server has called yet: until one does, a random draw of each label seen is kept%s", lent)
+        valued = agent.device.model is not None and config.policy.uses_direction
+        kept = "what is most like the mean of all that came" if valued else "a random draw"
+        log.info("no server has called yet: until one does, %s of each label seen is kept%s", kept, lent)
     names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
     log.info("ready: reading %s; ask it by `fedkeep agent status --socket %s`", names, config.agent.socket)
 

@@ -15,7 +15,11 @@ class Address:
 
     @staticmethod
     def parse(text: str) -> Address:
-        """`host:port`, or `[address]:port` for version 6."""
+        """`host:port`, or `[address]:port` for version 6.
+
+        >>> Address.parse("[::1]:9000")
+        Address(host='::1', port=9000)
+        """
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not colon or not host or not port.isdecimal() or int(port) > 65535:

@@ -184,7 +184,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """What was spent of the privacy budget; None where nothing is accounted for."""
     epsilon_budget: float | None = None
     sample_bytes: int = 0
-    """Of one stored sample, with what is known of it."""
+    """Of the budget, for one stored sample with what is known of it."""
     gist: GistStatus | None = None
     """None of a device without a gist."""
 

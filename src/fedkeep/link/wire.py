@@ -28,14 +28,14 @@ _MOST_PARTS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedMessage:
     """A message ready to be sent: its head, and its arrays, which a transport may share between messages."""
 
     head: bytes
     arrays: tuple[AnyArray, ...]
 
 
-def pack(message: Any) -> Packed:
+def pack(message: Any) -> PackedMessage:
     arrays: list[AnyArray] = []
 
     def aside(value: Any) -> msgspec.msgpack.Ext:
@@ -47,7 +47,7 @@ def pack(message: Any) -> Packed:
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(described))
 
     head = _VERSION.pack(VERSION) + msgspec.msgpack.encode(message, enc_hook=aside)
-    return Packed(head, tuple(arrays))
+    return PackedMessage(head, tuple(arrays))
 
 
 def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: Any) -> Any:

@@ -93,7 +93,7 @@ class FolderSource:
         except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
             sink.refuse("malformed", self.name, f"{file.name}: {error}")
             return None
-        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not len(y) or (ids is not None and ids.shape != y.shape):
+        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not x.size or (ids is not None and ids.shape != y.shape):
             sink.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
             return None
         return x, y, ids

@@ -39,7 +39,7 @@ class IteratorSource:
                 return
             try:
                 x, y, *rest = item
-            except (TypeError, ValueError):
+            except Exception:  # noqa: BLE001 - an item may raise anything when it is taken apart
                 sink.refuse("malformed", self.name, item)
                 continue
             sink.offer(Arrival(x, y, rest[0] if rest else None, self.name), wait=self._options.overload == "wait")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Iterable, Iterator
+import os
+import select
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
+from functools import partial
 from typing import IO, Any, Literal
 
 import msgspec
 
 from fedkeep.agent.arrivals import Arrival, Sink
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, DataError
+
+_POLL_MS = 200
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class LinesOptions:
     path: str = "-"
     """A file or named pipe; "-" is standard input."""
     format: Literal["json", "csv"] | None = None
-    """None: CSV if the path ends in .csv or the first line does not begin with a brace."""
+    """None: CSV if the path ends in .csv, else as the first line tells that begins with a brace or names the label."""
     label: str = "y"
     """The CSV column that holds the label; `id` is the optional column of names, all others are features in order."""
     overload: Literal["wait", "sample"] | None = None
@@ -55,41 +60,52 @@ class LinesSource:
         self.name = options.name
         self._options = options
         self._line_limit = 4096 + 32 * sample_bytes
-        live = options.path == "-"
-        self._wait = (options.overload or ("sample" if live else "wait")) == "wait"
+        self._wait = (options.overload or ("sample" if options.path == "-" else "wait")) == "wait"
         self._file: IO[bytes] | None = None
+        self._is_stream = True
+        self._parse: Callable[[bytes], Arrival | None] | None = None
+        """How a line is read, once a line has shown it."""
 
     def open(self) -> None:
+        """A pipe is opened without waiting for its writer, who may come later than the agent, or never."""
         if self._options.path == "-":
             # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
             self._file = open(0, "rb", closefd=False)  # noqa: SIM115 - open until `close`
             return
         try:
-            self._file = Path(self._options.path).open("rb")  # noqa: SIM115 - open until `close`
+            self._file = open(self._options.path, "rb", opener=_open_at_once)  # noqa: SIM115 - open until `close`
         except OSError as error:
             raise ConfigError(f"source '{self.name}' cannot read {self._options.path}: {error.strerror}") from error
+        self._is_stream = not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
 
     def run(self, sink: Sink) -> None:
-        for arrival in self._arrivals(sink):
+        self._await_writer(sink)
+        line = b""
+        for line in self._lines(sink):
             if sink.stopped:
                 return
-            sink.offer(arrival, wait=self._wait)
+            if self._parse is None and self._is_header(line.removeprefix(codecs.BOM_UTF8)):
+                continue
+            arrival = None if self._parse is None else self._parse(line.removeprefix(codecs.BOM_UTF8))
+            if arrival is not None:
+                sink.offer(arrival, wait=self._wait)
+            else:
+                sink.refuse("malformed", self.name, line)
+        if line and self._parse is None:
+            raise DataError(f"no line is JSON or a CSV header with the column '{self._options.label}'")
 
     def close(self) -> None:
-        if self._file is not None and self._options.path != "-":
+        """What a thread may still be waiting for, a stream, is left to the end of the process."""
+        if self._file is not None and not self._is_stream:
             self._file.close()
 
-    def _arrivals(self, sink: Sink) -> Iterator[Arrival]:
-        lines = self._lines(sink)
-        first = next((line for line in lines if line.strip()), b"")
-        if self._is_csv(first):
-            return self._from_csv(first, lines, sink)
-        return self._from_json(chain([first], lines), sink)
-
-    def _is_csv(self, first: bytes) -> bool:
-        if self._options.format is not None:
-            return self._options.format == "csv"
-        return self._options.path.endswith(".csv") or not first.lstrip().startswith(b"{")
+    def _await_writer(self, sink: Sink) -> None:
+        assert self._file is not None
+        waiting = select.poll()
+        waiting.register(self._file, select.POLLIN)
+        while not sink.stopped and not waiting.poll(_POLL_MS):
+            pass
+        os.set_blocking(self._file.fileno(), True)
 
     def _lines(self, sink: Sink) -> Iterator[bytes]:
         """Lines of bounded length; what is longer is no sample and is skipped without being held in memory."""
@@ -99,40 +115,46 @@ class LinesSource:
                 sink.refuse("oversized", self.name, line)
                 while line and not line.endswith(b"\n"):
                     line = self._file.readline(self._line_limit)
-                continue
-            yield line
-
-    def _from_json(self, lines: Iterable[bytes], sink: Sink) -> Iterator[Arrival]:
-        for line in lines:
-            sample = parse_line(line)
-            if sample is not None:
-                yield Arrival(sample.x, sample.y, sample.id, self.name)
             elif line.strip():
-                sink.refuse("malformed", self.name, line)
+                yield line
 
-    def _from_csv(self, first: bytes, lines: Iterator[bytes], sink: Sink) -> Iterator[Arrival]:
-        header = [column.strip() for column in _row(first) or []]
-        if self._options.label not in header:
+    def _is_header(self, line: bytes) -> bool:
+        """Learns from the first line that tells it how all are read; whether that line is a CSV's header.
+
+        A stream may begin with anything, so nothing there ends the source. A file without its column is a mistake.
+        """
+        is_csv = self._options.path.endswith(".csv") if self._options.format is None else self._options.format == "csv"
+        if self._options.format == "json" or (not is_csv and line.lstrip().startswith(b"{")):
+            self._parse = self._from_json
+            return False
+        header = [column.strip() for column in _row(line) or []]
+        if self._options.label in header:
+            label = header.index(self._options.label)
+            name = header.index("id") if "id" in header else None
+            features = [i for i in range(len(header)) if i not in (label, name)]
+            self._parse = partial(self._from_csv, features, label, name)
+            return True
+        if is_csv and not self._is_stream:
             raise ConfigError(
                 f"source '{self.name}' has no column '{self._options.label}': its header is {header[:20]}"
             )
-        label = header.index(self._options.label)
-        name = header.index("id") if "id" in header else None
-        features = [i for i in range(len(header)) if i not in (label, name)]
-        for line in lines:
-            row = _row(line)
-            arrival = None if row is None else self._from_row(row, features, label, name)
-            if arrival is not None:
-                yield arrival
-            elif line.strip():
-                sink.refuse("malformed", self.name, line)
+        return False
 
-    def _from_row(self, row: list[str], features: list[int], label: int, name: int | None) -> Arrival | None:
+    def _from_json(self, line: bytes) -> Arrival | None:
+        sample = parse_line(line)
+        return None if sample is None else Arrival(sample.x, sample.y, sample.id, self.name)
+
+    def _from_csv(self, features: list[int], label: int, name: int | None, line: bytes) -> Arrival | None:
+        row = _row(line) or []
         try:
             x = [float(row[i]) for i in features]
             return Arrival(x, float(row[label]), None if name is None else row[name], self.name)
         except (ValueError, IndexError):
             return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _row(line: bytes) -> list[str] | None:

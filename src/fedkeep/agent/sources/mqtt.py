@@ -105,10 +105,12 @@ class MqttSource:
             with self._acks:
                 client.ack(message.mid, message.qos)
 
-        sample = parse_line(message.payload) if len(message.payload) <= self._limit else None
+        oversized = len(message.payload) > self._limit
+        sample = None if oversized else parse_line(message.payload)
         if sample is None:
-            self._sink.refuse("malformed", self.name, message.payload)
-            acknowledge("refused.malformed")
+            reason = "oversized" if oversized else "malformed"
+            self._sink.refuse(reason, self.name, message.payload)
+            acknowledge(f"refused.{reason}")
             return
         arrival = Arrival(sample.x, sample.y, sample.id, self.name, acknowledge)
         self._sink.offer(arrival, wait=self._options.overload == "wait")

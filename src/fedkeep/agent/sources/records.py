@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -78,6 +79,7 @@ _LENGTH = struct.Struct(">I")
 _UNSENT = 1 << 18
 """Bytes of answers that may wait for a sender to read them."""
 _POLL_MS = 200
+_LONGEST_PATH = 107
 
 
 class RecordsSource:
@@ -212,6 +214,8 @@ class _Acknowledge:
 
 def listen_unix(path: Path) -> socket.socket:
     """A Unix socket that only its owner may use; a file left over from a dead process is replaced."""
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ConfigError(f"the path of a socket has at most {_LONGEST_PATH} bytes, not as many as {path}")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and not _answers(path):
