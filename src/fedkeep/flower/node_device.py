@@ -96,7 +96,8 @@ class CatchUpDevice:
     def evaluate(self, model: Vector) -> Evaluated:
         """The model on the device's test samples, or on what it has stored if it has none."""
         held_out, stored = len(self._test) > 0, self._device.store.stored().batch
-        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist())))
+        gist = tuple(self._last["gist"].tolist()) if "gist" in self._last else None
+        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist()), gist=gist))
         batch = self._test if held_out else stored
         if not len(batch):
             return Evaluated(0, 0.0, 0, vitals=vitals)
@@ -121,6 +122,8 @@ class CatchUpDevice:
         self._save_if_guarded()  # a device whose budget is spent has taken part all the same
         report = self._door.release(report, order)
         self._last = _arrays(report) | {"digest": np.frombuffer(digest, dtype=np.uint8)}
+        if self._device.gist is not None and (did := self._device.gist.figures()) is not None:
+            self._last["gist"] = np.array(did)
         self._save()
         return report
 

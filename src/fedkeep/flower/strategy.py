@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -22,7 +24,7 @@ from fedkeep.flower.membership import PROFILE, Membership
 from fedkeep.flower.metrics import ServerMetrics
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.remote_planner import RemotePlanner
-from fedkeep.flower.roster import Roster
+from fedkeep.flower.roster import Node, Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
@@ -33,6 +35,8 @@ log = logging.getLogger("fedkeep.flower")
 
 EVALUATE = "evaluate"
 _PAUSE_SECONDS = 0.5
+_LOOK_SECONDS = 5.0
+"""Between two looks at who is there while a round is open: the record tells of a device that died in it."""
 
 
 class FedkeepStrategy(Strategy):
@@ -63,7 +67,7 @@ class FedkeepStrategy(Strategy):
         self._membership = (
             Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
         )
-        self._sound = 0
+        self._sound, self._next_look = 0, 0.0
         self._late: list[tuple[Asked, Message]] = []
         self._secure: SecureRounds | None = None
         if sums is not None:
@@ -87,7 +91,7 @@ class FedkeepStrategy(Strategy):
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
-        exchange = Exchange(grid, tally=self._tally)
+        exchange = Exchange(grid, tally=self._tally, meanwhile=partial(self._look, grid))
         if self.recorder is not None:
             self.recorder.begin(self.server.round)
         try:
@@ -219,9 +223,14 @@ class FedkeepStrategy(Strategy):
             if online >= least:
                 return
             log.info("waiting for devices: %d of %d are online", online, least)
-            if self.recorder is not None:
-                self.recorder.note_members(self.server.round, self._roster)
             self._greet(exchange.collect(_PAUSE_SECONDS, lambda: False))
+
+    def _look(self, grid: Grid) -> None:
+        """Records who is there while the server waits, every few seconds."""
+        if self.recorder is not None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._roster.watch(cast(list[Node], list(grid.get_nodes())))
+            self.recorder.note_members(self.server.round, self._roster)
 
     def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""

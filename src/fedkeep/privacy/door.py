@@ -102,7 +102,8 @@ class Door:
         spent = self.spending()
         if spent is None or spent.budget is None:
             return vitals
-        return structs.replace(vitals, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
+        told = structs.replace(vitals, gist=None)  # its figures are made of gradients, and nobody would charge for them
+        return structs.replace(told, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
 
     def spending(self) -> Spending | None:
         """What the privacy ledger says; None where nothing is accounted for."""
