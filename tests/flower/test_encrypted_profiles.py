@@ -22,14 +22,14 @@ from fedkeep.core.plan import Plan
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower import codec, encrypted_membership
 from fedkeep.flower.membership import PROFILE
-from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.keyholder.ckks import COARSE
 from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import Profiled, ProfileRequest
-from fedkeep.privacy.ckks import COARSE
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 from tests.keyholder.holder_process import HolderProcess

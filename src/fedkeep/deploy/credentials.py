@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, MissingExtraError
-from fedkeep.link.mutual_tls import KEYHOLDER, PLANNER
+from fedkeep.keyholder.mutual_tls import KEYHOLDER, PLANNER
 
 try:
     from cryptography import x509

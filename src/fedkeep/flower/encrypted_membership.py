@@ -17,10 +17,10 @@ from fedkeep.core.types import DeviceId, Profile
 from fedkeep.flower import codec
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import PROFILE, PROFILE_SECONDS
-from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.roster import Node, Roster
+from fedkeep.keyholder.parties import EncryptedFleet
+from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import AskProfile
-from fedkeep.privacy.encrypted import EncryptedFleet
 
 log = logging.getLogger("fedkeep.flower")
 

@@ -20,10 +20,10 @@ from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.metrics import MetricsOptions, ServerMetrics
 from fedkeep.flower.recording import FleetRecorder, RecordOptions, header_of
-from fedkeep.flower.remote_planner import KeyHolderOptions, RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.keyholder.planner import KeyHolderOptions, RemotePlanner
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
 

@@ -23,11 +23,11 @@ from fedkeep.flower.exchange import Asked, Exchange, Tally
 from fedkeep.flower.membership import PROFILE, Membership
 from fedkeep.flower.metrics import ServerMetrics
 from fedkeep.flower.recording import FleetRecorder
-from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.roster import Node, Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
+from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import Evaluate, Evaluated, Participate
 from fedkeep.privacy.sum_book import SumBook
 
