@@ -21,7 +21,7 @@ from fedkeep.core.plan import Plan
 from fedkeep.core.server import Refusal, Server
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.fleet.specification import FleetSpec
-from fedkeep.flower.exchange import Tally
+from fedkeep.flower.exchange import Traffic
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
@@ -49,7 +49,7 @@ _SIGN_OF_LIFE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class RecordOptions:
+class FleetRecordOptions:
     """`records`: where the run's record is written; `fedkeep watch` follows the folder."""
 
     directory: str = ""
@@ -106,7 +106,7 @@ class FleetRecorder:
         outcome: RoundOutcome,
         server: Server,
         roster: Roster,
-        tally: Tally,
+        tally: Traffic,
         evaluated: Mapping[DeviceId, Evaluated],
     ) -> None:
         """Writes a round that is about to be committed."""
@@ -183,7 +183,7 @@ class FleetRecorder:
         return {name: since[name] for name in _COUNTS}
 
     def _evaluation(
-        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: Tally
+        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: Traffic
     ) -> Iterator[Line]:
         vitals = {device: e.vitals for device, e in sorted(evaluated.items()) if e.vitals is not None}
         labels = len(self._header.labels)

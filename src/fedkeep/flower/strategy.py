@@ -18,9 +18,8 @@ from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
-from fedkeep.flower.encrypted_membership import EncryptedMembership
-from fedkeep.flower.exchange import Asked, Exchange, Tally
-from fedkeep.flower.membership import PROFILE, Membership
+from fedkeep.flower.exchange import Asked, Exchange, Traffic
+from fedkeep.flower.membership import PROFILE, EncryptedMembership, Membership
 from fedkeep.flower.metrics import ServerMetrics
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.roster import Node, Roster
@@ -59,7 +58,7 @@ class FedkeepStrategy(Strategy):
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
-        self._roster, self._tally = Roster(options.identity), Tally()
+        self._roster, self._tally = Roster(options.identity), Traffic()
         self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._refusals: list[Refusal] = []
