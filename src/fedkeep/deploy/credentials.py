@@ -46,23 +46,6 @@ class Credentials:
     def server_key(self) -> Path:
         return self.root / "server.key"
 
-    @property
-    def keyholder_certificate(self) -> Path:
-        return self.root / "keyholder.crt"
-
-    @property
-    def keyholder_key(self) -> Path:
-        return self.root / "keyholder.key"
-
-    @property
-    def planner_certificate(self) -> Path:
-        """With which the server asks the key-holder for plans."""
-        return self.root / "planner.crt"
-
-    @property
-    def planner_key(self) -> Path:
-        return self.root / "planner.key"
-
     def node_key(self, node: str) -> Path:
         return self.root / "nodes" / node
 

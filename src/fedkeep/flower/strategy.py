@@ -18,6 +18,7 @@ from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
+from fedkeep.flower.device_memory import under
 from fedkeep.flower.exchange import Asked, Exchange, Traffic
 from fedkeep.flower.membership import PROFILE, EncryptedMembership, Membership
 from fedkeep.flower.metrics import ServerMetrics
@@ -83,8 +84,7 @@ class FedkeepStrategy(Strategy):
                 "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
             )
         for part, kept in self._parts.items():
-            prefix = f"{part}/"
-            kept.restore({n.removeprefix(prefix): a for n, a in saved.state.items() if n.startswith(prefix)})
+            kept.restore(under(f"{part}/", saved.state))
         log.info("resumed: round %d is next", self.server.round)
         return True
 
