@@ -22,12 +22,12 @@ import numpy as np
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import FloatArray, Profile
+from fedkeep.keyholder import ckks
+from fedkeep.keyholder.ckks import COARSE, Scheme
+from fedkeep.keyholder.order import Comparisons, OrderedFleet
+from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder, encrypt_profile
+from fedkeep.keyholder.public_context import PublicContext
 from fedkeep.link.messages import EncryptedProfile
-from fedkeep.privacy import ckks
-from fedkeep.privacy.ckks import COARSE, Scheme
-from fedkeep.privacy.encrypted import EncryptedFleet, KeyHolder, encrypt_profile
-from fedkeep.privacy.order import Comparisons, OrderedFleet
-from fedkeep.privacy.public_context import PublicContext
 
 Result = TypeVar("Result")
 SIZES = ((10, 10), (25, 10), (50, 10), (50, 20), (100, 10), (200, 10))

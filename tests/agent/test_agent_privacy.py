@@ -16,12 +16,12 @@ from fedkeep.agent.service import Service
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
+from fedkeep.keyholder.ckks import COARSE
+from fedkeep.keyholder.order import Grid
+from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder
+from fedkeep.keyholder.public_context import PublicContext
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import ProfileRequest
-from fedkeep.privacy.ckks import COARSE
-from fedkeep.privacy.encrypted import EncryptedFleet, KeyHolder
-from fedkeep.privacy.order import Grid
-from fedkeep.privacy.public_context import PublicContext
 from tests.agent.builders import arrival, make_agent, order
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")

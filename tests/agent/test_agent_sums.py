@@ -53,12 +53,12 @@ def summed(agents: dict[int, AssembledAgent], sent: TrainOrder, number: int, cou
     def ask(device: int, question: told.Request) -> bytes:
         return agents[device].agent.answer(told.encode(question))
 
-    sealed = {d: told.decode(ask(d, told.Roster(opened.session, roster)), told.Envelopes) for d in agents}
+    sealed = {d: told.decode(ask(d, told.PartyKeys(opened.session, roster)), told.Envelopes) for d in agents}
     for d, envelopes in opened.route({d: e.envelopes for d, e in sealed.items()}).items():
         masked = told.decode(ask(d, told.Envelopes(opened.session, envelopes)), told.MaskedWords)
         opened.receive(d, Masked(masked.session, np.frombuffer(masked.words, dtype="<u8")))
     survivors = told.Survivors(opened.session, opened.survivors())
-    shares = {d: told.decode(ask(d, survivors), told.Shares) for d in agents}
+    shares = {d: told.decode(ask(d, survivors), told.OpenedShares) for d in agents}
     return opened.total({d: Unmasking(s.own_masks, s.masking_keys) for d, s in shares.items()})
 
 

@@ -16,10 +16,10 @@ from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.device_memory import DeviceMemory, FileMemory
 from fedkeep.flower.node_device import CatchUpDevice
-from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.privacy.sum_book import SumBook
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve

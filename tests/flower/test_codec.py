@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder
 from fedkeep.flower import codec
-from fedkeep.link.messages import DeviceRequest, Participate, Profiled, Reported, Request
+from fedkeep.link.messages import DeviceRequest, Evaluated, Participate, Profiled, Reported, Request, Vitals
 from fedkeep.link.wire import from_bytes, to_bytes
 
 SIZES = codec.Sizes(model=4, gradient=3, regions=2)
@@ -67,6 +67,23 @@ def test_a_profile_survives_the_wire() -> None:
     sent = Profile(10, np.array([0.5, 1.5]))
     profile, device, name = codec.decode_profile(_over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), SIZES)
     assert (profile.capacity, profile.velocity.tolist(), device, name) == (10, [0.5, 1.5], 4, "hall")
+
+
+@pytest.mark.parametrize(
+    "vitals",
+    [
+        Vitals(3, (1, 2), arrivals=2**63),
+        Vitals(-1, ()),
+        Vitals(3, (2**60,)),
+        Vitals(3, (1, 2), gist=(0.5, np.nan, 3.0, 0.1)),
+        Vitals(3, (1, 2), epsilon_spent=np.inf),
+    ],
+)
+def test_what_a_record_could_not_hold_is_refused(vitals: Vitals) -> None:
+    sound = Evaluated(4, 2.0, 3, vitals=Vitals(3, (1, 2), gist=(0.5, 0.9, 30.0, 0.1)))
+    assert codec.decode_evaluation(codec.encode(sound)) == sound
+    with pytest.raises(RefusedError, match="bad-evaluation"):
+        codec.decode_evaluation(codec.encode(Evaluated(4, 2.0, 3, vitals=vitals)))
 
 
 def _part(content: RecordDict, number: int, data: bytes | None) -> RecordDict:

@@ -46,7 +46,7 @@ def test_a_key_holder_and_the_server_get_certificates_for_one_purpose_each(tmp_p
     made = provision(tmp_path, ["h"], [], keyholder_hosts=["keys.example"])
     ca = x509.load_pem_x509_certificate(made.ca_certificate.read_bytes())
     purposes = {}
-    for path in (made.keyholder_certificate, made.planner_certificate):
+    for path in (made.root / "keyholder.crt", made.root / "planner.crt"):
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
         certificate.verify_directly_issued_by(ca)
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -55,9 +55,9 @@ def test_a_key_holder_and_the_server_get_certificates_for_one_purpose_each(tmp_p
         "CN=fedkeep key-holder": [ExtendedKeyUsageOID.SERVER_AUTH],
         "CN=fedkeep planner": [ExtendedKeyUsageOID.CLIENT_AUTH],
     }
-    private = (made.keyholder_key, made.planner_key)
+    private = (made.root / "keyholder.key", made.root / "planner.key")
     assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 2
-    assert not provision(tmp_path / "without", ["h"], []).keyholder_certificate.exists()
+    assert not (provision(tmp_path / "without", ["h"], []).root / "keyholder.crt").exists()
 
 
 def test_again_adds_nodes_and_keeps_identities(tmp_path: Path) -> None:

@@ -20,16 +20,17 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.deploy.credentials import provision
-from fedkeep.flower import codec, encrypted_membership
+from fedkeep.flower import codec
 from fedkeep.flower.membership import PROFILE
-from fedkeep.flower.remote_planner import RemotePlanner
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.keyholder import planning
+from fedkeep.keyholder.ckks import COARSE
 from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import Profiled, ProfileRequest
-from fedkeep.privacy.ckks import COARSE
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 from tests.keyholder.holder_process import HolderProcess
@@ -257,11 +258,11 @@ def _recording(grid: InProcessGrid, replies: list[Message]) -> Any:
 def test_without_a_key_holder_the_run_waits_and_says_so_then_goes_on(
     made: Path, own: HolderProcess, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encrypted_membership, "_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(planning, "_RETRY_SECONDS", 0.2)
     fleet = sealed(made)
     grid = WatchedGrid(fleet.grid())
     strategy = fleet.strategy(planner=planner(own))
-    caplog.set_level(logging.WARNING, "fedkeep.flower")
+    caplog.set_level(logging.WARNING, "fedkeep")
     late = threading.Timer(2.0, own.start)
     late.start()
     try:
@@ -278,7 +279,7 @@ def test_without_a_key_holder_the_run_waits_and_says_so_then_goes_on(
 def test_a_killed_key_holder_stops_no_round_and_a_restarted_one_plans_again(
     made: Path, own: HolderProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encrypted_membership, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(planning, "_RETRY_SECONDS", 0.0)
     own.start()
     fleet = sealed(made)
     grid = fleet.grid()
@@ -301,7 +302,7 @@ def test_a_killed_key_holder_stops_no_round_and_a_restarted_one_plans_again(
 def test_new_keys_are_refused_by_the_devices_and_the_old_plan_stays(
     made: Path, own: HolderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encrypted_membership, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(planning, "_RETRY_SECONDS", 0.0)
     own.start()
     fleet = sealed(made)
     grid = fleet.grid()
@@ -352,7 +353,7 @@ def test_too_few_devices_are_not_planned_for(
     strategy = fleet.strategy(planner=planner(running))
     grid, membership = fleet.grid(), strategy._membership
     exchange = _recording(grid, [])
-    caplog.set_level(logging.WARNING, "fedkeep.flower")
+    caplog.set_level(logging.WARNING, "fedkeep")
     for _ in range(2):
         membership.meet(grid, exchange, time.monotonic())
         strategy._greet(exchange.arrived())

@@ -39,7 +39,7 @@ def test_init_again_adds_devices_and_changes_nothing_else(tmp_path: Path) -> Non
 
 def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
     fleet = FirstFleet(tmp_path)
-    (tmp_path / "processes.json").write_text(json.dumps({"keeper": [os.getpid(), 1]}))
+    (tmp_path / "processes.json").write_text(json.dumps({"fleet": [os.getpid(), 1]}))
     assert fleet.running() == {}
     assert not fleet.stop()
 

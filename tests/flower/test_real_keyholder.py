@@ -14,8 +14,8 @@ from fedkeep.core.fleet import Fleet
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower.state_store import StateStore
+from fedkeep.keyholder.ckks import COARSE
 from fedkeep.keyholder.directory import KeyDirectory
-from fedkeep.privacy.ckks import COARSE
 from fedkeep.sim.assembly import assemble
 from tests.flower.real_fleet import APP, app_config, start_nodes, wait_until
 from tests.keyholder.holder_process import HolderProcess

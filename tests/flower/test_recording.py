@@ -13,7 +13,8 @@ from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.records import Header, Members, compare, read_run
+from fedkeep.link.messages import Evaluated, Vitals
+from fedkeep.records import Gist, Header, Members, compare, read_run
 from fedkeep.records.versions import versions
 from fedkeep.web.feed import DirectoryFeed
 from tests.flower.small_fleet import SmallFleet
@@ -21,14 +22,15 @@ from tests.flower.small_fleet import SmallFleet
 EVALUATED = RoundOptions(participation=1.0, deterministic=True, evaluate_every=2)
 
 
+HEADER = Header(
+    run="fleet", method="ode", task="fleet", seed=0, config={}, config_hash="0", versions=versions(),
+    labels=tuple("abcd"), devices=0, rounds=4,
+)  # fmt: skip
+
+
 def recorded(fleet: SmallFleet, path: Path, store: StateStore | None = None) -> FedkeepStrategy:
-    labels = tuple("abcd")
-    header = Header(
-        run="fleet", method="ode", task="fleet", seed=0, config={}, config_hash="0", versions=versions(),
-        labels=labels, devices=0, rounds=4,
-    )  # fmt: skip
     strategy = fleet.strategy(store)
-    strategy.recorder = FleetRecorder(path, header)
+    strategy.recorder = FleetRecorder(path, HEADER)
     return strategy
 
 
@@ -101,6 +103,75 @@ def test_who_leaves_and_who_is_refused_is_named(tmp_path: Path) -> None:
     assert figures["fedkeep_server_round"] == 3
     assert figures["fedkeep_server_refusals"] == 3
     assert figures["fedkeep_server_devices_online"] == 2
+
+
+@pytest.mark.parametrize("name", ["local", "shared"])
+def test_a_fleets_record_says_what_its_gists_did(tmp_path: Path, name: str) -> None:
+    table = {"gist": {"name": name}}
+    fleet, path = SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table), tmp_path / "fleet.jsonl"
+    list(recorded(fleet, path).rounds(fleet.grid(), 4))
+    lines = read_run(path).of(Gist)
+    assert [(line.round, line.participations) for line in lines] == [(2, 3), (4, 3)]
+    figures = [fleet.device(number)._last["gist"] for number in range(3)]
+    trust, likeness, worth, reach = np.mean(figures, axis=0)
+    last = lines[-1]
+    assert (last.trust, last.likeness, last.worth, last.reach) == pytest.approx((trust, likeness, worth, reach))
+    assert 0 < last.trust < 1
+
+
+def test_gradients_under_a_budget_are_not_told_of_in_figures(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the privacy extra")
+    table = {"gist": {"name": "local"}, "privacy": {"epsilon": 8.0, "protect": ["model"], "releases": 4}}
+    fleet, path = SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table), tmp_path / "fleet.jsonl"
+    list(recorded(fleet, path).rounds(fleet.grid(), 2))
+    run = read_run(path)
+    assert run.holdings
+    assert not run.of(Gist)
+
+
+def test_arrivals_before_a_resume_are_not_counted_again(tmp_path: Path) -> None:
+    said = {0: Evaluated(1, 0.5, 1, vitals=Vitals(1, (1,), arrivals=10, kept=4))}
+    recorder = FleetRecorder(tmp_path / "fleet.jsonl", HEADER)
+    recorder._evaluated = said
+    assert recorder._since_counted()["arrivals"] == 10
+    again = FleetRecorder(tmp_path / "fleet.jsonl", HEADER)
+    again._resumed, again._evaluated = True, said
+    assert again._since_counted()["arrivals"] == 0
+    again._evaluated = {0: Evaluated(1, 0.5, 1, vitals=Vitals(1, (1,), arrivals=13, kept=5))}
+    assert (again._since_counted()["arrivals"], again._since_counted()["kept"]) == (3, 0)
+
+
+def test_a_device_that_dies_in_a_round_is_away_before_the_round_ends(tmp_path: Path) -> None:
+    options = replace(EVALUATED, deterministic=False, deadline=1.0, quorum=0.1)
+    fleet, path = SmallFleet(devices=3, options=options), tmp_path / "fleet.jsonl"
+    grid, strategy = fleet.grid(), recorded(fleet, path)
+    seen: list[list[bool]] = []
+
+    def dying(message, context):  # type: ignore[no-untyped-def]
+        if message.metadata.message_type == "train":
+            grid.nodes.pop(1001, None)
+        return plain(message, context)
+
+    plain, fleet.apps[1] = fleet.apps[1], dying
+    grid.nodes[1001].app = dying
+    push = grid.push_messages
+
+    def lost(messages):  # type: ignore[no-untyped-def]
+        ids = push(messages)
+        grid._replies = {key: r for key, r in grid._replies.items() if r.metadata.src_node_id in grid.nodes}
+        return ids
+
+    grid.push_messages = lost  # type: ignore[method-assign]
+    write = strategy.recorder._write  # type: ignore[union-attr]
+
+    def watched(line):  # type: ignore[no-untyped-def]
+        if isinstance(line, Members) and not strategy.server.round:
+            seen.append([member.online for member in line.members])
+        write(line)
+
+    strategy.recorder._write = watched  # type: ignore[union-attr, method-assign]
+    next(strategy.rounds(grid, 1))
+    assert [True, False, True] in seen
 
 
 def test_masked_and_noised_devices_say_nothing_of_their_stores(tmp_path: Path) -> None:

@@ -375,8 +375,8 @@ def test_keys_and_shares_of_the_wrong_form_cost_only_their_sender_a_place() -> N
         return Message(codec.encode(Answered(told.encode(bad))), reply_to=message)
 
     def short(message: Message, reply: Message) -> Message:
-        said = told.decode(codec.decode_answer(reply.content, 1 << 20), told.Shares)
-        bad = told.Shares(said.session, dict.fromkeys(said.own_masks, b"?"), {})
+        said = told.decode(codec.decode_answer(reply.content, 1 << 20), told.OpenedShares)
+        bad = told.OpenedShares(said.session, dict.fromkeys(said.own_masks, b"?"), {})
         return Message(codec.encode(Answered(told.encode(bad))), reply_to=message)
 
     secure.apps[1] = changing(secure.apps[1], TRAIN, unusable)

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower.codec import Sizes, decode_report, encode
+from fedkeep.flower.codec import ARRAYS, HEAD, Sizes, decode_report, encode
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
@@ -69,6 +69,40 @@ def test_the_same_model_as_the_simulator_with_every_gist(gist: str) -> None:
     simulator = Simulator(fleet.experiment)
     list(simulator.run())
     assert np.abs(strategy.server.model - simulator.server.model).max() < 1e-6
+
+
+class ListeningGrid(InProcessGrid):
+    """Keeps all that crosses it, both ways."""
+
+    def __init__(self, grid: InProcessGrid) -> None:
+        super().__init__(grid.nodes.values())
+        self.heard: list[Message] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = list(messages)
+        ids = super().push_messages(sent)
+        self.heard += [*sent, *(self._replies[key] for key in ids)]
+        return ids
+
+
+def test_a_local_gist_leaves_nothing_new_on_the_wire() -> None:
+    heard = {}
+    for gist in ("none", "local"):
+        fleet = SmallFleet(rounds=4, policy="draw", table={"gist": {"name": gist}})
+        grid = ListeningGrid(fleet.grid())
+        list(fleet.strategy().rounds(grid, 4))
+        heard[gist] = grid.heard
+    changed = 0
+    for plain, mended in zip(heard["none"], heard["local"], strict=True):
+        assert plain.metadata.message_type == mended.metadata.message_type
+        assert plain.content[HEAD] == mended.content[HEAD], "the same head, byte by byte"
+        sizes = [
+            [(array.dtype, array.shape, len(array.data)) for array in message.content.array_records[ARRAYS].values()]
+            for message in (plain, mended)
+        ]
+        assert sizes[0] == sizes[1]
+        changed += plain.content != mended.content
+    assert changed, "the models differ: the gist did mend"
 
 
 @pytest.mark.parametrize("policy", ["reservoir", "fifo", "high-loss"])

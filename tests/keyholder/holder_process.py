@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedkeep.keyholder.mutual_tls import planner_side
+from fedkeep.keyholder.planner import KeyHolderClient
 from fedkeep.link.addresses import Address
-from fedkeep.link.key_client import KeyHolderClient
-from fedkeep.link.mutual_tls import planner_side
 
 SOURCE = Path(__file__).parents[2] / "src"
 

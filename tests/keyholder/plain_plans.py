@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedkeep.core.fleet import Fleet
-from fedkeep.privacy.ckks import Scheme
-from fedkeep.privacy.order import Grid, OrderedFleet
+from fedkeep.keyholder.ckks import Scheme
+from fedkeep.keyholder.order import Grid, OrderedFleet
 
 
 def on_the_grid(fleet: Fleet, scheme: Scheme) -> OrderedFleet:

@@ -20,18 +20,17 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
-from fedkeep.flower.remote_planner import RemotePlanner
+from fedkeep.keyholder.ckks import COARSE
 from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.keyholder.messages import AskPlan, AskPublicKeys, EncryptedTables, KeyReply, Planned
+from fedkeep.keyholder.mutual_tls import planner_side
+from fedkeep.keyholder.parties import EncryptedFleet, encrypt_profile
+from fedkeep.keyholder.planner import KeyHolderClient, KeyHolderUnreachableError, RemotePlanner
+from fedkeep.keyholder.public_context import PublicContext
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
-from fedkeep.link.key_client import KeyHolderClient, KeyHolderUnreachableError
-from fedkeep.link.key_messages import AskPlan, AskPublicKeys, EncryptedTables, KeyReply, Planned
 from fedkeep.link.messages import Failed
-from fedkeep.link.mutual_tls import planner_side
 from fedkeep.link.wire import from_bytes, to_bytes
-from fedkeep.privacy.ckks import COARSE
-from fedkeep.privacy.encrypted import EncryptedFleet, encrypt_profile
-from fedkeep.privacy.public_context import PublicContext
 from tests.keyholder.holder_process import HolderProcess, environment, fedkeep
 
 LABELS = 3
@@ -71,7 +70,7 @@ def test_secret_keys_are_for_their_owner_and_nothing_secret_is_published(made: P
     keys = made / "keys"
     assert stat.S_IMODE(keys.stat().st_mode) == 0o700
     assert {stat.S_IMODE((keys / f"{name}.key").stat().st_mode) for name in ("comparing", "summing")} == {0o600}
-    from fedkeep.privacy import ckks
+    from fedkeep.keyholder import ckks
 
     for file in ("devices.context", "server.context"):
         public = PublicContext.unpack((keys / file).read_bytes())

@@ -18,7 +18,7 @@ from fedkeep.deploy.credentials import provision
 from fedkeep.privacy.fixed_point import FixedPoint
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.sum_member import SumMember
-from fedkeep.privacy.sum_messages import Keys, Roster, SumTerms, decode, encode
+from fedkeep.privacy.sum_messages import Keys, PartyKeys, SumTerms, decode, encode
 
 MODEL: Vector = np.zeros(4, dtype=np.float32)
 SESSION = b"s" * 16
@@ -48,24 +48,24 @@ def keys_of(member: SumMember, device: int) -> Keys:
 
 def test_registered_members_share_with_each_other(members: list[SumMember]) -> None:
     roster = {d: keys_of(m, d).keys for d, m in enumerate(members)}
-    assert members[0].answer(encode(Roster(SESSION, roster)))
+    assert members[0].answer(encode(PartyKeys(SESSION, roster)))
 
 
 def test_a_device_the_server_invented_gets_no_share(members: list[SumMember]) -> None:
     invented = SumMember(PrivacyOptions(secure_sum=True), 0)
     roster = {0: keys_of(members[0], 0).keys, 1: keys_of(invented, 1).keys, 2: keys_of(invented, 2).keys}
     with pytest.raises(RefusedError, match="not a member"):
-        members[0].answer(encode(Roster(SESSION, roster)))
+        members[0].answer(encode(PartyKeys(SESSION, roster)))
 
 
 def test_a_member_cannot_stand_for_another_or_twice(members: list[SumMember]) -> None:
     roster = {d: keys_of(m, d).keys for d, m in enumerate(members)}
     with pytest.raises(RefusedError, match="two numbers"):
-        members[0].answer(encode(Roster(SESSION, {**roster, 3: keys_of(members[2], 3).keys})))
+        members[0].answer(encode(PartyKeys(SESSION, {**roster, 3: keys_of(members[2], 3).keys})))
     with pytest.raises(RefusedError, match="not a member"):
-        members[0].answer(encode(Roster(SESSION, {**roster, 2: replace(roster[2], masking=roster[1].masking)})))
+        members[0].answer(encode(PartyKeys(SESSION, {**roster, 2: replace(roster[2], masking=roster[1].masking)})))
     with pytest.raises(RefusedError, match="not a member"):
-        members[0].answer(encode(Roster(SESSION, {0: roster[0], 2: roster[1], 1: roster[2]})))
+        members[0].answer(encode(PartyKeys(SESSION, {0: roster[0], 2: roster[1], 1: roster[2]})))
 
 
 def test_registered_members_are_in_no_sum_of_two(members: list[SumMember]) -> None:
@@ -74,7 +74,7 @@ def test_registered_members_are_in_no_sum_of_two(members: list[SumMember]) -> No
     roster = {d: keys_of(m, d).keys for d, m in enumerate(members)}
     del roster[2]
     with pytest.raises(RefusedError, match="too few devices"):
-        members[0].answer(encode(Roster(SESSION, roster)))
+        members[0].answer(encode(PartyKeys(SESSION, roster)))
 
 
 def test_options_that_lack_a_half_are_named(tmp_path: Path) -> None:

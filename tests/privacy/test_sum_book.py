@@ -81,12 +81,12 @@ class Fleet:
             return self.members[device].answer(told.encode(question))
 
         roster = opened.open({d: k.keys for d, k in keys.items()})
-        sealed = {d: told.decode(ask(d, told.Roster(opened.session, roster)), told.Envelopes) for d in keys}
+        sealed = {d: told.decode(ask(d, told.PartyKeys(opened.session, roster)), told.Envelopes) for d in keys}
         for d, envelopes in opened.route({d: e.envelopes for d, e in sealed.items()}).items():
             masked = told.decode(ask(d, told.Envelopes(opened.session, envelopes)), told.MaskedWords)
             opened.receive(d, Masked(masked.session, np.frombuffer(masked.words, dtype="<u8")))
         survivors = opened.survivors()
-        shares = {d: told.decode(ask(d, told.Survivors(opened.session, survivors)), told.Shares) for d in keys}
+        shares = {d: told.decode(ask(d, told.Survivors(opened.session, survivors)), told.OpenedShares) for d in keys}
         total = opened.total({d: Unmasking(s.own_masks, s.masking_keys) for d, s in shares.items()})
         self.book.close(opened, survivors, lost=any(k.lost for k in keys.values()), total=total)
 

@@ -47,9 +47,9 @@ class AgentPrivacy:
 
     def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
         """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
+        from fedkeep.keyholder.parties import ProfileSealer
         from fedkeep.privacy.door import make_door
         from fedkeep.privacy.ledger_file import LedgerFile
-        from fedkeep.privacy.sealing import ProfileSealer
 
         file = LedgerFile(agent.ledger_path)
         said = {n.removeprefix(_LEDGER): array for n, array in state.items() if n.startswith(_LEDGER)}
@@ -70,4 +70,6 @@ class AgentPrivacy:
         door = make_door(self.options, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
         agent.close_door(door)
         if self.options.encrypted_profiles:
-            ProfileSealer(self.options).public()  # a file that is not there, or not the one pinned, is said now
+            ProfileSealer(
+                self.options.public_context, self.options.context_digest
+            ).public()  # a file that is not there, or not the one pinned, is said now

@@ -53,11 +53,12 @@ def vitals(agent: Agent) -> Vitals:
     with agent.lock:
         labels = [note.label for note in agent.store.notes()]
         counts = agent.counters.counts()
+        gist = None if agent.device.gist is None else agent.device.gist.figures()
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
     kept, replaced = counts.get("kept", 0), counts.get("replaced", 0)
     arrivals = kept + replaced + refused + counts.get("refreshed", 0)
     filled = np.bincount(labels, minlength=agent.labels).tolist() if labels else [0] * agent.labels
-    return Vitals(len(labels), tuple(filled), arrivals, kept, replaced, refused)
+    return Vitals(len(labels), tuple(filled), arrivals, kept, replaced, refused, gist=gist)
 
 
 def stored_summary(agent: Agent) -> StoredSummary:

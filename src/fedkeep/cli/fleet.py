@@ -51,7 +51,7 @@ def status(folder: Folder) -> None:
 
     known = FirstFleet(folder.resolve())
     devices, running = known.devices(), known.running()
-    for name in ("keeper", "server", "page", *(f"{kind}-{n}" for n in devices for kind in ("agent", "node"))):
+    for name in ("fleet", "server", "page", *(f"{kind}-{n}" for n in devices for kind in ("agent", "node"))):
         typer.echo(f"{name:9} {running.get(name, 'not running')}")
     try:
         run = read_run(known.root / "records" / _RECORD)

@@ -66,9 +66,9 @@ def serve(
     """
     from fedkeep.core.errors import ConfigError
     from fedkeep.keyholder.directory import KeyDirectory
+    from fedkeep.keyholder.mutual_tls import keyholder_side
     from fedkeep.keyholder.service import KeyService
     from fedkeep.link.addresses import Address
-    from fedkeep.link.mutual_tls import keyholder_side
 
     if insecure == (credentials is not None):
         raise ConfigError("say --credentials DIR, or --insecure on loopback, and not both")

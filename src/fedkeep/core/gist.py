@@ -137,6 +137,11 @@ class Gist:
         self.latest: Mending | None = None
         """What it did when the device last took part."""
 
+    def figures(self) -> tuple[float, float, float, float] | None:
+        """Trust, likeness, worth and reach when the device last took part; None where there was nothing to trust."""
+        did = self.latest
+        return None if did is None or did.gist is None else (did.trust, did.likeness, did.worth, did.reach)
+
     def vector(self) -> Vector | None:
         """m as it is kept; None while nothing is known."""
         return None if self._kept is None else self._kept.unpack()

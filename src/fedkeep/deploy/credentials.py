@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, MissingExtraError
-from fedkeep.link.mutual_tls import KEYHOLDER, PLANNER
+from fedkeep.keyholder.mutual_tls import KEYHOLDER, PLANNER
 
 try:
     from cryptography import x509
@@ -45,23 +45,6 @@ class Credentials:
     @property
     def server_key(self) -> Path:
         return self.root / "server.key"
-
-    @property
-    def keyholder_certificate(self) -> Path:
-        return self.root / "keyholder.crt"
-
-    @property
-    def keyholder_key(self) -> Path:
-        return self.root / "keyholder.key"
-
-    @property
-    def planner_certificate(self) -> Path:
-        """With which the server asks the key-holder for plans."""
-        return self.root / "planner.crt"
-
-    @property
-    def planner_key(self) -> Path:
-        return self.root / "planner.key"
 
     def node_key(self, node: str) -> Path:
         return self.root / "nodes" / node

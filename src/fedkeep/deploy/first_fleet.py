@@ -95,7 +95,7 @@ class FirstFleet:
     def start(self, port: int, page: int) -> int:
         """Starts the process that looks after the fleet, which outlives this one; returns its number."""
         self.devices()
-        if "keeper" in self.running():
+        if "fleet" in self.running():
             raise FedkeepError(f"the fleet in {self.root} is running: stop it by `fedkeep fleet stop {self.root}`")
         command = [sys.executable, "-m", "fedkeep.deploy.first_fleet", str(self.root), str(port), str(page)]
         with (self.root / "fleet.log").open("ab") as log:
@@ -110,12 +110,12 @@ class FirstFleet:
 
     def stop(self) -> bool:
         """Ends what `start` started, by the number it had, and nothing else; False if it was not running."""
-        pid = self.running().get("keeper")
+        pid = self.running().get("fleet")
         if pid is None:
             return False
         os.kill(pid, signal.SIGTERM)
         end = time.monotonic() + _STOP_SECONDS
-        while "keeper" in self.running():
+        while "fleet" in self.running():
             if time.monotonic() > end:
                 raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
             time.sleep(0.2)
@@ -137,7 +137,7 @@ class FirstFleet:
                 for name, (command, environment) in commands.items():
                     if fleet.is_due(name, _RESTART_SECONDS):
                         fleet.start(name, command, environment)
-                self._note({"keeper": os.getpid(), **fleet.alive()})
+                self._note({"fleet": os.getpid(), **fleet.alive()})
                 time.sleep(1.0)
 
     def _commands(self, fleet: LocalFleet, port: int, page: int) -> dict[str, tuple[list[str], Mapping[str, str]]]:

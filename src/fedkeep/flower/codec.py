@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
 from fedkeep.link.framing import MESSAGE_LIMIT
-from fedkeep.link.messages import Answered, EncryptedProfile, EncryptedProfiled, Evaluated, Profiled, Reported
+from fedkeep.link.messages import Answered, EncryptedProfile, EncryptedProfiled, Evaluated, Profiled, Reported, Vitals
 from fedkeep.link.wire import pack, unpack
 
 ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
@@ -27,6 +27,8 @@ _CIPHERTEXT_BYTES, _CIPHERTEXTS = 16 << 20, 1 << 10
 """More than any ciphertext of ours, a fresh one of the full scheme has 8 million, and more than a profile has."""
 _MOST = 10**9
 """No device counts further than this in a round."""
+_MOST_EVER = 10**15
+"""Nor further than this in its life."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,19 @@ def decode_evaluation(content: RecordDict) -> Evaluated:
     said: Evaluated = decode(content, Evaluated, _HEAD_BYTES)
     if not (0 <= said.correct <= said.samples <= _MOST and 0 <= said.total_loss < np.inf):
         raise RefusedError("bad-evaluation", f"{said.correct} of {said.samples} right, loss {said.total_loss:g}")
+    if said.vitals is not None:
+        _require_sound(said.vitals)
     return said
+
+
+def _require_sound(vitals: Vitals) -> None:
+    """Raises where the record of a run could not hold what a device says of itself."""
+    counts = (vitals.stored, *vitals.filled, vitals.arrivals, vitals.kept, vitals.replaced, vitals.refused)
+    figures = (vitals.epsilon_spent, vitals.epsilon_left, vitals.delta, *(vitals.gist or ()))
+    if not all(0 <= count <= _MOST_EVER for count in counts):
+        raise RefusedError("bad-evaluation", "a store's counts are not numbers that it can have reached")
+    if not all(figure is None or np.isfinite(figure) for figure in figures):
+        raise RefusedError("bad-evaluation", "what it says of its budget or gist is not finite")
 
 
 def arrays_of(model: Vector) -> ArrayRecord:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -12,6 +13,13 @@ from flwr.app import Array, ArrayRecord, Context
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
+
+Value = TypeVar("Value")
+
+
+def under(prefix: str, named: Mapping[str, Value]) -> dict[str, Value]:
+    """What has names that begin with this, by the rest of its name."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 class DeviceMemory(Protocol):

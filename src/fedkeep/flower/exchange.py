@@ -28,7 +28,7 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Tally:
+class Traffic:
     """Bytes of content sent to devices and received from them, since the run began."""
 
     down: int = 0
@@ -54,12 +54,19 @@ class Exchange:
     """Messages in flight; who answered what is known from what was sent, never from what the answer says.
 
     When a device dies while it uploads its reply, Flower waits minutes for the rest, and whoever pulls waits with it.
-    So replies are pulled in a few threads: one that hangs holds up its own part of them, and no deadline.
+    So replies are pulled in a few threads: one that hangs holds up its own part of them, and no deadline. `meanwhile`
+    is called between two looks for replies.
     """
 
-    def __init__(self, grid: Grid, poll_seconds: float = 0.25, tally: Tally | None = None) -> None:
-        self._grid, self._poll = grid, poll_seconds
-        self.tally = tally if tally is not None else Tally()
+    def __init__(
+        self,
+        grid: Grid,
+        poll_seconds: float = 0.25,
+        tally: Traffic | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._grid, self._poll, self._meanwhile = grid, poll_seconds, meanwhile
+        self.tally = tally if tally is not None else Traffic()
         self._asked: dict[str, Asked] = {}
         self._pulls: list[_Pull] = []
 
@@ -79,6 +86,7 @@ class Exchange:
             yield from self.arrived()
             if enough() or time.monotonic() >= end:
                 return
+            self._meanwhile()
             time.sleep(min(self._poll, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:

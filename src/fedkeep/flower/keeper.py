@@ -30,7 +30,7 @@ from fedkeep.core.regions import LabelRegions
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
-from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory, under
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
 
@@ -80,11 +80,11 @@ class Keeper:
         self._device: Device | None = None
         state = memory.load()
         self._counts = Counter(msgspec.json.decode(state["counts"].tobytes(), type=dict[str, int]) if state else {})
-        self._statistics = _under("statistics/", state)
+        self._statistics = under("statistics/", state)
         self._learn_statistics(self._statistics)
         if state:
             self._device = self._make(tuple(state["shape"].tolist()), int(state["labels"]))
-            self._device.restore(_under("device/", state))
+            self._device.restore(under("device/", state))
         self._form = {name: state[name] for name in ("shape", "labels") if name in state}
 
     @classmethod
@@ -182,8 +182,8 @@ class Keeper:
             offered=self._counts["offered"],
             stored=labels.total(),
             capacity=self._capacity,
-            fates=_counted("fate.", self._counts),
-            unsound=_counted("unsound.", self._counts),
+            fates=under("fate.", self._counts),
+            unsound=under("unsound.", self._counts),
             labels=dict(sorted(labels.items())),
         )
 
@@ -262,14 +262,6 @@ def _require_classes(samples: AnyArray, labels: AnyArray) -> None:
         raise ConfigError("these labels are no class numbers: fedkeep values samples of classifiers, not of regression")
     if labels.dtype.kind not in "iuf":
         raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
-
-
-def _under(prefix: str, state: State) -> State:
-    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
-
-
-def _counted(prefix: str, counts: Counter[str]) -> dict[str, int]:
-    return {name.removeprefix(prefix): n for name, n in sorted(counts.items()) if name.startswith(prefix)}
 
 
 def _ids(x: AnyArray, y: IntArray) -> IntArray:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MetricsOptions:
+class ServerMetricsOptions:
     """`metrics`: where Prometheus finds the server's numbers."""
 
     port: int = 0
@@ -63,7 +63,7 @@ class ServerMetrics:
                 family.add_metric([value_of_label], count)
             yield family
 
-    def serve(self, options: MetricsOptions) -> None:
+    def serve(self, options: ServerMetricsOptions) -> None:
         """Answers at the port for as long as the process lives."""
         try:
             from prometheus_client import CollectorRegistry, start_http_server

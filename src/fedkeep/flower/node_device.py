@@ -10,11 +10,20 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
-from fedkeep.flower.device_memory import DeviceMemory
+from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder, Vector
+from fedkeep.flower.device_memory import DeviceMemory, under
 from fedkeep.learn.judging import judge
-from fedkeep.link.messages import DeviceReply, DeviceRequest, EncryptedProfile, Evaluated, ProfileRequest, Vitals
+from fedkeep.link.messages import (
+    DeviceReply,
+    DeviceRequest,
+    EncryptedProfile,
+    Evaluated,
+    ProfileRequest,
+    Reported,
+    Vitals,
+)
 from fedkeep.link.participant import reply_of
+from fedkeep.link.wire import from_bytes, to_bytes
 from fedkeep.privacy.door import Door, make_door
 
 if TYPE_CHECKING:
@@ -59,11 +68,11 @@ class CatchUpDevice:
         self._kept = self._door.kept(under_way=True)
         state = self._load()
         if state:
-            device.restore(_under("device/", state))
+            device.restore(under("device/", state))
             self._seen = int(state["seen"])
-            self._last = _under("last/", state)
+            self._last = under("last/", state)
         for name, part in self._kept.items():
-            if own := _under(f"{name}/", state):
+            if own := under(f"{name}/", state):
                 part.restore(own)
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
@@ -97,7 +106,8 @@ class CatchUpDevice:
     def evaluate(self, model: Vector) -> Evaluated:
         """The model on the device's test samples, or on what it has stored if it has none."""
         held_out, stored = len(self._test) > 0, self._device.store.stored().batch
-        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist())))
+        gist = tuple(self._last["gist"].tolist()) if "gist" in self._last else None
+        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist()), gist=gist))
         batch = self._test if held_out else stored
         if not len(batch):
             return Evaluated(0, 0.0, 0, vitals=vitals)
@@ -110,7 +120,8 @@ class CatchUpDevice:
         self._device.screen(order)
         digest = _digest(order)
         if self._last and self._last["digest"].tobytes() == digest:
-            return _report(self._last)
+            answer: Report = from_bytes(self._last["report"].tobytes(), Reported).report
+            return answer
         if self._seen == 0 and order.assignment is not None:
             self._device.assign(order.assignment)
         now = order.round + 1
@@ -120,7 +131,9 @@ class CatchUpDevice:
         report = self._device.participate(order)
         self._save_if_guarded()  # a device whose budget is spent has taken part all the same
         report = self._door.release(report, order)
-        self._last = _arrays(report) | {"digest": np.frombuffer(digest, dtype=np.uint8)}
+        self._last = {"digest": _bytes(digest), "report": _bytes(to_bytes(Reported(report)))}
+        if self._device.gist is not None and (did := self._device.gist.figures()) is not None:
+            self._last["gist"] = np.array(did)
         self._save()
         return report
 
@@ -166,17 +179,5 @@ def _digest(order: TrainOrder) -> bytes:
     return blake2b(head + order.model.tobytes() + direction, digest_size=16).digest()
 
 
-def _arrays(report: Report) -> State:
-    counts = [report.round, report.steps, report.samples, report.gradient_samples]
-    state: State = {"model": report.model, "weight": np.array(report.weight), "counts": np.array(counts)}
-    return state if report.local_gradient is None else state | {"gradient": report.local_gradient}
-
-
-def _report(state: State) -> Report:
-    round_, steps, samples, gradient_samples = state["counts"].tolist()
-    gradient = state.get("gradient")
-    return Report(round_, state["model"], float(state["weight"]), steps, samples, gradient, gradient_samples)
-
-
-def _under(prefix: str, state: State) -> State:
-    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+def _bytes(raw: bytes) -> AnyArray:
+    return np.frombuffer(raw, dtype=np.uint8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,24 @@ from fedkeep.core.plan import Plan
 from fedkeep.core.server import Refusal, Server
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.fleet.specification import FleetSpec
-from fedkeep.flower.exchange import Tally
+from fedkeep.flower.exchange import Traffic
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
-from fedkeep.records import End, Evaluation, Header, Holdings, Line, Member, Members, Privacy, Recorder, Round, Timing
+from fedkeep.records import (
+    End,
+    Evaluation,
+    Gist,
+    Header,
+    Holdings,
+    Line,
+    Member,
+    Members,
+    Privacy,
+    Recorder,
+    Round,
+    Timing,
+)
 from fedkeep.records import Plan as PlanLine
 from fedkeep.records.reader import begins_with_header, read_run
 from fedkeep.records.versions import versions
@@ -35,7 +49,7 @@ _SIGN_OF_LIFE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class RecordOptions:
+class FleetRecordOptions:
     """`records`: where the run's record is written; `fedkeep watch` follows the folder."""
 
     directory: str = ""
@@ -69,7 +83,9 @@ class FleetRecorder:
         self._planned: Plan | None = None
         self._told: tuple[Member, ...] = ()
         self._evaluated: dict[DeviceId, Evaluated] = {}
-        self._before = Vitals(0, ())
+        self._counted: dict[DeviceId, Vitals] = {}
+        self._resumed = False
+        self._took_part: set[DeviceId] = set()
         self._refused: dict[DeviceId, str] = {}
         self._began = self._told_at = time.monotonic()
 
@@ -77,9 +93,9 @@ class FleetRecorder:
         """Opens the record; of a run that was resumed at `round_` all that came after it is cut off."""
         if self._recorder is not None:
             return
-        resumed = round_ > 0 and begins_with_header(self._path)
+        self._resumed = round_ > 0 and begins_with_header(self._path)
         self._recorder = Recorder(self._path)
-        if resumed:
+        if self._resumed:
             self._recorder.truncate_after(round_)
             self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
         else:
@@ -90,13 +106,14 @@ class FleetRecorder:
         outcome: RoundOutcome,
         server: Server,
         roster: Roster,
-        tally: Tally,
+        tally: Traffic,
         evaluated: Mapping[DeviceId, Evaluated],
     ) -> None:
         """Writes a round that is about to be committed."""
         self._evaluated |= evaluated
         done = outcome.summary.round + 1
         self._refused |= {refusal.device: refusal.reason for refusal in outcome.refusals}
+        self._took_part |= set(outcome.summary.accepted)
         for device in outcome.summary.accepted:
             self._refused.pop(device, None)
         lines = [*self._plan(done, server), *self._round(done, outcome, server)]
@@ -144,10 +161,6 @@ class FleetRecorder:
 
     def _round(self, done: int, outcome: RoundOutcome, server: Server) -> Iterator[Line]:
         reasons = _by_reason(outcome.refusals)
-        told = [e.vitals for e in self._evaluated.values() if e.vitals is not None]
-        total = Vitals(0, (), *(sum(getattr(v, name) for v in told) for name in _COUNTS))
-        since = {name: max(0, getattr(total, name) - getattr(self._before, name)) for name in _COUNTS}
-        self._before = total
         yield Round(
             round=done,
             participants=outcome.summary.participants[:_LISTED],
@@ -156,11 +169,21 @@ class FleetRecorder:
             refused_reports={reason: len(devices) for reason, devices in reasons.items()},
             refused_devices=reasons,
             staleness=server.estimator.staleness(done),
-            **since,
+            **self._since_counted(),
         )
 
+    def _since_counted(self) -> dict[str, int]:
+        """What the devices' stores did since they last said; what came before a resume is in the record already."""
+        told = {device: e.vitals for device, e in self._evaluated.items() if e.vitals is not None}
+        since = Counter[str]()
+        for device, now in told.items():
+            before = self._counted.get(device, now if self._resumed else Vitals(0, ()))
+            since.update({name: max(0, getattr(now, name) - getattr(before, name)) for name in _COUNTS})
+        self._counted |= told
+        return {name: since[name] for name in _COUNTS}
+
     def _evaluation(
-        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: Tally
+        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: Traffic
     ) -> Iterator[Line]:
         vitals = {device: e.vitals for device, e in sorted(evaluated.items()) if e.vitals is not None}
         labels = len(self._header.labels)
@@ -173,6 +196,13 @@ class FleetRecorder:
             most = max(spent, key=lambda v: v.epsilon_spent or 0.0)
             yield Privacy(
                 round=done, epsilon_spent=most.epsilon_spent, epsilon_left=most.epsilon_left, delta=most.delta or 0.0
+            )
+        figures = [v.gist for device, v in vitals.items() if v.gist is not None and device in self._took_part]
+        self._took_part = set()
+        if figures:
+            trust, likeness, worth, reach = np.mean(figures, axis=0).tolist()
+            yield Gist(
+                round=done, participations=len(figures), trust=trust, likeness=likeness, worth=worth, reach=reach
             )
         accuracies = [e.accuracy for _, e in sorted(evaluated.items())]
         known = [a for a in accuracies if not np.isnan(a)]
@@ -189,7 +219,7 @@ class FleetRecorder:
         )
 
     def _members(self, roster: Roster) -> Iterator[Member]:
-        online = roster.online()
+        online = roster.present()
         for device, entry in list(roster.entries().items())[:_LISTED]:
             said = self._evaluated.get(device)
             vitals = None if said is None else said.vitals

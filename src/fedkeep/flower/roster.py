@@ -48,6 +48,7 @@ class Roster:
         self._identity = identity
         self._entries: dict[DeviceId, Entry] = {}
         self._online: dict[int, DeviceId] = {}
+        self._gone: set[int] = set()
         self._admitted: set[DeviceId] | None = None
         self.last_seen: dict[DeviceId, float] = {}
         """When each device was last online, in seconds since 1970; of this process's time only."""
@@ -59,7 +60,7 @@ class Roster:
     def see(self, nodes: list[Node]) -> list[Node]:
         """Takes in who is online; returns those whose device is not known and must be asked."""
         by_key = {entry.identity: device for device, entry in self._entries.items()}
-        before, self._online = self._online, {}
+        before, self._online, self._gone = self._online, {}, set()
         unknown = []
         for node in nodes:
             device = before.get(node.node_id)
@@ -71,6 +72,15 @@ class Roster:
                 self._online[node.node_id] = device
         self.last_seen |= dict.fromkeys(self._online.values(), time.time())
         return unknown
+
+    def watch(self, nodes: Iterable[Node]) -> None:
+        """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
+        self._gone = set(self._online) - {node.node_id for node in nodes}
+        self.last_seen |= dict.fromkeys(self.present(), time.time())
+
+    def present(self) -> set[DeviceId]:
+        """The devices that were there when somebody last looked."""
+        return {device for node, device in self._online.items() if node not in self._gone}
 
     def enter(self, node: Node, device: DeviceId, profile: Profile, name: str = "") -> None:
         """Binds a node to the device number it claims; the profile of a device seen before is kept."""

@@ -29,7 +29,7 @@ _PAUSE_SECONDS = 0.5
 _BYTES_A_DEVICE = 512
 """More than any exchange says about one device, its words apart."""
 
-Answer = TypeVar("Answer", told.Keys, told.Envelopes, told.MaskedWords, told.Shares)
+Answer = TypeVar("Answer", told.Keys, told.Envelopes, told.MaskedWords, told.OpenedShares)
 Refuse = Callable[[Refusal], None]
 SetAside = Callable[[Iterable[tuple[Asked, Message]]], None]
 
@@ -81,7 +81,7 @@ class SecureRounds:
         asking = {d: encode(Participate(order, told.encode(opened.terms[d]))) for d, order in orders.items()}
         keys = parties.ask(TRAIN, asking, told.Keys, max(wanted, opened.threshold))
         roster = opened.open({device: answer.keys for device, answer in keys.items()})
-        asking = _to_all(roster, told.Roster(opened.session, roster))
+        asking = _to_all(roster, told.PartyKeys(opened.session, roster))
         sealed = parties.ask(SHARE, asking, told.Envelopes)
         routed = opened.route({device: answer.envelopes for device, answer in sealed.items()})
         asking = {d: _content(told.Envelopes(opened.session, envelopes)) for d, envelopes in routed.items()}
@@ -89,7 +89,7 @@ class SecureRounds:
         if len(survivors) < options.least(wanted):
             raise RefusedError("too few devices", f"{len(survivors)} of {options.least(wanted)} are in the sum")
         asking = _to_all(survivors, told.Survivors(opened.session, survivors))
-        shares = parties.ask(UNMASK, asking, told.Shares, opened.threshold)
+        shares = parties.ask(UNMASK, asking, told.OpenedShares, opened.threshold)
         total = opened.total({d: Unmasking(s.own_masks, s.masking_keys) for d, s in shares.items()})
         return self._sums.close(opened, survivors, lost=any(k.lost for k in keys.values()), total=total)
 

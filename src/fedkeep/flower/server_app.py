@@ -18,12 +18,12 @@ from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
-from fedkeep.flower.metrics import MetricsOptions, ServerMetrics
-from fedkeep.flower.recording import FleetRecorder, RecordOptions, header_of
-from fedkeep.flower.remote_planner import KeyHolderOptions, RemotePlanner
+from fedkeep.flower.metrics import ServerMetrics, ServerMetricsOptions
+from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.keyholder.planner import KeyHolderOptions, RemotePlanner
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
 
@@ -75,11 +75,11 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     spec = fleet_of(run_config)
     sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
     strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
-    records = build(RecordOptions, spec.deployment["records"], "records")
+    records = build(FleetRecordOptions, spec.deployment["records"], "records")
     run = build(StateOptions, spec.deployment["state"], "state").run
     if records.directory:
         strategy.recorder = FleetRecorder(Path(records.directory) / f"{run}.jsonl", header_of(spec, run))
-    metrics = build(MetricsOptions, spec.deployment["metrics"], "metrics")
+    metrics = build(ServerMetricsOptions, spec.deployment["metrics"], "metrics")
     if metrics.port:
         strategy.metrics = ServerMetrics()
         strategy.metrics.serve(metrics)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -16,16 +18,16 @@ from fedkeep.core.ports import Kept
 from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
-from fedkeep.flower.encrypted_membership import EncryptedMembership
-from fedkeep.flower.exchange import Asked, Exchange, Tally
-from fedkeep.flower.membership import PROFILE, Membership
+from fedkeep.flower.device_memory import under
+from fedkeep.flower.exchange import Asked, Exchange, Traffic
+from fedkeep.flower.membership import PROFILE, EncryptedMembership, Membership
 from fedkeep.flower.metrics import ServerMetrics
 from fedkeep.flower.recording import FleetRecorder
-from fedkeep.flower.remote_planner import RemotePlanner
-from fedkeep.flower.roster import Roster
+from fedkeep.flower.roster import Node, Roster
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
+from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import Evaluate, Evaluated, Participate
 from fedkeep.privacy.sum_book import SumBook
 
@@ -33,6 +35,8 @@ log = logging.getLogger("fedkeep.flower")
 
 EVALUATE = "evaluate"
 _PAUSE_SECONDS = 0.5
+_LOOK_SECONDS = 5.0
+"""Between two looks at who is there while a round is open: the record tells of a device that died in it."""
 
 
 class FedkeepStrategy(Strategy):
@@ -55,7 +59,7 @@ class FedkeepStrategy(Strategy):
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
-        self._roster, self._tally = Roster(options.identity), Tally()
+        self._roster, self._tally = Roster(options.identity), Traffic()
         self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._refusals: list[Refusal] = []
@@ -63,7 +67,7 @@ class FedkeepStrategy(Strategy):
         self._membership = (
             Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
         )
-        self._sound = 0
+        self._sound, self._next_look = 0, 0.0
         self._late: list[tuple[Asked, Message]] = []
         self._secure: SecureRounds | None = None
         if sums is not None:
@@ -80,14 +84,13 @@ class FedkeepStrategy(Strategy):
                 "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
             )
         for part, kept in self._parts.items():
-            prefix = f"{part}/"
-            kept.restore({n.removeprefix(prefix): a for n, a in saved.state.items() if n.startswith(prefix)})
+            kept.restore(under(f"{part}/", saved.state))
         log.info("resumed: round %d is next", self.server.round)
         return True
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
-        exchange = Exchange(grid, tally=self._tally)
+        exchange = Exchange(grid, tally=self._tally, meanwhile=partial(self._look, grid))
         if self.recorder is not None:
             self.recorder.begin(self.server.round)
         try:
@@ -219,9 +222,14 @@ class FedkeepStrategy(Strategy):
             if online >= least:
                 return
             log.info("waiting for devices: %d of %d are online", online, least)
-            if self.recorder is not None:
-                self.recorder.note_members(self.server.round, self._roster)
             self._greet(exchange.collect(_PAUSE_SECONDS, lambda: False))
+
+    def _look(self, grid: Grid) -> None:
+        """Records who is there while the server waits, every few seconds."""
+        if self.recorder is not None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._roster.watch(cast(list[Node], list(grid.get_nodes())))
+            self.recorder.note_members(self.server.round, self._roster)
 
     def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.privacy.ckks import COARSE, Scheme
-from fedkeep.privacy.encrypted import KeyHolder
-from fedkeep.privacy.public_context import PublicContext, read_public_context
+from fedkeep.keyholder.ckks import COARSE, Scheme
+from fedkeep.keyholder.parties import KeyHolder
+from fedkeep.keyholder.public_context import PublicContext, read_public_context
 
 SCHEMES = {"full": Scheme(), "coarse": COARSE}
 

@@ -13,19 +13,19 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import AnyArray
 from fedkeep.keyholder.directory import KeyDirectory
-from fedkeep.link.addresses import Address
-from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.key_messages import (
+from fedkeep.keyholder.messages import (
     AskPlan,
     EncryptedTables,
     KeyReply,
     KeyRequest,
     Planned,
-    PublicKeys,
+    PublishedKeys,
     sound_plan,
 )
+from fedkeep.keyholder.mutual_tls import PLANNER, peer_name
+from fedkeep.link.addresses import Address
+from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import Failed
-from fedkeep.link.mutual_tls import PLANNER, peer_name
 from fedkeep.link.wire import from_bytes, to_bytes
 
 log = logging.getLogger("fedkeep.keyholder")
@@ -96,7 +96,7 @@ class KeyService:
             request: KeyRequest = from_bytes(payload, KeyRequest)
             if isinstance(request, AskPlan):
                 return self._plan(request, peer)
-            return PublicKeys(self._keys.for_server.read_bytes(), self._least)
+            return PublishedKeys(self._keys.for_server.read_bytes(), self._least)
         except RefusedError as refusal:
             log.warning("%s refused: %s", peer, refusal)
             return Failed(refusal.reason, refusal.detail)

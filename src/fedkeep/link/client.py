@@ -10,12 +10,10 @@ from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import (
-    Answered,
     AskProfile,
     AskRefused,
     AskStatus,
     AskStored,
-    AskSum,
     AskWhy,
     EncryptedProfile,
     EncryptedProfiled,
@@ -71,14 +69,6 @@ class AgentClient:
     def participate(self, order: TrainOrder) -> Report:
         """Has the agent take part in a round (steps 4-6)."""
         return self.ask(Participate(order), Reported).report
-
-    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        """Has the agent take part in a secure sum and keep its report for masking."""
-        return self.ask(Participate(order, terms), Answered).answer
-
-    def answer(self, question: bytes) -> bytes:
-        """The agent's answer to a later exchange of a secure sum."""
-        return self.ask(AskSum(question), Answered).answer
 
     def evaluate(self, model: Vector) -> Evaluated:
         """Loss and accuracy of a model on the agent's held-out samples, or on what it has stored."""

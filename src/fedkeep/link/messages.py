@@ -110,6 +110,8 @@ class Vitals(msgspec.Struct, frozen=True):
     epsilon_spent: float | None = None
     epsilon_left: float | None = None
     delta: float | None = None
+    gist: tuple[float, float, float, float] | None = None
+    """Trust, likeness, worth and reach of the gist when the device last took part."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):

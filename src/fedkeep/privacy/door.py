@@ -18,11 +18,11 @@ from fedkeep.core.types import IntArray, Profile, Report, State, TrainOrder
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest, Vitals
 
 if TYPE_CHECKING:
+    from fedkeep.keyholder.parties import ProfileSealer
     from fedkeep.privacy.gaussian import NormalSource
     from fedkeep.privacy.guard import Guard, Spending
     from fedkeep.privacy.ledger import Ledger
     from fedkeep.privacy.options import PrivacyOptions
-    from fedkeep.privacy.sealing import ProfileSealer
     from fedkeep.privacy.sum_member import SumMember
     from fedkeep.privacy.sum_messages import SumTerms
 
@@ -102,7 +102,8 @@ class Door:
         spent = self.spending()
         if spent is None or spent.budget is None:
             return vitals
-        return structs.replace(vitals, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
+        told = structs.replace(vitals, gist=None)  # its figures are made of gradients, and nobody would charge for them
+        return structs.replace(told, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
 
     def spending(self) -> Spending | None:
         """What the privacy ledger says; None where nothing is accounted for."""
@@ -161,7 +162,7 @@ def make_door(
 
         member = SumMember(options, gradient_size)
     if options.encrypted_profiles:
-        from fedkeep.privacy.sealing import ProfileSealer
+        from fedkeep.keyholder.parties import ProfileSealer
 
-        sealer = ProfileSealer(options)
+        sealer = ProfileSealer(options.public_context, options.context_digest)
     return Door(guard, member, sealer, commit, lock)

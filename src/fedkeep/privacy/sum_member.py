@@ -20,9 +20,9 @@ from fedkeep.privacy.sum_messages import (
     Envelopes,
     Keys,
     MaskedWords,
+    OpenedShares,
+    PartyKeys,
     Reply,
-    Roster,
-    Shares,
     SumTerms,
     Survivors,
     decode,
@@ -95,7 +95,7 @@ class SumMember:
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        if isinstance(request, Roster):
+        if isinstance(request, PartyKeys):
             request = self._known(request)
         reply = _reply(held, request)
         if isinstance(request, Survivors):
@@ -120,13 +120,13 @@ class SumMember:
         if held:
             self._held = _Held(held["session"].tobytes(), MaskingDevice.restored(held), held["words"].copy())
 
-    def _known(self, roster: Roster) -> Roster:
+    def _known(self, roster: PartyKeys) -> PartyKeys:
         """The roster as masks are agreed on, if it is of enough devices and, where they are known, of members only."""
         if len(roster.keys) < self._options.least_in_sum:
             raise RefusedError("too few devices", f"{len(roster.keys)} are fewer than privacy.sum_least")
         if self._keys is not None:
             self._keys.require_members(roster.keys, roster.session)
-        return Roster(roster.session, {d: replace(k, member=b"", signature=b"") for d, k in roster.keys.items()})
+        return PartyKeys(roster.session, {d: replace(k, member=b"", signature=b"") for d, k in roster.keys.items()})
 
     def _words(self, report: Report, model: Vector, terms: SumTerms, *, lost: bool) -> Words:
         """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it."""
@@ -165,16 +165,16 @@ def _update(report: Report, model: Vector, terms: SumTerms) -> FloatArray:
     return np.append(update, [weight, weight * steps if terms.per_step else 0.0])
 
 
-def _reply(held: _Held, request: Roster | Envelopes | Survivors) -> Reply:
+def _reply(held: _Held, request: PartyKeys | Envelopes | Survivors) -> Reply:
     match request:
-        case Roster():
+        case PartyKeys():
             return Envelopes(held.session, held.device.share(request.keys))
         case Envelopes():
             masked = held.device.mask(held.words, request.envelopes)
             return MaskedWords(held.session, masked.words.astype(_WORDS).tobytes())
         case Survivors():
             shares = held.device.unmask(request.devices)
-            return Shares(held.session, dict(shares.own_masks), dict(shares.masking_keys))
+            return OpenedShares(held.session, dict(shares.own_masks), dict(shares.masking_keys))
 
 
 def _under(prefix: str, state: State) -> State:

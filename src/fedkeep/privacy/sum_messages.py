@@ -77,7 +77,7 @@ class Declined(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-class Roster(msgspec.Struct, frozen=True, tag=True):
+class PartyKeys(msgspec.Struct, frozen=True, tag=True):
     """Everybody's keys; answered by `Envelopes`."""
 
     session: bytes
@@ -99,13 +99,13 @@ class MaskedWords(msgspec.Struct, frozen=True, tag=True):
 
 
 class Survivors(msgspec.Struct, frozen=True, tag=True):
-    """Whose words are in the sum; answered by `Shares`."""
+    """Whose words are in the sum; answered by `OpenedShares`."""
 
     session: bytes
     devices: tuple[DeviceId, ...]
 
 
-class Shares(msgspec.Struct, frozen=True, tag=True):
+class OpenedShares(msgspec.Struct, frozen=True, tag=True):
     """Exchange 4: a survivor's shares of the masks that are left."""
 
     session: bytes
@@ -113,9 +113,9 @@ class Shares(msgspec.Struct, frozen=True, tag=True):
     masking_keys: dict[DeviceId, bytes]
 
 
-Request: TypeAlias = Roster | Envelopes | Survivors
-Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | Shares
-Told = TypeVar("Told", SumTerms, Keys, Envelopes, MaskedWords, Shares)
+Request: TypeAlias = PartyKeys | Envelopes | Survivors
+Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
+Told = TypeVar("Told", SumTerms, Keys, Envelopes, MaskedWords, OpenedShares)
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 

@@ -6,12 +6,10 @@ import base64
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import TypeGuard
 
 import numpy as np
 
 from fedkeep.core.coordination import LabelLimits
-from fedkeep.core.gist import Mending
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.regions import LabelRegions, SingleRegion
 from fedkeep.core.types import AnyArray, Batch, DeviceId
@@ -50,7 +48,7 @@ class Observer:
         self._participants: list[DeviceId] = []
         self._arrivals = self._dropouts = 0
         self._refused: Counter[str] = Counter()
-        self._mendings: list[Mending] = []
+        self._mendings: list[tuple[float, ...]] = []
         self._known = {(d, id_) for d, stored in self._stores() for id_ in stored.batch.ids.tolist()}
         for changes in self._changes.values():
             changes.clear()
@@ -66,7 +64,7 @@ class Observer:
         self._refused.update(refusals_by_reason(record.summary))
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
-            self._mendings += [gist.latest for gist in gists if gist is not None and _mended(gist.latest)]
+            self._mendings += [did for gist in gists if gist is not None and (did := gist.figures()) is not None]
 
     def opening(self) -> Iterator[Line]:
         """The lines before the first round: the plan, and how good the untrained model is."""
@@ -137,8 +135,7 @@ class Observer:
         )
 
     def _gist(self, round_: int) -> Gist:
-        columns = np.array([[m.trust, m.likeness, m.worth, m.reach] for m in self._mendings])
-        trust, likeness, worth, reach = columns.mean(axis=0).tolist()
+        trust, likeness, worth, reach = np.mean(self._mendings, axis=0).tolist()
         return Gist(
             round=round_,
             participations=len(self._mendings),
@@ -203,10 +200,6 @@ class Observer:
         if self._fleet is None:
             return []
         return [(d, device.store.stored()) for d, device in sorted(self._fleet.devices.items())]
-
-
-def _mended(mending: Mending | None) -> TypeGuard[Mending]:
-    return mending is not None and mending.gist is not None and bool(np.isfinite(mending.reach))
 
 
 def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.fleet import Fleet
-from fedkeep.privacy.order import Comparisons, Grid, OrderedFleet
+from fedkeep.keyholder.order import Comparisons, Grid, OrderedFleet
 
 tables = hnp.arrays(np.int64, st.tuples(st.integers(1, 7), st.integers(1, 5)), elements=st.integers(0, 6))
 

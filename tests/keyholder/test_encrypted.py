@@ -13,18 +13,18 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Profile
-from fedkeep.link.key_messages import EncryptedTables
-from fedkeep.link.messages import EncryptedProfile
-from fedkeep.privacy import ckks
-from fedkeep.privacy.ckks import COARSE, Scheme
-from fedkeep.privacy.encrypted import (
+from fedkeep.keyholder import ckks
+from fedkeep.keyholder.ckks import COARSE, Scheme
+from fedkeep.keyholder.messages import EncryptedTables
+from fedkeep.keyholder.order import Comparisons, Grid
+from fedkeep.keyholder.parties import (
     EncryptedFleet,
     KeyHolder,
     encrypt_profile,
     rows_that_fit,
 )
-from fedkeep.privacy.order import Comparisons, Grid
-from fedkeep.privacy.public_context import PublicContext, read_public_context
+from fedkeep.keyholder.public_context import PublicContext, read_public_context
+from fedkeep.link.messages import EncryptedProfile
 
 pytest.importorskip("tenseal", reason="needs the privacy extra")
 

@@ -9,10 +9,12 @@ learns who is faster than whom, and the totals; nobody learns another's velocity
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -20,13 +22,12 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.plan import Plan
 from fedkeep.core.types import DeviceId, Profile
-from fedkeep.link.key_messages import EncryptedTables
+from fedkeep.keyholder import ckks
+from fedkeep.keyholder.ckks import SUMS, Ciphertext, Scheme
+from fedkeep.keyholder.messages import EncryptedTables
+from fedkeep.keyholder.order import Comparisons, Grid, OrderedFleet
+from fedkeep.keyholder.public_context import PublicContext, read_public_context
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
-from fedkeep.privacy import ckks
-from fedkeep.privacy.ckks import SUMS, Ciphertext, Scheme
-from fedkeep.privacy.order import Comparisons, Grid, OrderedFleet
-from fedkeep.privacy.public_context import PublicContext
-from fedkeep.privacy.spool import Spool
 
 _DECIMALS = 6
 """Totals are rounded to these, so that the errors of CKKS do not break ties between labels."""
@@ -59,6 +60,46 @@ def encrypt_profile(public: PublicContext, request: ProfileRequest, profile: Pro
     )
 
 
+class ProfileSealer:
+    """A device's side: encrypts under the file that it was given; the server can name a key, not bring one."""
+
+    def __init__(self, public_context: str, digest: str) -> None:
+        if not public_context:
+            raise ConfigError(
+                "privacy.encrypted_profiles needs privacy.public_context: the key-holder's devices.context, copied here"
+            )
+        self._path, self._pinned = Path(public_context), digest
+
+    def public(self) -> PublicContext:
+        """The key-holder's public keys, read anew since they are megabytes that are seldom needed."""
+        return read_public_context(self._path, self._pinned)
+
+    def seal(self, request: ProfileRequest, profile: Profile) -> EncryptedProfile:
+        return encrypt_profile(self.public(), request, profile)
+
+
+class _Spool:
+    """What each device sent, in a file without a name: too large for memory, and gone with the process."""
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile()  # noqa: SIM115 - open as long as this is, see the next line
+        weakref.finalize(self, self._file.close)
+        self._places: dict[DeviceId, list[tuple[int, int]]] = {}
+
+    def keep(self, device: DeviceId, parts: Iterable[bytes]) -> None:
+        self._places[device] = [self._append(part) for part in parts]
+
+    def kept(self, device: DeviceId) -> Iterator[bytes]:
+        for start, length in self._places[device]:
+            self._file.seek(start)
+            yield self._file.read(length)
+
+    def _append(self, part: bytes) -> tuple[int, int]:
+        start = self._file.seek(0, 2)
+        self._file.write(part)
+        return start, len(part)
+
+
 class EncryptedFleet:
     """The server's part: it holds no secret key, keeps every answer, and adds up those of the devices present.
 
@@ -74,7 +115,7 @@ class EncryptedFleet:
         self._sizes = [len(c) for c in _chunks(np.zeros(count), public.scheme.slots)]
         self._answers: dict[DeviceId, EncryptedProfile] = {}
         """Without their comparisons, which are megabytes each and lie in a file."""
-        self._spool = Spool()
+        self._spool = _Spool()
 
     @property
     def name(self) -> bytes:

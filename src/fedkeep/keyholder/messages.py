@@ -29,7 +29,7 @@ class EncryptedTables:
 
 
 class AskPublicKeys(msgspec.Struct, frozen=True, tag=True):
-    """The public keys with which to compute under encryption. Answered by `PublicKeys`."""
+    """The public keys with which to compute under encryption. Answered by `PublishedKeys`."""
 
 
 class AskPlan(msgspec.Struct, frozen=True, tag=True):
@@ -42,7 +42,7 @@ class AskPlan(msgspec.Struct, frozen=True, tag=True):
     before: Plan | None = None
 
 
-class PublicKeys(msgspec.Struct, frozen=True, tag=True):
+class PublishedKeys(msgspec.Struct, frozen=True, tag=True):
     packed: bytes
     least_devices: int
     """For fewer the key-holder makes no plan."""
@@ -53,7 +53,7 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
 
 
 KeyRequest: TypeAlias = AskPublicKeys | AskPlan
-KeyReply: TypeAlias = PublicKeys | Planned | Failed
+KeyReply: TypeAlias = PublishedKeys | Planned | Failed
 
 
 def sound_plan(plan: Plan) -> Plan:

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.privacy.ckks import Scheme, digest
-from fedkeep.privacy.order import Grid
+from fedkeep.keyholder.ckks import Scheme, digest
+from fedkeep.keyholder.order import Grid
 
 
 @dataclass(frozen=True)
