@@ -85,7 +85,8 @@ def test_dirichlet_gets_more_even_with_alpha() -> None:
         ({}, "unknown partition '': known are: dirichlet, iid"),
         ({"name": "dirichlet", "alfa": 1}, "did you mean 'alpha'"),
         ({"name": "dirichlet", "alpha": 0}, "alpha must be above 0, got 0"),
-        ({"name": "dirichlet", "alpha": "much"}, "partition 'dirichlet'"),
+        ({"name": "dirichlet", "alpha": "much"}, "'partition.alpha' cannot be 'much': expected 'float'"),
+        ({"name": "dirichlet", "devices": 2.5}, "'partition.devices' cannot be 2.5: expected 'int'"),
         ({"name": "labels", "devices": 0}, "devices must be at least 1, got 0"),
     ],
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.names import Registry, did_you_mean
+from fedkeep.config import build
+from fedkeep.core.errors import DataError
+from fedkeep.core.names import Registry
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, IntArray
 from fedkeep.data.federation import Membership
@@ -43,16 +43,7 @@ def partition(name: str) -> Callable[[Kind], Kind]:
 def partition_from(table: Mapping[str, Any]) -> Partition:
     """The partition that a TOML table names, with its options."""
     options = dict(table)
-    name = str(options.pop("name", ""))
-    cls = PARTITIONS.find(name)
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for key in options:
-        if key not in known:
-            raise ConfigError(f"partition '{name}' has no option '{key}': {did_you_mean(key, known)}")
-    try:
-        return cls(**options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"partition '{name}': {error}") from None
+    return build(PARTITIONS.find(str(options.pop("name", ""))), options, "partition")
 
 
 def _require(key: str, value: float, low: float) -> None:
@@ -168,17 +159,18 @@ class Dirichlet(Partition):
         for group in _by_label(y, rng):
             weights = rng.dirichlet(np.full(self.devices, self.alpha))
             assignment[group] = np.repeat(np.arange(self.devices), apportion(len(group), weights))
-        self._feed_the_poor(assignment, rng)
+        self._fill_up(assignment, rng)
         return Membership.from_assignment(assignment, self.devices)
 
-    def _feed_the_poor(self, assignment: IntArray, rng: np.random.Generator) -> None:
+    def _fill_up(self, assignment: IntArray, rng: np.random.Generator) -> None:
+        """Gives devices short of the minimum samples of the largest."""
         sizes = np.bincount(assignment, minlength=self.devices)
-        for poor in np.flatnonzero(sizes < self.minimum):
-            while sizes[poor] < self.minimum:
-                rich = int(np.argmax(sizes))
-                assignment[rng.choice(np.flatnonzero(assignment == rich))] = poor
-                sizes[rich] -= 1
-                sizes[poor] += 1
+        for short in np.flatnonzero(sizes < self.minimum):
+            while sizes[short] < self.minimum:
+                largest = int(np.argmax(sizes))
+                assignment[rng.choice(np.flatnonzero(assignment == largest))] = short
+                sizes[largest] -= 1
+                sizes[short] += 1
 
 
 @partition("iid")
