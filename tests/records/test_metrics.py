@@ -12,7 +12,7 @@ import pytest
 from fedkeep.core.errors import MissingExtraError
 from fedkeep.records import End, Evaluation, Gist, Header, Line, Round, Run, compare, frame
 from fedkeep.records.frame import as_csv
-from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy
+from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy, pooled
 from fedkeep.records.metrics import rounds_to
 from fedkeep.records.student import coverage, interval, quantile
 from fedkeep.records.tables import explanation, markdown, sentences, tables
@@ -177,6 +177,14 @@ def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     assert "| gist-local | 50.00 % |" in markdown(compared)
     assert "trust is how much of it" in explanation(compared)
     assert "gist" not in explanation(compare(runs[:1]))
+
+
+def test_one_vanishing_gradient_does_not_decide_what_is_told_of_the_reach() -> None:
+    reaches = (0.3, 1e9, 0.5)
+    said = [
+        Gist(round=n, participations=1, trust=1, likeness=1, worth=1, reach=reach) for n, reach in enumerate(reaches)
+    ]
+    assert pooled(said).reach == 0.5
 
 
 def test_a_method_is_compared_within_its_setting() -> None:

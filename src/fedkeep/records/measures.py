@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -108,10 +109,12 @@ GIST = ("trust", "likeness", "worth", "reach")
 
 
 def pooled(lines: Sequence[Gist]) -> Gist:
-    """One line for several, each counting by its participations; there is at least one."""
+    """One line for several, each counting by its participations, the median for the reach; there is at least one."""
     count = sum(line.participations for line in lines)
     sums = {name: math.fsum(getattr(line, name) * line.participations for line in lines) for name in GIST}
     means = {name: total / max(count, 1) for name, total in sums.items()}
+    # A ratio: where the stored samples' gradient all but vanishes, one line would be all that a mean tells of.
+    means["reach"] = statistics.median(line.reach for line in lines)
     return Gist(round=lines[-1].round, participations=count, **means)
 
 
