@@ -61,6 +61,7 @@ def test_a_name_shows_all_that_it_takes() -> None:
     assert text.startswith('policy = { name = "ode" }')
     assert "Eq. 6" in text
     assert "sharpness 0.5" in text
+    assert "the higher, the nearer to `greatest`). (a number)" in text
 
 
 def test_every_table_and_every_name_can_be_shown() -> None:
