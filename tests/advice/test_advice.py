@@ -24,7 +24,7 @@ from fedkeep.agent.layout import plan as plan_store
 from fedkeep.cli.app import app
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import ConfigError
-from fedkeep.data import Federation, Membership, ModelSpec
+from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.fleet.specification import read_fleet
 from fedkeep.sim.experiment import expand
 
@@ -34,7 +34,7 @@ def fleet(y: np.ndarray, devices: int = 4, x: np.ndarray | None = None) -> Feder
     labels = int(y.max()) + 1
     points = np.eye(labels, 8, dtype=np.float32)[y] * 9 if x is None else x
     spread = points + np.random.default_rng(0).normal(0, 0.1, points.shape).astype(np.float32)
-    members = Membership.from_assignment(np.arange(len(y)) % devices, devices)
+    members = Ownership.from_assignment(np.arange(len(y)) % devices, devices)
     names = tuple(f"label {n}" for n in range(labels))
     return Federation("own", spread, y, members, members, names, ModelSpec("softmax"))
 

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="the live page needs the 'web' extra")
 
 from playwright.sync_api import expect
 
-from fedkeep.records import Device, Evaluation, Holdings, Plan, Privacy, Recorder, Round, Slot
+from fedkeep.records import DeviceLine, Evaluation, HoldingsLine, PlanLine, PrivacyLine, Recorder, Round, Slot
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -198,12 +198,12 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
     path = tmp_path / "odd.jsonl"
     fleet["FakeRun"](path, "odd", labels=("a", "b"), devices=5, images=False)
     with Recorder(path) as recorder:
-        recorder.write(Plan(round=1, devices=(0, 1, 2), quotas=((1,), ()), holders=(9,), wanted=()))
-        recorder.write(Holdings(round=1, devices=(7, 1), filled=((1, 1, 1),)))
+        recorder.write(PlanLine(round=1, devices=(0, 1, 2), quotas=((1,), ()), holders=(9,), wanted=()))
+        recorder.write(HoldingsLine(round=1, devices=(7, 1), filled=((1, 1, 1),)))
         recorder.write(Evaluation(round=1, accuracy=None, loss=None))
-        recorder.write(Device(round=1, device=1, capacity=0, slots=(Slot(id=1, label=9, score=None, age=0),)))
-        recorder.write(Device(round=1, device=2, capacity=1, slots=(), changes=()))
-        recorder.write(Privacy(round=1, epsilon_spent=None, epsilon_left=None, delta=0.0))
+        recorder.write(DeviceLine(round=1, device=1, capacity=0, slots=(Slot(id=1, label=9, score=None, age=0),)))
+        recorder.write(DeviceLine(round=1, device=2, capacity=1, slots=(), changes=()))
+        recorder.write(PrivacyLine(round=1, epsilon_spent=None, epsilon_left=None, delta=0.0))
         recorder.write(Round(round=1, participants=(), refused_reports={"constructor": 1}))
     page = show(tmp_path)
     for method in ("bare", "none", "odd"):

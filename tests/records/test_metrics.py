@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import MissingExtraError
-from fedkeep.records import End, Evaluation, Gist, Header, Line, Round, Run, compare, frame
+from fedkeep.records import End, Evaluation, GistLine, Header, Line, Round, Run, compare, frame
 from fedkeep.records.frame import as_csv
 from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy, pooled
 from fedkeep.records.metrics import rounds_to
@@ -168,7 +168,9 @@ def test_a_second_table_stands_against_the_base_that_ran() -> None:
 
 def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     runs = [run("fifo", 0, FIFO), run("gist-local", 0, FIFO)]
-    said = [Gist(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1) for n in (1, 3)]
+    said = [
+        GistLine(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1) for n in (1, 3)
+    ]
     runs[1] = Run(runs[1].path, runs[1].header, (*runs[1].lines, *said))
     compared = compare(runs)
     assert compared.rows[0].gist == {}
@@ -182,7 +184,8 @@ def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
 def test_one_vanishing_gradient_does_not_decide_what_is_told_of_the_reach() -> None:
     reaches = (0.3, 1e9, 0.5)
     said = [
-        Gist(round=n, participations=1, trust=1, likeness=1, worth=1, reach=reach) for n, reach in enumerate(reaches)
+        GistLine(round=n, participations=1, trust=1, likeness=1, worth=1, reach=reach)
+        for n, reach in enumerate(reaches)
     ]
     assert pooled(said).reach == 0.5
 

@@ -18,7 +18,7 @@ from fedkeep.config import Table, merged
 from fedkeep.records import read_run
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell, expand, resolve
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.runner import play, record_path
 from fedkeep.sim.sweep import run_sweep
 
@@ -59,7 +59,7 @@ def test_devices_declare_what_they_counted_and_weigh_themselves_by_it() -> None:
     for _ in simulator.run(21):
         pass
     truth, fleet = simulator.parts.velocities, simulator.parts.fleet
-    assert isinstance(fleet, Fleet)
+    assert isinstance(fleet, SimulatedFleet)
     for device in range(simulator.parts.data.devices):
         declared = fleet.device(device).profile().velocity
         np.testing.assert_allclose(declared.sum(), truth[device].sum(), rtol=0.1)

@@ -17,7 +17,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.names import Registry
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, IntArray
-from fedkeep.data.federation import Membership
+from fedkeep.data.federation import Ownership
 from fedkeep.data.split import apportion
 
 
@@ -25,7 +25,7 @@ class Partition(ABC):
     """Dataclass fields are keys of the `partition` table."""
 
     @abstractmethod
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:
         """Which samples each device owns, from their labels and, where known, their true devices."""
 
 
@@ -51,12 +51,12 @@ def _require(key: str, value: float, low: float) -> None:
         raise ValueError(f"{key} must be at least {low}, got {value}")
 
 
-def _deal(groups: list[IntArray], shares: list[IntArray], total: int, devices: int) -> Membership:
+def _deal(groups: list[IntArray], shares: list[IntArray], total: int, devices: int) -> Ownership:
     """Deals each group of samples to devices 0, 1, ... by the counts in its row of `shares`."""
     assignment = np.full(total, -1, dtype=np.int64)
     for group, counts in zip(groups, shares, strict=True):
         assignment[group[: counts.sum()]] = np.repeat(np.arange(devices), counts)
-    return Membership.from_assignment(assignment, devices)
+    return Ownership.from_assignment(assignment, devices)
 
 
 def _by_label(y: IntArray, rng: np.random.Generator) -> list[IntArray]:
@@ -83,7 +83,7 @@ class LabelsPerDevice(Partition):
         _require("tail", self.tail, 0)
         _require("minimum", self.minimum, 1)
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         rng = generator(seed, "partition")
         groups = _by_label(y, rng)
         owned = min(self.labels, len(groups))
@@ -119,7 +119,7 @@ class Shards(Partition):
         _require("devices", self.devices, 1)
         _require("shards", self.shards, 1)
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         pieces = self.devices * self.shards
         if len(y) < pieces:
             raise DataError(
@@ -131,7 +131,7 @@ class Shards(Partition):
         owner = rng.permutation(np.repeat(np.arange(self.devices), self.shards))
         assignment = np.full(len(y), -1, dtype=np.int64)
         assignment[sorted_] = owner[np.arange(len(y)) * pieces // len(y)]
-        return Membership.from_assignment(assignment, self.devices)
+        return Ownership.from_assignment(assignment, self.devices)
 
 
 @partition("dirichlet")
@@ -151,7 +151,7 @@ class Dirichlet(Partition):
         if not self.alpha > 0:
             raise ValueError(f"alpha must be above 0, got {self.alpha}")
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices * self.minimum:
             raise DataError(f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices")
         rng = generator(seed, "partition")
@@ -160,7 +160,7 @@ class Dirichlet(Partition):
             weights = rng.dirichlet(np.full(self.devices, self.alpha))
             assignment[group] = np.repeat(np.arange(self.devices), apportion(len(group), weights))
         self._fill_up(assignment, rng)
-        return Membership.from_assignment(assignment, self.devices)
+        return Ownership.from_assignment(assignment, self.devices)
 
     def _fill_up(self, assignment: IntArray, rng: np.random.Generator) -> None:
         """Gives devices short of the minimum samples of the largest."""
@@ -183,18 +183,18 @@ class Iid(Partition):
     def __post_init__(self) -> None:
         _require("devices", self.devices, 1)
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices:
             raise DataError(f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices")
         owners = np.arange(len(y), dtype=np.int64) % self.devices
-        return Membership.from_assignment(generator(seed, "partition").permutation(owners), self.devices)
+        return Ownership.from_assignment(generator(seed, "partition").permutation(owners), self.devices)
 
 
 @partition("natural")
 class Natural(Partition):
     """The devices that the samples really came from."""
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if natural is None:
             raise DataError("this data does not say which device a sample came from; choose another partition")
-        return Membership.from_assignment(natural, int(natural.max()) + 1)
+        return Ownership.from_assignment(natural, int(natural.max()) + 1)

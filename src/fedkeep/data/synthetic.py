@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.data.cache import Progress
-from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.federation import Federation, ModelSpec, Ownership
 from fedkeep.data.split import hold_out
 
 
@@ -58,7 +58,7 @@ class Synthetic:
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
         sizes = self.sizes()
         x, y = self._samples(sizes)
-        members = Membership(np.arange(len(y), dtype=np.int64), np.concatenate([[0], np.cumsum(sizes)]))
+        members = Ownership(np.arange(len(y), dtype=np.int64), np.concatenate([[0], np.cumsum(sizes)]))
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))
         pace = self.usual_rounds_per_pass

@@ -24,8 +24,20 @@ from fedkeep.flower.exchange import Tally
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
-from fedkeep.records import End, Evaluation, Header, Holdings, Line, Member, Members, Privacy, Recorder, Round, Timing
-from fedkeep.records import Plan as PlanLine
+from fedkeep.records import (
+    End,
+    Evaluation,
+    Header,
+    HoldingsLine,
+    Line,
+    Member,
+    Members,
+    PlanLine,
+    PrivacyLine,
+    Recorder,
+    Round,
+    Timing,
+)
 from fedkeep.records.reader import begins_with_header, read_run
 from fedkeep.records.versions import versions
 
@@ -167,11 +179,11 @@ class FleetRecorder:
         if vitals:
             rows = {device: (*v.filled, *[0] * labels)[:labels] for device, v in vitals.items()}
             listed = tuple(device for device in rows if device < _LISTED)
-            yield Holdings(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
+            yield HoldingsLine(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
             held = np.array(list(rows.values())).sum(axis=0) > 0
         if spent := [v for v in vitals.values() if v.epsilon_spent is not None and v.delta is not None]:
             most = max(spent, key=lambda v: v.epsilon_spent or 0.0)
-            yield Privacy(
+            yield PrivacyLine(
                 round=done, epsilon_spent=most.epsilon_spent, epsilon_left=most.epsilon_left, delta=most.delta or 0.0
             )
         accuracies = [e.accuracy for _, e in sorted(evaluated.items())]

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedkeep.records.lines import Evaluation, Gist
+from fedkeep.records.lines import Evaluation, GistLine
 from fedkeep.records.measures import (
     GIST,
     MEASURES,
     Difference,
-    Estimate,
+    MeanOverSeeds,
     difference,
     estimate,
     late_accuracy,
@@ -45,17 +45,17 @@ class Row:
     method: str
     seeds: int
     finished: int
-    measures: dict[str, Estimate]
+    measures: dict[str, MeanOverSeeds]
     """By the names of `MEASURES`."""
     ratios: tuple[Ratio, ...]
     """One per base, in the order asked for."""
     differences: tuple[dict[str, Difference] | None, ...]
     """One per base; None where no seed ran with both, or the base is the method itself."""
-    gist: dict[str, Estimate]
+    gist: dict[str, MeanOverSeeds]
     """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
 
     @property
-    def late(self) -> Estimate:
+    def late(self) -> MeanOverSeeds:
         return self.measures["late"]
 
 
@@ -115,8 +115,8 @@ def _row(key: _Key, runs: _Seeds, against: Sequence[tuple[str, _Seeds]]) -> Row:
     return Row(*key, len(runs), finished, measures, ratios, differences, _gist(runs))
 
 
-def _gist(runs: _Seeds) -> dict[str, Estimate]:
-    seeds = [pooled(lines) for run in runs.values() if (lines := run.of(Gist))]
+def _gist(runs: _Seeds) -> dict[str, MeanOverSeeds]:
+    seeds = [pooled(lines) for run in runs.values() if (lines := run.of(GistLine))]
     return {name: estimate([getattr(seed, name) for seed in seeds]) for name in GIST} if seeds else {}
 
 

@@ -10,14 +10,14 @@ from typing import TypeVar
 from fedkeep.core.errors import DataError
 from fedkeep.records.codec import decode, is_intact, stamp
 from fedkeep.records.lines import (
-    Device,
+    DeviceLine,
     End,
     Evaluation,
     Header,
-    Holdings,
+    HoldingsLine,
     Line,
-    Plan,
-    Privacy,
+    PlanLine,
+    PrivacyLine,
     Round,
     Timing,
 )
@@ -48,20 +48,20 @@ class Run:
         return self.of(Round)
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
-        return self.of(Plan)
+    def plans(self) -> tuple[PlanLine, ...]:
+        return self.of(PlanLine)
 
     @property
-    def holdings(self) -> tuple[Holdings, ...]:
-        return self.of(Holdings)
+    def holdings(self) -> tuple[HoldingsLine, ...]:
+        return self.of(HoldingsLine)
 
     @property
-    def devices(self) -> tuple[Device, ...]:
-        return self.of(Device)
+    def devices(self) -> tuple[DeviceLine, ...]:
+        return self.of(DeviceLine)
 
     @property
-    def privacy(self) -> tuple[Privacy, ...]:
-        return self.of(Privacy)
+    def privacy(self) -> tuple[PrivacyLine, ...]:
+        return self.of(PrivacyLine)
 
     @property
     def end(self) -> End | None:
