@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedkeep.data import Federation, ModelSpec, Ownership
-from fedkeep.data.pictures import distribution_svg
 from fedkeep.data.synthetic import Synthetic
+from fedkeep.web.distribution import distribution_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
