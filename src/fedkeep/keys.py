@@ -50,10 +50,11 @@ def summary(thing: Any) -> str:
 
 
 def about(thing: Any) -> str:
-    """The whole docstring, a line a paragraph; none where it is one that dataclass made."""
+    """The whole docstring but its examples, a line a paragraph; none where it is one that dataclass made."""
     text = inspect.getdoc(thing) or ""
     made = text.startswith(f"{getattr(thing, '__name__', '')}(")
-    return "" if made else "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    told = (part for part in text.split("\n\n") if not part.startswith(">>> "))
+    return "" if made else "\n\n".join(" ".join(part.split()) for part in told)
 
 
 def toml(value: Any) -> str:

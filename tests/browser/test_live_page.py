@@ -224,6 +224,18 @@ def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page:
     assert page.locator(".scroll").evaluate_all(cut) == []
 
 
+def test_a_long_status_leaves_the_name_alone_on_a_phone(show: Show, page: Page, runs: Path) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    show(runs)
+    page.locator("#status").evaluate("node => { node.textContent = 'Stopped, 210 of 230 runs finished' }")
+    name, status, theme = (page.locator(f".top {part}").bounding_box() for part in ("h1", "#status", "#theme"))
+    assert name is not None
+    assert status is not None
+    assert theme is not None
+    assert name["x"] + name["width"] <= status["x"]
+    assert status["x"] + status["width"] <= theme["x"]
+
+
 def test_methods_stand_against_a_chosen_one(show: Show, runs: Path) -> None:
     page = show(runs)
     table = page.locator("#comparison-table")

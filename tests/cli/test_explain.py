@@ -64,6 +64,11 @@ def test_a_name_shows_all_that_it_takes() -> None:
     assert "the higher, the nearer to `greatest`). (a number)" in text
 
 
+def test_examples_for_python_are_not_shown() -> None:
+    assert ">>>" in (COMPONENTS["task"]["embedded"].__doc__ or "")
+    assert ">>>" not in told("list", "embedded")
+
+
 def test_every_table_and_every_name_can_be_shown() -> None:
     for table in (*TABLES, *COMPONENTS, "seed", "sweep", "methods"):
         assert told("explain", table)

@@ -22,7 +22,16 @@ _Devices: TypeAlias = tuple[Ownership, Ownership, tuple[str, ...] | None]
 
 @dataclass(frozen=True)
 class Own:
-    """Samples with labels and devices, from a file (`path`) or a Python function (`source`)."""
+    """Samples with labels and devices, from a file (`path`) or a Python function (`source`).
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write("device,label,heat" + "\\npump-1,ok,41.5\\npump-2,worn,48.0" * 5)
+    ...     file.flush()
+    ...     fleet = Own(path=file.name).load(seed=0)
+    >>> fleet.device_names, fleet.label_names
+    (('pump-1', 'pump-2'), ('ok', 'worn'))
+    """
 
     path: str | None = None
     """.npz (arrays x, y, device, test), .csv or .parquet (columns device, label, test, the rest features)."""

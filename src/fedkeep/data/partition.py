@@ -41,7 +41,12 @@ def partition(name: str) -> Callable[[Kind], Kind]:
 
 
 def partition_from(table: Mapping[str, Any]) -> Partition:
-    """The partition that a TOML table names, with its options."""
+    """The partition that a TOML table names, with its options.
+
+    >>> y = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> partition_from({"name": "shards", "devices": 2, "shards": 1}).divide(y, None, seed=0).sizes
+    array([4, 4])
+    """
     options = dict(table)
     return build(PARTITIONS.find(str(options.pop("name", ""))), options, "partition")
 

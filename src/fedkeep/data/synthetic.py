@@ -101,7 +101,12 @@ def _root_of_covariance(features: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class Embedded(Synthetic):
-    """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters."""
+    """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters.
+
+    >>> fleet = Embedded(devices=8).load(seed=0)
+    >>> fleet.devices, fleet.labels, fleet.sample_shape
+    (8, 10, (30,))
+    """
 
     devices: int = 40
     smallest: int = 400

@@ -45,7 +45,14 @@ def estimate(values: Sequence[float]) -> MeanOverSeeds:
 
 
 def difference(values: Sequence[float]) -> Difference:
-    """What one difference a seed says."""
+    """What one difference a seed says.
+
+    >>> difference([0.030, 0.021, 0.027]).verdict
+    'ahead'
+    >>> found = difference([0.030, -0.021, 0.027])
+    >>> found.verdict, found.seeds_to_decide
+    ('undecided', 25)
+    """
     found = estimate(values)
     verdict = _verdict(found)
     more = _seeds_to_decide(found) if verdict == "undecided" else None

@@ -90,6 +90,17 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
 
     FIFO comes first because it is what the paper's "RS" rows are. A seed's target is the late accuracy of
     the base with that same seed, since data and partition change with it.
+
+    >>> from pathlib import Path
+    >>> from fedkeep.records.lines import Header
+    >>> from fedkeep.records.tables import sentences
+    >>> def run(method, seed, accuracy):
+    ...     said = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b"), "devices": 1}
+    ...     header = Header(run=f"{method}-{seed}", method=method, task="toy", seed=seed, **said)
+    ...     return Run(Path(header.run), header, (header, Evaluation(round=10, accuracy=accuracy, loss=0.1)))
+    >>> runs = [run("fifo", 0, 0.70), run("fifo", 1, 0.72), run("ode", 0, 0.75), run("ode", 1, 0.78)]
+    >>> print(*sentences(compare(runs)))
+    ode against fifo is undecided on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
     """
     groups, notes = _grouped(runs)
     bases = tuple(bases) or tuple(base for base in BASES if any(key[2] == base for key in groups))[:1]

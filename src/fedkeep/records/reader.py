@@ -89,7 +89,12 @@ def _lines(path: Path) -> Iterator[Line]:
 
 
 def read_run(path: Path) -> Run:
-    """The run recorded in one file."""
+    """The run recorded in one file: its header, its lines, its end.
+
+    >>> read_run(Path("runs/none.jsonl"))
+    Traceback (most recent call last):
+    fedkeep.core.errors.DataError: cannot read runs/none.jsonl: No such file or directory
+    """
     try:
         lines = tuple(_lines(path))
         beside = timing_path(path)
