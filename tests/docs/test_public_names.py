@@ -25,8 +25,8 @@ PUBLIC = {
     ],
     "fedkeep.data": [
         "Federation",
-        "Ownership",
         "ModelSpec",
+        "Ownership",
         "PARTITIONS",
         "Partition",
         "Progress",

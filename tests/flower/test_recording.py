@@ -13,7 +13,7 @@ from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.records import Header, Members, compare, read_run
+from fedkeep.records import Header, HoldingsLine, Members, PlanLine, compare, read_run
 from fedkeep.records.versions import versions
 from fedkeep.web.feed import DirectoryFeed
 from tests.flower.small_fleet import SmallFleet
@@ -45,8 +45,8 @@ def test_a_fleets_record_says_what_a_simulations_does(tmp_path: Path) -> None:
     assert len(last.device_accuracy) == 3
     assert last.bytes_up > 0 < last.bytes_down
     assert last.label_coverage == 1.0
-    assert run.plans[0].devices == run.holdings[-1].devices == (0, 1, 2)
-    assert sum(map(sum, run.holdings[-1].filled)) <= 3 * 6
+    assert run.of(PlanLine)[0].devices == run.of(HoldingsLine)[-1].devices == (0, 1, 2)
+    assert sum(map(sum, run.of(HoldingsLine)[-1].filled)) <= 3 * 6
     assert run.end is not None
     members = run.of(Members)[-1].members
     assert [(m.name, m.online, m.capacity) for m in members] == [(f"device {n}", True, 6) for n in range(3)]
@@ -112,6 +112,6 @@ def test_masked_and_noised_devices_say_nothing_of_their_stores(tmp_path: Path) -
     strategy = recorded(fleet, path)
     list(strategy.rounds(fleet.grid(), 2))
     run = read_run(path)
-    assert not run.holdings
+    assert not run.of(HoldingsLine)
     assert all(m.stored is None for m in run.of(Members)[-1].members)
     assert np.isfinite(run.evaluations[-1].accuracy or np.nan)

@@ -125,11 +125,6 @@ class PlanLine(_Line, frozen=True, kw_only=True, tag="plan"):
     regions: tuple[str, ...] = ()
     """What is divided, where it is not the labels."""
 
-    @property
-    def shortfalls(self) -> tuple[int, ...]:
-        """Holders each label is missing."""
-        return tuple(max(0, w - h) for w, h in zip(self.wanted, self.holders, strict=True))
-
 
 class HoldingsLine(_Line, frozen=True, kw_only=True, tag="holdings"):
     """How many samples each listed device stores of each label, or of whatever the plan divides."""

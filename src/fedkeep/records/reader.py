@@ -10,14 +10,10 @@ from typing import TypeVar
 from fedkeep.core.errors import DataError
 from fedkeep.records.codec import decode, is_intact, stamp
 from fedkeep.records.lines import (
-    DeviceLine,
     End,
     Evaluation,
     Header,
-    HoldingsLine,
     Line,
-    PlanLine,
-    PrivacyLine,
     Round,
     Timing,
 )
@@ -46,22 +42,6 @@ class Run:
     @property
     def rounds(self) -> tuple[Round, ...]:
         return self.of(Round)
-
-    @property
-    def plans(self) -> tuple[PlanLine, ...]:
-        return self.of(PlanLine)
-
-    @property
-    def holdings(self) -> tuple[HoldingsLine, ...]:
-        return self.of(HoldingsLine)
-
-    @property
-    def devices(self) -> tuple[DeviceLine, ...]:
-        return self.of(DeviceLine)
-
-    @property
-    def privacy(self) -> tuple[PrivacyLine, ...]:
-        return self.of(PrivacyLine)
 
     @property
     def end(self) -> End | None:
