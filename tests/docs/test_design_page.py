@@ -1,4 +1,4 @@
-"""docs/design.md against the code: what it links to is there, its map names all rooms, its glossary every word once."""
+"""docs/design.md against the code: what it links to is there, its map names every room, a class name is used once."""
 
 from __future__ import annotations
 
