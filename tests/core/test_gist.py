@@ -121,7 +121,8 @@ def test_the_fleets_gist_turns_steps_towards_it() -> None:
     seen = window([[1.0, 1.0]] * 3, [0] * 3)
     fleet = np.array([5.0, 1.0], dtype=np.float32)
     mending = gist.mend(held, seen, np.array([1.0, 0.0]), fleet, moved=False)
-    assert mending.correction == pytest.approx([1.0, 0.0])
+    # N = 3, k = 2: beta = 3 / 5, and 0.25 beta (5 - 1) = 0.6
+    assert mending.correction == pytest.approx([0.6, 0.0])
 
 
 def test_nothing_known_means_nothing_added() -> None:

@@ -26,6 +26,8 @@ from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, IntArray, State, Vector
 
 _BLOCK = 1024
+_FADING = 3
+"""The power of the likeness by which the pull towards the fleet's gist fades, beside its share in the trust."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class GistOptions:
     """`local` sends nothing that plain federated averaging does not; `shared` sends each gist to the server, which
     sends back the fleet's: it also corrects the drift between devices."""
     kappa: float = 0.5
-    """How far steps turn from the device's gist to the fleet's (`shared`), times the fourth power of the likeness."""
+    """How far steps turn from the device's gist to the fleet's (`shared`), times the likeness cubed and the trust."""
     matched: bool = True
     """Compare stream and store label by label: without it, a window of one label is taken for the whole world."""
     memory: float = 100.0
@@ -151,7 +153,8 @@ class Gist:
         k = stored.effective_size
         beta = rho * worth / (worth + k)
         mended = beta * (gist - self._own(before))
-        correction = mended if fleet is None else mended + self.options.kappa * rho**4 * (fleet - gist)
+        turn = self.options.kappa * rho**_FADING * beta  # by beta too, or the noise of a young gist would come in
+        correction = mended if fleet is None else mended + turn * (fleet - gist)
         left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
         reach = float(np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30)))
         if not np.isfinite(reach):  # a huge sample: better no correction than one that ends the model
