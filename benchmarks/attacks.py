@@ -33,7 +33,7 @@ from fedkeep.sim.assembly import load_data
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.evaluation import evaluate
 from fedkeep.sim.experiment import Experiment, resolve
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 
 Reports = Mapping[DeviceId, Report]
 
@@ -315,7 +315,7 @@ class Battle:
 
     def _play_round(self, round_: int, members: list[DeviceId], result: Result) -> None:
         fleet = self.simulator.parts.fleet
-        assert isinstance(fleet, Fleet)
+        assert isinstance(fleet, SimulatedFleet)
         chosen = self.server.select(round_, members, max(1, round(self.share * len(members))))
         fleet.catch_up(chosen, round_ + 1)
         orders = self.server.open_round(chosen)

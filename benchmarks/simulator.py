@@ -35,7 +35,7 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.ports import FleetLearner, Job, Measurements
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import Batch, LocalTraining, Scores, Vector
-from fedkeep.data import Federation, Membership, ModelSpec
+from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.learn import torch_models
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
@@ -280,8 +280,8 @@ def large_fleet(devices: int) -> Federation:
     n = devices * 10
     x = rng.standard_normal((n, 20), dtype=np.float32)
     y = (x[:, :10] + 0.1 * rng.standard_normal((n, 10), dtype=np.float32)).argmax(axis=1)
-    members = Membership(np.arange(n), np.arange(devices + 1) * 10)
-    test = Membership(np.arange(1000), np.concatenate([[0], np.full(devices, 1000)]))
+    members = Ownership(np.arange(n), np.arange(devices + 1) * 10)
+    test = Ownership(np.arange(1000), np.concatenate([[0], np.full(devices, 1000)]))
     names = tuple(map(str, range(10)))
     return Federation("large", x, y, members, test, names, ModelSpec("softmax"), rounds_per_pass=20)
 

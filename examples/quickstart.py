@@ -4,7 +4,7 @@ import numpy as np
 
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 
 for name in ("fifo", "draw"):  # `draw` is the default, and comes with the gist
     experiment = resolve(
@@ -20,6 +20,6 @@ for name in ("fifo", "draw"):  # `draw` is the default, and comes with the gist
         if record.evaluation:
             print(f"{name:10} round {record.round:3}: {record.evaluation.accuracy:.1%}")
     fleet = simulator.parts.fleet
-    assert isinstance(fleet, Fleet)
+    assert isinstance(fleet, SimulatedFleet)
     labels = np.concatenate([device.store.stored().batch.y for device in fleet.devices.values()])
     print(f"{name:10} stores, per label: {np.bincount(labels, minlength=simulator.parts.data.labels)}")

@@ -39,13 +39,13 @@ from lab.running import estimated, run_programme
 from lab.summaries import Curve, read_summary, summarise, write_summary
 from lab.tables import write_tables
 
-from fedkeep.cli.run import play_all
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.records import read_run
 from fedkeep.records.versions import versions
 from fedkeep.sim.experiment import expand
 from fedkeep.sim.runner import play, record_path
+from fedkeep.sim.sweep import Step, run_sweep
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
@@ -128,7 +128,12 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
         return
     by_seed = sorted(chosen, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
     directory = options.out / name
-    play_all(by_seed, directory, jobs=options.jobs, resume=True, on=options.on)
+
+    def tell(step: Step) -> None:
+        if step.round == by_seed[step.cell].experiment.train.rounds:
+            print(f"  {by_seed[step.cell].name}: {step.accuracy or 0:.1%}", flush=True)
+
+    run_sweep(by_seed, directory, jobs=options.jobs, resume=True, listen=tell, on=options.on)
     runs = [read_run(record_path(cell, directory)) for cell in chosen]
     command = shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))])
     summary = summarise(runs, experiment=name, about=about(path), command=command, changed=settings)

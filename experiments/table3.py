@@ -17,7 +17,7 @@ from lab.cost import measure_cost
 
 from fedkeep.config import Table, read_experiment
 from fedkeep.core.types import Batch
-from fedkeep.data import Federation, Membership, ModelSpec
+from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.records.versions import versions
 from fedkeep.sim.experiment import resolve
 
@@ -43,7 +43,7 @@ def measure_here(task: str, method: str, file: Path) -> None:
     with np.load(file, allow_pickle=False) as arrays:
         x, y, labels, model = arrays["x"], arrays["y"], int(arrays["labels"]), str(arrays["model"])
         options = json.loads(str(arrays["options"]))
-    everyone = Membership(np.arange(len(y)), np.array([0, len(y)]))
+    everyone = Ownership(np.arange(len(y)), np.array([0, len(y)]))
     names = tuple(map(str, range(labels)))
     data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
     cost = measure_cost(resolve(experiment_table(task, method)), data, Batch(x, y, np.arange(len(y))))

@@ -18,7 +18,15 @@ Table = dict[str, Any]
 
 
 def build(options: type[Options], table: Table, where: str) -> Options:
-    """The dataclass `options` with the table's values; wrong keys and values are named, with what is allowed."""
+    """The dataclass `options` with the table's values; wrong keys and values are named, with what is allowed.
+
+    >>> from fedkeep.fleet.options import StorageOptions
+    >>> build(StorageOptions, {"capacity": 5}, "storage").capacity
+    5
+    >>> build(StorageOptions, {"capacitty": 5}, "storage")
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: unknown key 'storage.capacitty': did you mean 'capacity'?
+    """
     fields = {field.name for field in dataclasses.fields(options) if field.init}  # type: ignore[arg-type]
     for key in table:
         if key not in fields:
@@ -59,7 +67,11 @@ def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
 
 
 def override(table: Table, settings: list[str]) -> Table:
-    """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings."""
+    """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings.
+
+    >>> override({"train": {"rounds": 100}}, ["train.rounds=20", "policy.name=ode"])
+    {'train': {'rounds': 20}, 'policy': {'name': 'ode'}}
+    """
     result = msgspec.convert(msgspec.to_builtins(table), dict[str, Any])
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -83,7 +95,11 @@ def put(table: Table, key: str, value: Any) -> None:
 
 
 def merged(below: Table, above: Table) -> Table:
-    """`below` with `above` laid over it, table by table; it shares no table with either."""
+    """`below` with `above` laid over it, table by table; it shares no table with either.
+
+    >>> merged({"train": {"rounds": 9, "epochs": 1}}, {"train": {"rounds": 5}, "seed": 1})
+    {'train': {'rounds': 5, 'epochs': 1}, 'seed': 1}
+    """
     result = {key: merged(value, {}) if isinstance(value, dict) else value for key, value in below.items()}
     for key, value in above.items():
         old = result.get(key)

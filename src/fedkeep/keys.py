@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Mapping
@@ -49,23 +50,33 @@ def summary(thing: Any) -> str:
 
 
 def about(thing: Any) -> str:
-    """The whole docstring, a line a paragraph; none where it is one that dataclass made."""
+    """The whole docstring but its examples, a line a paragraph; none where it is one that dataclass made."""
     text = inspect.getdoc(thing) or ""
     made = text.startswith(f"{getattr(thing, '__name__', '')}(")
-    return "" if made else "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    told = (part for part in text.split("\n\n") if not part.startswith(">>> "))
+    return "" if made else "\n\n".join(" ".join(part.split()) for part in told)
 
 
 def toml(value: Any) -> str:
-    """A value as it would stand in the file."""
+    """A value as it would stand in the file.
+
+    >>> print(toml({"name": "own", "shape": (1, 28), "label names": ['5" disk', True]}))
+    { name = "own", shape = [1, 28], "label names" = ["5\\" disk", true] }
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return f'"{value}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one escape that JSON leaves out
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + " }" if value else "{}"
+        return "{ " + ", ".join(f"{bare(key)} = {toml(one)}" for key, one in value.items()) + " }" if value else "{}"
     return "left out" if value is None else f"{value!r}"
+
+
+def bare(key: str) -> str:
+    """A key as it would stand in the file, quoted where it has to be."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml(key)
 
 
 def _texts(options: type[Any]) -> dict[str, str]:
@@ -93,7 +104,7 @@ def _texts_in(cls: type[Any]) -> dict[str, str]:
 
 def _mentioned(name: str, options: type[Any]) -> str:
     """The sentences of the class's own words that speak of a key."""
-    sentences = re.split(r"[.;](?: +|$)", about(options).replace("\n\n", " "))
+    sentences = re.split(r"[.;](?: +|$)(?![^()]*\))", about(options).replace("\n\n", " "))  # not within brackets
     return " ".join(f"{sentence}." for sentence in sentences if f"`{name}`" in sentence)
 
 

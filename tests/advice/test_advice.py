@@ -24,7 +24,7 @@ from fedkeep.agent.layout import plan as plan_store
 from fedkeep.cli.app import app
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import ConfigError
-from fedkeep.data import Federation, Membership, ModelSpec
+from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.fleet.specification import read_fleet
 from fedkeep.sim.experiment import expand
 
@@ -34,7 +34,7 @@ def fleet(y: np.ndarray, devices: int = 4, x: np.ndarray | None = None) -> Feder
     labels = int(y.max()) + 1
     points = np.eye(labels, 8, dtype=np.float32)[y] * 9 if x is None else x
     spread = points + np.random.default_rng(0).normal(0, 0.1, points.shape).astype(np.float32)
-    members = Membership.from_assignment(np.arange(len(y)) % devices, devices)
+    members = Ownership.from_assignment(np.arange(len(y)) % devices, devices)
     names = tuple(f"label {n}" for n in range(labels))
     return Federation("own", spread, y, members, members, names, ModelSpec("softmax"))
 
@@ -52,16 +52,22 @@ def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
     y = rng.integers(0, 4, 4000)
     even, ordered = look(fleet(y)), look(fleet(np.sort(y)))
     assert even.drift == pytest.approx(even.drift_by_chance, abs=0.1)
-    assert [worry.split(":")[0] for worry in worries(even, shuffled=False)] == [
+    assert [worry.split(":")[0] for worry in worries(even, 10, shuffled=False)] == [
         "4 devices are few for federated learning"
     ]
     assert ordered.drift > 0.99
     assert ordered.runs > 0.99
-    assert [worry.split(":")[0] for worry in worries(ordered, shuffled=False)][:2] == [
+    assert [worry.split(":")[0] for worry in worries(ordered, 10, shuffled=False)][:2] == [
         "The order of the rows matters",
         "Labels come in runs",
     ]
-    assert len(list(worries(ordered, shuffled=True))) == 1
+    assert len(list(worries(ordered, 10, shuffled=True))) == 1
+
+
+def test_a_store_that_holds_everything_leaves_nothing_to_choose() -> None:
+    seen = look(fleet(np.arange(40) % 4))  # ten a device
+    assert "there is nothing to choose" in next(worries(seen, 10, shuffled=True))
+    assert "there is nothing to choose" not in next(worries(seen, 9, shuffled=True))
 
 
 def test_wrong_labels_are_seen_and_counted() -> None:
@@ -125,7 +131,7 @@ def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
 def test_a_table_reads_back_from_toml(tmp_path: Path) -> None:
     table = {
         "seed": 1,
-        "task": {"name": "own", "shape": [1, 2]},
+        "task": {"name": "own", "shape": [1, 2], "path": 'C:\\new\\5" disks.csv', "two words": ["ä\t", "\x7f"]},
         "methods": {"balanced fifo": {"policy": {"name": "fifo"}}},
     }
     (tmp_path / "a.toml").write_text(as_toml(table))
@@ -172,6 +178,7 @@ def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path, monkeypatch:
         (("mine.npz", "--bytes", "50 sheep"), "--bytes takes a size such as 50kB"),
         (("mine.npz", "--bytes", "3"), "3 is less than one sample of this data, which takes 24 bytes"),
         (("mine.npz", "--on", "mars"), "--on takes here or ray"),
+        (("mine.npz", "--participation", "1.5"), "participation must be above 0 and at most 1, got 1.5"),
     ],
 )
 def test_a_wrong_wish_is_told(folder: Path, arguments: tuple[str, ...], told: str) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="the live page needs the 'web' extra")
 
 from playwright.sync_api import expect
 
-from fedkeep.records import Device, Evaluation, Holdings, Plan, Privacy, Recorder, Round, Slot
+from fedkeep.records import DeviceLine, Evaluation, HoldingsLine, PlanLine, PrivacyLine, Recorder, Round, Slot
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -198,12 +198,12 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
     path = tmp_path / "odd.jsonl"
     fleet["FakeRun"](path, "odd", labels=("a", "b"), devices=5, images=False)
     with Recorder(path) as recorder:
-        recorder.write(Plan(round=1, devices=(0, 1, 2), quotas=((1,), ()), holders=(9,), wanted=()))
-        recorder.write(Holdings(round=1, devices=(7, 1), filled=((1, 1, 1),)))
+        recorder.write(PlanLine(round=1, devices=(0, 1, 2), quotas=((1,), ()), holders=(9,), wanted=()))
+        recorder.write(HoldingsLine(round=1, devices=(7, 1), filled=((1, 1, 1),)))
         recorder.write(Evaluation(round=1, accuracy=None, loss=None))
-        recorder.write(Device(round=1, device=1, capacity=0, slots=(Slot(id=1, label=9, score=None, age=0),)))
-        recorder.write(Device(round=1, device=2, capacity=1, slots=(), changes=()))
-        recorder.write(Privacy(round=1, epsilon_spent=None, epsilon_left=None, delta=0.0))
+        recorder.write(DeviceLine(round=1, device=1, capacity=0, slots=(Slot(id=1, label=9, score=None, age=0),)))
+        recorder.write(DeviceLine(round=1, device=2, capacity=1, slots=(), changes=()))
+        recorder.write(PrivacyLine(round=1, epsilon_spent=None, epsilon_left=None, delta=0.0))
         recorder.write(Round(round=1, participants=(), refused_reports={"constructor": 1}))
     page = show(tmp_path)
     for method in ("bare", "none", "odd"):
@@ -224,6 +224,18 @@ def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page:
     assert page.locator(".scroll").evaluate_all(cut) == []
 
 
+def test_a_long_status_leaves_the_name_alone_on_a_phone(show: Show, page: Page, runs: Path) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    show(runs)
+    page.locator("#status").evaluate("node => { node.textContent = 'Stopped, 210 of 230 runs finished' }")
+    name, status, theme = (page.locator(f".top {part}").bounding_box() for part in ("h1", "#status", "#theme"))
+    assert name is not None
+    assert status is not None
+    assert theme is not None
+    assert name["x"] + name["width"] <= status["x"]
+    assert status["x"] + status["width"] <= theme["x"]
+
+
 def test_methods_stand_against_a_chosen_one(show: Show, runs: Path) -> None:
     page = show(runs)
     table = page.locator("#comparison-table")
@@ -238,6 +250,22 @@ def test_methods_stand_against_a_chosen_one(show: Show, runs: Path) -> None:
     page.get_by_role("combobox", name="Against", exact=True).select_option("ode")
     expect(table.locator("tr", has_text="high-loss").locator(".verdict")).to_have_text(["▼ behind"])
     expect(page.locator("#curves figcaption").first).to_contain_text("Accuracy against ode")
+
+
+def test_differences_of_seeds_that_stopped_early_stay_in_a_sensible_frame(
+    show: Show, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
+    for method, seed, rounds in (("ode", 0, 60), ("ode", 1, 30), ("fifo", 0, 60), ("fifo", 1, 60)):
+        run = fleet["FakeRun"](tmp_path / f"{method}-{seed}.jsonl", method, seed, images=False, devices=5)
+        run.advance(rounds)
+    page = show(tmp_path)  # a path with NaN in it would be a complaint
+    page.get_by_role("button", name="differences").click()
+    accuracy = page.locator("#curves figure").first
+    expect(accuracy.locator(".band")).to_have_count(1)
+    marks = accuracy.locator(".axes text[text-anchor=end]").all_text_contents()
+    points = [float(mark.replace("\u2212", "-")) for mark in marks if mark != "round"]
+    assert min(points) <= 0 <= max(points)
+    assert max(points) - min(points) < 100
 
 
 def test_a_span_of_rounds_can_be_looked_at_closely(show: Show, runs: Path) -> None:
@@ -264,7 +292,7 @@ def test_a_span_of_rounds_can_be_looked_at_closely(show: Show, runs: Path) -> No
 def test_the_frame_does_not_start_at_the_untrained_model(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
     fleet["FakeRun"](tmp_path / "ode.jsonl", images=False, devices=5).advance(300)
     page = show(tmp_path)
-    marks = page.locator("#curves figure").first.locator(".axes text[text-anchor=end]").all_inner_texts()
+    marks = page.locator("#curves figure").first.locator(".axes text[text-anchor=end]").all_text_contents()
     assert "20 %" not in marks
 
 

@@ -61,6 +61,12 @@ def test_a_name_shows_all_that_it_takes() -> None:
     assert text.startswith('policy = { name = "ode" }')
     assert "Eq. 6" in text
     assert "sharpness 0.5" in text
+    assert "the higher, the nearer to `greatest`). (a number)" in text
+
+
+def test_examples_for_python_are_not_shown() -> None:
+    assert ">>>" in (COMPONENTS["task"]["embedded"].__doc__ or "")
+    assert ">>>" not in told("list", "embedded")
 
 
 def test_every_table_and_every_name_can_be_shown() -> None:

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.cache import RemoteFile, digest, find, obtain, places, user_cache
-from fedkeep.data.parsed import remembered
+from fedkeep.data.cache import RemoteFile, digest, find, obtain, places, remembered, user_cache
 
 CONTENT = bytes(range(256)) * 14
 SCRIPT = Path(__file__).with_name("file_server.py")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.data import PARTITIONS, Membership, partition_from
+from fedkeep.data import PARTITIONS, Ownership, partition_from
 from fedkeep.data.split import apportion, hold_out
 
 TABLES: list[dict[str, Any]] = [
@@ -85,7 +85,8 @@ def test_dirichlet_gets_more_even_with_alpha() -> None:
         ({}, "unknown partition '': known are: dirichlet, iid"),
         ({"name": "dirichlet", "alfa": 1}, "did you mean 'alpha'"),
         ({"name": "dirichlet", "alpha": 0}, "alpha must be above 0, got 0"),
-        ({"name": "dirichlet", "alpha": "much"}, "partition 'dirichlet'"),
+        ({"name": "dirichlet", "alpha": "much"}, "'partition.alpha' cannot be 'much': expected 'float'"),
+        ({"name": "dirichlet", "devices": 2.5}, "'partition.devices' cannot be 2.5: expected 'int'"),
         ({"name": "labels", "devices": 0}, "devices must be at least 1, got 0"),
     ],
 )
@@ -130,7 +131,7 @@ def test_apportion_shares_out_everything_within_one_of_the_exact_share(
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8), seed=st.integers(0, 99))
 def test_hold_out_cuts_each_device_in_two(sizes: list[int], seed: int) -> None:
-    members = Membership.from_assignment(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+    members = Ownership.from_assignment(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
     train, test = hold_out(members, 0.1, seed)
     for device, size in enumerate(sizes):
         both = np.concatenate([train.of(device), test.of(device)])
@@ -139,6 +140,6 @@ def test_hold_out_cuts_each_device_in_two(sizes: list[int], seed: int) -> None:
 
 
 def test_a_membership_of_a_hundred_thousand_devices_is_two_arrays() -> None:
-    members = Membership.from_assignment(np.arange(300_000) % 100_000, 100_000)
+    members = Ownership.from_assignment(np.arange(300_000) % 100_000, 100_000)
     assert members.of(99_999).tolist() == [99_999, 199_999, 299_999]
     assert members.indices.nbytes + members.offsets.nbytes < 4_000_000

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.types import Batch
-from fedkeep.data import Federation, Membership, ModelSpec, Stream, StreamOptions
+from fedkeep.data import Federation, ModelSpec, Ownership, Stream, StreamOptions
 
 _ORDERS = st.sampled_from([{}, {"shuffle": False}, {"burst": 0.5}, {"burst": 7.0}])
 OPTIONS = st.builds(
@@ -29,8 +29,8 @@ OPTIONS = st.builds(
 def federation(sizes: tuple[int, ...] = (1, 7, 60), labels: int = 4) -> Federation:
     n = sum(sizes)
     rng = np.random.default_rng(0)
-    members = Membership.from_assignment(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-    nothing = Membership.from_assignment(np.full(n, -1), len(sizes))
+    members = Ownership.from_assignment(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+    nothing = Ownership.from_assignment(np.full(n, -1), len(sizes))
     x = rng.normal(size=(n, 3)).astype(np.float32)
     names = tuple("abcdefghij"[:labels])
     return Federation("toy", x, np.arange(n) % labels, members, nothing, names, ModelSpec("softmax"))

@@ -14,7 +14,7 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
-from fedkeep.data import TASKS, Federation, Membership, Stream, StreamOptions, fashion_mnist, geotec, harbox, ustc
+from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, geotec, harbox, ustc
 from fedkeep.data.cache import RemoteFile, find
 from fedkeep.data.har import harbox_federation
 from fedkeep.data.idx import read_idx
@@ -61,7 +61,7 @@ def test_fashion_mnist_in_full() -> None:
 
 def test_test_samples_follow_the_labels_of_the_training_samples() -> None:
     y_train, y_test = np.arange(900) % 3, np.arange(90) % 3
-    train = Membership.from_assignment(np.where(y_train == 2, 1, (np.arange(900) % 9 < 6) * 1), 2)
+    train = Ownership.from_assignment(np.where(y_train == 2, 1, (np.arange(900) % 9 < 6) * 1), 2)
     test = fashion_mnist.follow_labels(train, y_train, y_test, labels=3, seed=0)
     counts = [np.bincount(y_test[test.of(device)], minlength=3).tolist() for device in (0, 1)]
     assert counts == [[10, 10, 0], [20, 20, 30]]

@@ -23,7 +23,7 @@ from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.privacy.sum_book import SumBook
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import SeededNoise
 from fedkeep.sim.reference import FullFleet
 from tests.flower.in_process import InProcessGrid, make_node
@@ -127,8 +127,8 @@ class SmallFleet:
         """The device: one that lives on, or, if it has a file, one as a new process would find it."""
         return self._living[number] if self.directory is None else self.restarted(number)
 
-    def _device(self, fleet: Fleet | FullFleet, number: int) -> CatchUpDevice:
-        assert isinstance(fleet, Fleet)
+    def _device(self, fleet: SimulatedFleet | FullFleet, number: int) -> CatchUpDevice:
+        assert isinstance(fleet, SimulatedFleet)
         arrivals = partial(self._parts.stream.arrivals, number)
         test = self._parts.data.test_batch(number)
         privacy, noise = self.experiment.privacy, self.noises[number]

@@ -24,7 +24,7 @@ from fedkeep.privacy.ledger import BudgetSpentError, Ledger
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.sim.assembly import assemble
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.small_fleet import DictMemory, SmallFleet
 
@@ -157,7 +157,7 @@ def test_a_crash_at_any_save_never_leaves_a_release_uncharged(save: int, safe: b
 def test_what_is_not_clipped_is_refused_and_nothing_is_charged() -> None:
     fleet = SmallFleet()
     parts = assemble(fleet.experiment)
-    assert isinstance(parts.fleet, Fleet)
+    assert isinstance(parts.fleet, SimulatedFleet)
     arrivals, memory, tight = partial(parts.stream.arrivals, 0), DictMemory(), PrivacyOptions(epsilon=4.0, clip=1e-6)
     device = CatchUpDevice(parts.fleet.device(0), arrivals, parts.data.test_batch(0), memory, tight)
     with pytest.raises(RefusedError, match="unclipped"):

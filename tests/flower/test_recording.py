@@ -14,7 +14,7 @@ from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.link.messages import Evaluated, Vitals
-from fedkeep.records import Gist, Header, Members, compare, read_run
+from fedkeep.records import Header, HoldingsLine, Members, PlanLine, compare, read_run
 from fedkeep.records.versions import versions
 from fedkeep.web.feed import DirectoryFeed
 from tests.flower.small_fleet import SmallFleet
@@ -47,8 +47,8 @@ def test_a_fleets_record_says_what_a_simulations_does(tmp_path: Path) -> None:
     assert len(last.device_accuracy) == 3
     assert last.bytes_up > 0 < last.bytes_down
     assert last.label_coverage == 1.0
-    assert run.plans[0].devices == run.holdings[-1].devices == (0, 1, 2)
-    assert sum(map(sum, run.holdings[-1].filled)) <= 3 * 6
+    assert run.of(PlanLine)[0].devices == run.of(HoldingsLine)[-1].devices == (0, 1, 2)
+    assert sum(map(sum, run.of(HoldingsLine)[-1].filled)) <= 3 * 6
     assert run.end is not None
     members = run.of(Members)[-1].members
     assert [(m.name, m.online, m.capacity) for m in members] == [(f"device {n}", True, 6) for n in range(3)]
@@ -110,7 +110,7 @@ def test_a_fleets_record_says_what_its_gists_did(tmp_path: Path, name: str) -> N
     table = {"gist": {"name": name}}
     fleet, path = SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table), tmp_path / "fleet.jsonl"
     list(recorded(fleet, path).rounds(fleet.grid(), 4))
-    lines = read_run(path).of(Gist)
+    lines = read_run(path).of(GistLine)
     assert [(line.round, line.participations) for line in lines] == [(2, 3), (4, 3)]
     figures = [fleet.device(number)._last["gist"] for number in range(3)]
     trust, likeness, worth, reach = np.mean(figures, axis=0)
@@ -125,8 +125,8 @@ def test_gradients_under_a_budget_are_not_told_of_in_figures(tmp_path: Path) -> 
     fleet, path = SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table), tmp_path / "fleet.jsonl"
     list(recorded(fleet, path).rounds(fleet.grid(), 2))
     run = read_run(path)
-    assert run.holdings
-    assert not run.of(Gist)
+    assert run.of(HoldingsLine)
+    assert not run.of(GistLine)
 
 
 def test_arrivals_before_a_resume_are_not_counted_again(tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ def test_masked_and_noised_devices_say_nothing_of_their_stores(tmp_path: Path) -
     strategy = recorded(fleet, path)
     list(strategy.rounds(fleet.grid(), 2))
     run = read_run(path)
-    assert not run.holdings
+    assert not run.of(HoldingsLine)
     assert all(m.stored is None for m in run.of(Members)[-1].members)
     assert np.isfinite(run.evaluations[-1].accuracy or np.nan)

@@ -14,10 +14,10 @@ import numpy as np
 
 from fedkeep.config import Table, merged
 from fedkeep.core.types import Assignment, Batch, IntArray, LocalTraining, TrainOrder, Vector
-from fedkeep.data import Federation, Membership, ModelSpec
+from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 
 DIGESTS = Path(__file__).with_name("digests.json")
 DIRECTIONS = 8
@@ -47,7 +47,7 @@ def played(table: Table, data: Federation | None = None) -> Fingerprint:
     start = simulator.server.model.copy()
     participants = [list(map(int, record.summary.accepted)) for record in simulator.run()]
     fleet = simulator.parts.fleet
-    devices = fleet.devices if isinstance(fleet, Fleet) else {}
+    devices = fleet.devices if isinstance(fleet, SimulatedFleet) else {}
     stored = {d: sorted(device.store.stored().batch.ids.tolist()) for d, device in devices.items()}
     return Fingerprint.of(participants, stored, start, simulator.server.model)
 
@@ -88,7 +88,7 @@ def small_federation(model: ModelSpec, shape: tuple[int, ...], labels: int) -> F
     means = rng.standard_normal((labels, *shape))
     x = (means[y] + rng.standard_normal((len(y), *shape))).astype(np.float32)
     owners, held_out = np.repeat(np.arange(devices), each), np.tile(np.arange(each) < 5, devices)
-    members = Membership.from_assignment(owners, devices)
+    members = Ownership.from_assignment(owners, devices)
     names = tuple(map(str, range(labels)))
     return Federation("small", x, y, members.where(~held_out), members.where(held_out), names, model)
 

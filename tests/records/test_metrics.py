@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import MissingExtraError
-from fedkeep.records import End, Evaluation, Gist, Header, Line, Round, Run, compare, frame
+from fedkeep.records import End, Evaluation, GistLine, Header, Line, Round, Run, compare, frame
 from fedkeep.records.frame import as_csv
-from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy
+from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy, pooled
 from fedkeep.records.metrics import rounds_to
 from fedkeep.records.student import coverage, interval, quantile
 from fedkeep.records.tables import explanation, markdown, sentences, tables
@@ -168,7 +168,9 @@ def test_a_second_table_stands_against_the_base_that_ran() -> None:
 
 def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     runs = [run("fifo", 0, FIFO), run("gist-local", 0, FIFO)]
-    said = [Gist(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1) for n in (1, 3)]
+    said = [
+        GistLine(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1) for n in (1, 3)
+    ]
     runs[1] = Run(runs[1].path, runs[1].header, (*runs[1].lines, *said))
     compared = compare(runs)
     assert compared.rows[0].gist == {}
@@ -177,6 +179,15 @@ def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     assert "| gist-local | 50.00 % |" in markdown(compared)
     assert "trust is how much of it" in explanation(compared)
     assert "gist" not in explanation(compare(runs[:1]))
+
+
+def test_one_vanishing_gradient_does_not_decide_what_is_told_of_the_reach() -> None:
+    reaches = (0.3, 1e9, 0.5)
+    said = [
+        GistLine(round=n, participations=1, trust=1, likeness=1, worth=1, reach=reach)
+        for n, reach in enumerate(reaches)
+    ]
+    assert pooled(said).reach == 0.5
 
 
 def test_a_method_is_compared_within_its_setting() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from fedkeep.config import Table, merged
-from fedkeep.records import read_run
+from fedkeep.records import DeviceLine, HoldingsLine, PlanLine, read_run
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell, expand, resolve
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.runner import play, record_path
 from fedkeep.sim.sweep import run_sweep
 
@@ -79,7 +79,7 @@ def test_devices_declare_what_they_counted_and_weigh_themselves_by_it() -> None:
     for _ in simulator.run(21):
         pass
     truth, fleet = simulator.parts.velocities, simulator.parts.fleet
-    assert isinstance(fleet, Fleet)
+    assert isinstance(fleet, SimulatedFleet)
     for device in range(simulator.parts.data.devices):
         declared = fleet.device(device).profile().velocity
         np.testing.assert_allclose(declared.sum(), truth[device].sum(), rtol=0.1)
@@ -329,7 +329,7 @@ def test_a_changed_experiment_is_not_taken_for_the_old_one(tmp_path: Path) -> No
 def test_the_record_tells_the_score_that_each_sample_came_with(tmp_path: Path) -> None:
     """FIFO's score is the arrival's number, so scores rise along the list of comings and goings."""
     run = read_run(play(expand(experiment(policy={"name": "fifo"}))[0], tmp_path))
-    told = [[change.score for change in line.changes] for line in run.devices if line.changes]
+    told = [[change.score for change in line.changes] for line in run.of(DeviceLine) if line.changes]
     assert told
     for scores in told:
         assert scores == sorted(scores, key=lambda score: -1.0 if score is None else score)
@@ -355,9 +355,9 @@ def test_the_record_tells_of_what_the_plan_divides(tmp_path: Path, tables: Table
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     fixed = {"policy": {"name": "ode"}, "storage": {"quotas": "fixed"}}
     run = read_run(play(expand(merged(experiment(**tables), fixed))[0], tmp_path))
-    (plan,) = run.plans
+    (plan,) = run.of(PlanLine)
     assert plan.regions == names
-    filled = dict(zip(run.holdings[-1].devices, run.holdings[-1].filled, strict=True))
+    filled = dict(zip(run.of(HoldingsLine)[-1].devices, run.of(HoldingsLine)[-1].filled, strict=True))
     for device, quotas in zip(plan.devices, plan.quotas, strict=True):
         assert len(filled.get(device, quotas)) == len(quotas)
         assert all(have <= quota for have, quota in zip(filled.get(device, quotas), quotas, strict=True))

@@ -10,14 +10,14 @@ import numpy as np
 
 from fedkeep.records import (
     Change,
-    Device,
+    DeviceLine,
     End,
     Evaluation,
-    Gist,
+    GistLine,
     Header,
-    Holdings,
-    Plan,
-    Privacy,
+    HoldingsLine,
+    PlanLine,
+    PrivacyLine,
     Recorder,
     Round,
     Slot,
@@ -108,7 +108,7 @@ class FakeRun:
     def _write_plan(self) -> None:
         holders = (self._quotas > 0).sum(axis=0)
         self._recorder.write(
-            Plan(
+            PlanLine(
                 round=self.round,
                 devices=tuple(range(self._devices)),
                 quotas=tuple(map(tuple, self._quotas.tolist())),
@@ -155,7 +155,7 @@ class FakeRun:
         )
         filled = np.minimum(self._quotas, self.rng.poisson(self.round / 30, self._quotas.shape))
         self._recorder.write(
-            Holdings(
+            HoldingsLine(
                 round=self.round,
                 devices=tuple(range(self._devices)),
                 filled=tuple(map(tuple, filled.tolist())),
@@ -165,11 +165,11 @@ class FakeRun:
             self._snapshot(device)
         spent = 0.02 * self.round
         self._recorder.write(
-            Privacy(round=self.round, epsilon_spent=spent, epsilon_left=max(0.0, 8 - spent), delta=1e-5)
+            PrivacyLine(round=self.round, epsilon_spent=spent, epsilon_left=max(0.0, 8 - spent), delta=1e-5)
         )
         if self._method.startswith("gist"):
             self._recorder.write(
-                Gist(round=self.round, participations=50, trust=0.6, likeness=0.75, worth=40.0, reach=0.35)
+                GistLine(round=self.round, participations=50, trust=0.6, likeness=0.75, worth=40.0, reach=0.35)
             )
         self._recorder.write(Timing(round=self.round, seconds=self.round * 0.11))
 
@@ -177,7 +177,7 @@ class FakeRun:
         owned = np.flatnonzero(self._quotas[device])
         slots = tuple(self._slot(int(label)) for label in owned[:8])
         changes = tuple(self._change(int(self.rng.choice(owned))) for _ in range(8)) if len(owned) else ()
-        self._recorder.write(Device(round=self.round, device=device, capacity=8, slots=slots, changes=changes))
+        self._recorder.write(DeviceLine(round=self.round, device=device, capacity=8, slots=slots, changes=changes))
 
     def _slot(self, label: int) -> Slot:
         shown = base64.b64encode(self._picture(label).tobytes()).decode() if self._images else None

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Gist, Recorder, Round, Run, read_run
+from fedkeep.records import GistLine, Recorder, Round, Run, read_run
 from fedkeep.web.digest import BINS, ROWS, Digest
 from fedkeep.web.feed import DirectoryFeed
 from fedkeep.web.thinning import Thinned, evenly
-from fedkeep.web.view import Update, View
+from fedkeep.web.view import RunView, Update
 
 
 @given(st.integers(0, 500))
@@ -81,7 +81,7 @@ def test_a_huge_plan_is_shortened_for_the_page(tmp_path: Path, fleet: dict[str, 
     assert view.devices == ROWS + 50
 
 
-def only(update: Update | None) -> View:
+def only(update: Update | None) -> RunView:
     assert update is not None
     (view,) = update.views
     return view
@@ -148,7 +148,7 @@ def test_merged_gist_lines_count_by_their_participations(long_run: Run) -> None:
     digest = Digest(long_run.header)
     for round_ in range(1, 2 * BINS + 1):
         count, worth = (30, 10.0) if round_ % 2 else (10, 50.0)
-        digest.add(Gist(round=round_, participations=count, trust=0.5, likeness=0.8, worth=worth, reach=0.3))
+        digest.add(GistLine(round=round_, participations=count, trust=0.5, likeness=0.8, worth=worth, reach=0.3))
     shown = digest.view("gist-0", 0.0).gist
     assert len(shown["round"]) == BINS
     assert shown["worth"] == pytest.approx([20.0] * BINS)

@@ -8,7 +8,7 @@ from fedkeep.advice.panel import Panel
 from fedkeep.agent.assembly import budget_for, parse_config
 from fedkeep.config import Table, merged
 from fedkeep.data import Federation
-from fedkeep.keys import toml
+from fedkeep.keys import bare, toml
 
 _CONFIRMING = 5
 """Seeds of the experiment that should confirm an advice."""
@@ -61,8 +61,7 @@ def as_toml(table: Table) -> str:
     lines = [line for line in plain if not line.endswith("= {}")]
     for key in _SECTIONS:
         for name, value in table.get(key, {}).items():
-            quoted = name if name.replace("-", "").isalnum() else f'"{name}"'
-            lines.append(f"{key}.{quoted} = {toml(value)}")
+            lines.append(f"{key}.{bare(name)} = {toml(value)}")
     return "\n".join(lines) + "\n"
 
 

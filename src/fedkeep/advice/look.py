@@ -80,8 +80,13 @@ def describe(seen: Look) -> str:
     )
 
 
-def worries(seen: Look, *, shuffled: bool) -> Iterator[str]:
+def worries(seen: Look, capacity: int, *, shuffled: bool) -> Iterator[str]:
     """What may spoil an advice on this data, or the use of it."""
+    if capacity >= seen.samples_per_device[1]:
+        yield (
+            f"Half of the devices can keep all that they have here, with room for {capacity} samples: there is nothing "
+            "to choose. Give more of the data, or advise again with a smaller store."
+        )
     if not shuffled and seen.drift > seen.drift_by_chance + 0.1:
         yield (
             "The order of the rows matters: the labels of the first and the second half of a device lie "

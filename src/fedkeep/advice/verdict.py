@@ -47,7 +47,7 @@ def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complet
     method = recommended(trial)
     said = [describe(seen), *_use(trial, method), *_others(trial, method), *_gist(trial, gist_bytes)]
     said += [*_larger(trial), _limit(trial, method)]
-    doubts = [*worries(seen, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
+    doubts = [*worries(seen, trial.panel.capacity, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
     return Advice(method, tuple(sentence for sentence in said if sentence), tuple(doubts))
 
 
@@ -115,8 +115,8 @@ def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
         yield f"The best learning rate tried for {method} ({rate}) is at the edge of {RATES}: try further ones."
     if not complete:
         yield "The time was over before everything was decided: give it more with --minutes, and it goes on from here."
-    for other in trial.open():
-        yield f"Whether {other} or {trial.leader()} is better is open."
+    if open_ := trial.open():
+        yield f"Whether {trial.leader()} or {' or '.join(map(_name, open_))} is better is open."
     if trial.panel.rounds < 100:
         yield f"Only {trial.panel.rounds} rounds were tried: methods may stand otherwise after more."
 

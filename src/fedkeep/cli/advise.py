@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from fedkeep.advice.files import write_files
 from fedkeep.advice.look import describe, look
-from fedkeep.advice.panel import Panel
+from fedkeep.advice.panel import FIFO, Panel
 from fedkeep.advice.trial import OutOfTimeError, Told, Trial, as_task
 from fedkeep.advice.verdict import Advice
 from fedkeep.advice.verdict import advise as judge
@@ -76,14 +76,17 @@ def advise(
     if bytes_ is not None:
         capacity = _samples(bytes_, seen.sample_bytes)
     gist_samples = -(-gist_bytes // seen.sample_bytes) if bytes_ is not None else 0
-    typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
     panel = Panel(task, capacity, participation, 100, {"shuffle": shuffled, "drift": drift}, gist_samples=gist_samples)
+    resolve(panel.table(FIFO, 0))  # a wish that cannot be is told before anything is measured
+    typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
     jobs = processors() if on == "ray" else jobs
     with _progress() as tell:
         trial = Trial(panel, folder, 60 * minutes, jobs, tell, place(on))
         complete = _run(trial)
     if not trial.finals:
-        raise FedkeepError(f"stopped before any run had ended; the same call goes on from there ({folder})")
+        raise FedkeepError(
+            f"stopped before any run had ended: the same call goes on from there ({folder}), --minutes gives it longer"
+        )
     advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
     typer.echo(str(advice))
     seeds = max(max(runs) for runs in trial.finals.values()) + 1

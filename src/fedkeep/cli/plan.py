@@ -16,10 +16,10 @@ from fedkeep.config import read_experiment
 from fedkeep.core.coordination import Coordinator, Greedy, Plan
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.fleet import Fleet
-from fedkeep.data.pictures import distribution_svg
 from fedkeep.planning import Exact, Profiles, read_profiles
 from fedkeep.sim.assembly import assemble
 from fedkeep.sim.experiment import expand
+from fedkeep.web.distribution import distribution_svg
 
 _ROWS_SHOWN = 50
 

@@ -74,7 +74,7 @@ def print_tables(comparison: Comparison) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _rich(table: words.Table) -> Table:
+def _rich(table: words.ReportTable) -> Table:
     drawn = Table(title=Text(table.title), title_justify="left")
     for place, name in enumerate(table.columns):
         drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)

@@ -10,7 +10,7 @@ True
 from fedkeep.core.names import Registry
 from fedkeep.data.cache import Progress
 from fedkeep.data.fashion_mnist import FashionMnist
-from fedkeep.data.federation import Federation, Membership, ModelSpec, Task
+from fedkeep.data.federation import Federation, ModelSpec, Ownership, Task
 from fedkeep.data.har import Har
 from fedkeep.data.own import Own
 from fedkeep.data.partition import PARTITIONS, Partition, partition, partition_from
@@ -40,8 +40,8 @@ __all__ = [
     "PARTITIONS",
     "TASKS",
     "Federation",
-    "Membership",
     "ModelSpec",
+    "Ownership",
     "Partition",
     "Progress",
     "Stream",

@@ -1,8 +1,8 @@
 """Finds data files on this machine, or fetches them once from their official address.
 
 Places, in order: the folder in the environment variable FEDKEEP_DATA, the user's cache, Debian's dataset
-folder. A file is laid either in a folder of its dataset or directly in the place. Nothing here prints:
-progress is a callback.
+folder. A file is laid either in a folder of its dataset or directly in the place. What is slow to parse is
+kept parsed. Nothing here prints: progress is a callback.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from fedkeep.core.errors import DataError
+from fedkeep.core.types import State
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that are there, and the bytes expected (None: unknown)."""
@@ -208,3 +211,25 @@ def _fetch_rest(url: str, part: Path, progress: Progress | None, name: str) -> N
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
     while chunk := response.read(_CHUNK):
         yield chunk
+
+
+def remembered(name: str, make: Callable[[], State]) -> State:
+    """What `make` returns, from the cache if it is there; `name` carries all that it depends on.
+
+    A cache that is damaged or cannot be written costs time, never the run.
+    """
+    path = user_cache() / "parsed" / f"{name}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return dict(kept)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        made = make()
+    part = path.with_name(f"{name}.{os.getpid()}.part.npz")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(part, **made)  # type: ignore[arg-type]
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return made

@@ -11,7 +11,7 @@ import numpy as np
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data.cache import Progress, RemoteFile, obtain
-from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.federation import Federation, ModelSpec, Ownership
 from fedkeep.data.idx import read_idx
 from fedkeep.data.partition import Natural, partition_from
 from fedkeep.data.split import apportion
@@ -53,12 +53,12 @@ class FashionMnist:
         x = (images.astype(np.float32) / np.float32(255))[:, None]
         train = partition_from(self.partition).divide(y_train, None, seed)
         test = follow_labels(train, y_train, y_test, len(LABELS), seed)
-        shifted = Membership(test.indices + len(y_train), test.offsets)
+        shifted = Ownership(test.indices + len(y_train), test.offsets)
         y = np.concatenate([y_train, y_test])
         return Federation("fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"), rounds_per_pass=500)
 
 
-def follow_labels(train: Membership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Membership:
+def follow_labels(train: Ownership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Ownership:
     """Test samples shared out so that a device is tested on its own labels, as often as it trains on them."""
     devices = len(train)
     cells = train.owners * labels + y_train[train.indices]
@@ -72,4 +72,4 @@ def follow_labels(train: Membership, y_train: IntArray, y_test: IntArray, labels
             minimum = 1 if len(samples) >= len(holders) else 0
             shares = apportion(len(samples), counts[holders, label].astype(np.float64), minimum)
             assignment[samples] = np.repeat(holders, shares)
-    return Membership.from_assignment(assignment, devices)
+    return Ownership.from_assignment(assignment, devices)

@@ -18,14 +18,19 @@ from fedkeep.data.cache import Progress
 
 
 @dataclass(frozen=True, eq=False)
-class Membership:
-    """Which samples each device owns, as one index array and C + 1 offsets: cheap for 100,000 devices."""
+class Ownership:
+    """Which samples each device owns, as one index array and C + 1 offsets: cheap for 100,000 devices.
+
+    >>> owned = Ownership.from_assignment(np.array([1, 0, 1, -1]), devices=2)
+    >>> owned.of(1), owned.sizes
+    (array([0, 2]), array([1, 2]))
+    """
 
     indices: IntArray
     offsets: IntArray
 
     @classmethod
-    def from_assignment(cls, assignment: IntArray, devices: int) -> Membership:
+    def from_assignment(cls, assignment: IntArray, devices: int) -> Ownership:
         """The samples of each device in their order, from one device number a sample (-1: nobody's)."""
         order = np.argsort(assignment, kind="stable").astype(np.int64)
         counts = np.bincount(assignment[assignment >= 0], minlength=devices)
@@ -39,10 +44,10 @@ class Membership:
         """The device's samples, as a view."""
         return self.indices[self.offsets[device] : self.offsets[device + 1]]
 
-    def where(self, kept: AnyArray) -> Membership:
+    def where(self, kept: AnyArray) -> Ownership:
         """The same devices with only those entries of `indices` where `kept`."""
         counts = np.bincount(self.owners[kept], minlength=len(self))
-        return Membership(self.indices[kept], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return Ownership(self.indices[kept], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
     @cached_property
     def sizes(self) -> IntArray:
@@ -72,8 +77,8 @@ class Federation:
     """(N, *sample_shape) float32."""
     y: IntArray
     """(N,), labels 0..labels-1."""
-    train: Membership
-    test: Membership
+    train: Ownership
+    test: Ownership
     label_names: tuple[str, ...]
     model: ModelSpec
     """The model this data is meant for, unless the experiment names another."""

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray, IntArray, State
-from fedkeep.data.cache import Progress, RemoteFile, check, find, obtain
-from fedkeep.data.parsed import remembered
+from fedkeep.data.cache import Progress, RemoteFile, check, find, obtain, remembered
 
 LABELS = ("SEATED", "STANDING_UP", "WALKING", "TURNING", "SITTING_DOWN")
 STEPS, STRIDE, AXES = 150, 15, 6

@@ -10,7 +10,7 @@ import numpy as np
 from fedkeep.core.types import State
 from fedkeep.data import geotec, harbox
 from fedkeep.data.cache import Progress
-from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.federation import Federation, ModelSpec, Ownership
 from fedkeep.data.split import hold_out
 
 _MODEL = ModelSpec("mlp", {"hidden": [100]})
@@ -33,15 +33,15 @@ class Har:
         if self.dataset == "harbox":
             return harbox_federation(harbox.load_windows(), self.test_fraction, seed)
         x, y, device, tested, names = geotec.load_windows(progress)
-        train = Membership.from_assignment(np.where(tested, -1, device), len(names))
-        test = Membership.from_assignment(np.where(tested, device, -1), len(names))
+        train = Ownership.from_assignment(np.where(tested, -1, device), len(names))
+        test = Ownership.from_assignment(np.where(tested, device, -1), len(names))
         return Federation("har", x, y, train, test, geotec.LABELS, _MODEL, names, rounds_per_pass=10)
 
 
 def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federation:
     """HARBOX, each axis in standard deviations of the training windows: their units differ."""
     x, names = windows["x"], tuple(windows["names"].tolist())
-    train, test = hold_out(Membership.from_assignment(windows["device"], len(names)), test_fraction, seed)
+    train, test = hold_out(Ownership.from_assignment(windows["device"], len(names)), test_fraction, seed)
     by_axis = x.reshape(len(x), harbox.ROWS, -1)
     known = by_axis[train.indices]
     centre, scale = known.mean(axis=(0, 1)), known.std(axis=(0, 1))

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray, State
-from fedkeep.data.cache import RemoteFile, obtain
-from fedkeep.data.parsed import remembered
+from fedkeep.data.cache import RemoteFile, obtain, remembered
 
 LABELS = ("Call", "Hop", "typing", "Walk", "Wave")
 ROWS, COLUMNS = 100, 10

@@ -12,17 +12,26 @@ import numpy as np
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data.cache import Progress
-from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.federation import Federation, ModelSpec, Ownership
 from fedkeep.data.partition import partition_from
 from fedkeep.data.split import hold_out
-from fedkeep.data.tables import Columns, Table, read_iterator, read_table
+from fedkeep.data.tables import Columns, SampleTable, read_iterator, read_table
 
-_Devices: TypeAlias = tuple[Membership, Membership, tuple[str, ...] | None]
+_Devices: TypeAlias = tuple[Ownership, Ownership, tuple[str, ...] | None]
 
 
 @dataclass(frozen=True)
 class Own:
-    """Samples with labels and devices, from a file (`path`) or a Python function (`source`)."""
+    """Samples with labels and devices, from a file (`path`) or a Python function (`source`).
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write("device,label,heat" + "\\npump-1,ok,41.5\\npump-2,worn,48.0" * 5)
+    ...     file.flush()
+    ...     fleet = Own(path=file.name).load(seed=0)
+    >>> fleet.device_names, fleet.label_names
+    (('pump-1', 'pump-2'), ('ok', 'worn'))
+    """
 
     path: str | None = None
     """.npz (arrays x, y, device, test), .csv or .parquet (columns device, label, test, the rest features)."""
@@ -74,7 +83,7 @@ class Own:
         spec = ModelSpec(self.model, dict(self.model_options))
         return Federation("own", x, y, train, test, label_names, spec, device_names, self.rounds_per_pass)
 
-    def _shaped(self, x: AnyArray, table: Table) -> AnyArray:
+    def _shaped(self, x: AnyArray, table: SampleTable) -> AnyArray:
         if self.shape is None:
             return x
         if int(np.prod(self.shape)) != int(np.prod(x.shape[1:])):
@@ -82,7 +91,7 @@ class Own:
             raise DataError(f"shape {list(self.shape)} does not fit: a sample of {table.origin} has {have} features")
         return x.reshape(len(x), *self.shape)
 
-    def _devices(self, table: Table, y: IntArray, seed: int) -> _Devices:
+    def _devices(self, table: SampleTable, y: IntArray, seed: int) -> _Devices:
         names, natural = None, None
         if self.partition["name"] == "natural":
             if table.devices is None:
@@ -98,7 +107,7 @@ class Own:
         return members.where(~tested), members.where(tested), names
 
 
-def _finite(table: Table) -> AnyArray:
+def _finite(table: SampleTable) -> AnyArray:
     if len(table.x) == 0:
         raise DataError(f"{table.origin} holds no sample")
     if table.x.dtype.kind not in "fiub":
@@ -114,13 +123,13 @@ def _finite(table: Table) -> AnyArray:
     return x
 
 
-def _numbered(what: str, values: AnyArray, table: Table) -> tuple[tuple[str, ...], IntArray]:
+def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[tuple[str, ...], IntArray]:
     """The distinct values in order, as names, and the number of each entry; numbers sort as numbers."""
     known, numbers = np.unique(_whole_or_text(what, values, table), return_inverse=True)
     return tuple(map(str, known.tolist())), numbers.reshape(-1).astype(np.int64)
 
 
-def _whole_or_text(what: str, values: AnyArray, table: Table) -> AnyArray:
+def _whole_or_text(what: str, values: AnyArray, table: SampleTable) -> AnyArray:
     """The values as integers if all are, else as strings; a fraction or a gap is refused."""
     if values.ndim != 1:
         raise DataError(f"{table.origin}: {what} must be one value a sample, got shape {values.shape}")
@@ -134,7 +143,7 @@ def _whole_or_text(what: str, values: AnyArray, table: Table) -> AnyArray:
     return as_numbers.astype(np.int64)
 
 
-def _refuse_where(bad: AnyArray, what: str, values: AnyArray, table: Table) -> AnyArray:
+def _refuse_where(bad: AnyArray, what: str, values: AnyArray, table: SampleTable) -> AnyArray:
     if bad.any():
         row = int(np.argmax(bad))
         shown = str(values[row])
@@ -142,7 +151,7 @@ def _refuse_where(bad: AnyArray, what: str, values: AnyArray, table: Table) -> A
     return values
 
 
-def _flags(table: Table) -> AnyArray:
+def _flags(table: SampleTable) -> AnyArray:
     flags = np.char.lower(np.asarray(table.test).astype(str))
     unknown = ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0"))
     if unknown.any():

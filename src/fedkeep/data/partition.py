@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.names import Registry, did_you_mean
+from fedkeep.config import build
+from fedkeep.core.errors import DataError
+from fedkeep.core.names import Registry
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, IntArray
-from fedkeep.data.federation import Membership
+from fedkeep.data.federation import Ownership
 from fedkeep.data.split import apportion
 from fedkeep.loading import find_component
 
@@ -26,7 +26,7 @@ class Partition(ABC):
     """Dataclass fields are keys of the `partition` table."""
 
     @abstractmethod
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:
         """Which samples each device owns, from their labels and, where known, their true devices."""
 
 
@@ -42,18 +42,14 @@ def partition(name: str) -> Callable[[Kind], Kind]:
 
 
 def partition_from(table: Mapping[str, Any]) -> Partition:
-    """The partition that a TOML table names, with its options."""
+    """The partition that a TOML table names, with its options.
+
+    >>> y = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> partition_from({"name": "shards", "devices": 2, "shards": 1}).divide(y, None, seed=0).sizes
+    array([4, 4])
+    """
     options = dict(table)
-    name = str(options.pop("name", ""))
-    cls = find_component(PARTITIONS, name)
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for key in options:
-        if key not in known:
-            raise ConfigError(f"partition '{name}' has no option '{key}': {did_you_mean(key, known)}")
-    try:
-        return cls(**options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"partition '{name}': {error}") from None
+    return build(find_component(PARTITIONS, str(options.pop("name", ""))), options, "partition")
 
 
 def _require(key: str, value: float, low: float) -> None:
@@ -61,12 +57,12 @@ def _require(key: str, value: float, low: float) -> None:
         raise ValueError(f"{key} must be at least {low}, got {value}")
 
 
-def _deal(groups: list[IntArray], shares: list[IntArray], total: int, devices: int) -> Membership:
+def _deal(groups: list[IntArray], shares: list[IntArray], total: int, devices: int) -> Ownership:
     """Deals each group of samples to devices 0, 1, ... by the counts in its row of `shares`."""
     assignment = np.full(total, -1, dtype=np.int64)
     for group, counts in zip(groups, shares, strict=True):
         assignment[group[: counts.sum()]] = np.repeat(np.arange(devices), counts)
-    return Membership.from_assignment(assignment, devices)
+    return Ownership.from_assignment(assignment, devices)
 
 
 def _by_label(y: IntArray, rng: np.random.Generator) -> list[IntArray]:
@@ -93,7 +89,7 @@ class LabelsPerDevice(Partition):
         _require("tail", self.tail, 0)
         _require("minimum", self.minimum, 1)
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         rng = generator(seed, "partition")
         groups = _by_label(y, rng)
         owned = min(self.labels, len(groups))
@@ -129,7 +125,7 @@ class Shards(Partition):
         _require("devices", self.devices, 1)
         _require("shards", self.shards, 1)
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         pieces = self.devices * self.shards
         if len(y) < pieces:
             raise DataError(
@@ -141,7 +137,7 @@ class Shards(Partition):
         owner = rng.permutation(np.repeat(np.arange(self.devices), self.shards))
         assignment = np.full(len(y), -1, dtype=np.int64)
         assignment[sorted_] = owner[np.arange(len(y)) * pieces // len(y)]
-        return Membership.from_assignment(assignment, self.devices)
+        return Ownership.from_assignment(assignment, self.devices)
 
 
 @partition("dirichlet")
@@ -161,7 +157,7 @@ class Dirichlet(Partition):
         if not self.alpha > 0:
             raise ValueError(f"alpha must be above 0, got {self.alpha}")
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices * self.minimum:
             raise DataError(f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices")
         rng = generator(seed, "partition")
@@ -169,17 +165,18 @@ class Dirichlet(Partition):
         for group in _by_label(y, rng):
             weights = rng.dirichlet(np.full(self.devices, self.alpha))
             assignment[group] = np.repeat(np.arange(self.devices), apportion(len(group), weights))
-        self._feed_the_poor(assignment, rng)
-        return Membership.from_assignment(assignment, self.devices)
+        self._fill_up(assignment, rng)
+        return Ownership.from_assignment(assignment, self.devices)
 
-    def _feed_the_poor(self, assignment: IntArray, rng: np.random.Generator) -> None:
+    def _fill_up(self, assignment: IntArray, rng: np.random.Generator) -> None:
+        """Gives devices short of the minimum samples of the largest."""
         sizes = np.bincount(assignment, minlength=self.devices)
-        for poor in np.flatnonzero(sizes < self.minimum):
-            while sizes[poor] < self.minimum:
-                rich = int(np.argmax(sizes))
-                assignment[rng.choice(np.flatnonzero(assignment == rich))] = poor
-                sizes[rich] -= 1
-                sizes[poor] += 1
+        for short in np.flatnonzero(sizes < self.minimum):
+            while sizes[short] < self.minimum:
+                largest = int(np.argmax(sizes))
+                assignment[rng.choice(np.flatnonzero(assignment == largest))] = short
+                sizes[largest] -= 1
+                sizes[short] += 1
 
 
 @partition("iid")
@@ -192,18 +189,18 @@ class Iid(Partition):
     def __post_init__(self) -> None:
         _require("devices", self.devices, 1)
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices:
             raise DataError(f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices")
         owners = np.arange(len(y), dtype=np.int64) % self.devices
-        return Membership.from_assignment(generator(seed, "partition").permutation(owners), self.devices)
+        return Ownership.from_assignment(generator(seed, "partition").permutation(owners), self.devices)
 
 
 @partition("natural")
 class Natural(Partition):
     """The devices that the samples really came from."""
 
-    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Membership:  # noqa: ARG002
+    def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if natural is None:
             raise DataError("this data does not say which device a sample came from; choose another partition")
-        return Membership.from_assignment(natural, int(natural.max()) + 1)
+        return Ownership.from_assignment(natural, int(natural.max()) + 1)

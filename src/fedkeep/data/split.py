@@ -6,7 +6,7 @@ import numpy as np
 
 from fedkeep.core.seeds import child_seed, uniform_keys
 from fedkeep.core.types import FloatArray, IntArray
-from fedkeep.data.federation import Membership
+from fedkeep.data.federation import Ownership
 
 
 def apportion(total: int, weights: FloatArray, minimum: int = 0) -> IntArray:
@@ -22,7 +22,7 @@ def apportion(total: int, weights: FloatArray, minimum: int = 0) -> IntArray:
     return shared
 
 
-def hold_out(members: Membership, fraction: float, seed: int) -> tuple[Membership, Membership]:
+def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership, Ownership]:
     """Training and test parts of every device, the test part drawn at random inside the device.
 
     A device with a single sample keeps it for training; one with more gives at least one to the test.

@@ -60,7 +60,16 @@ class StreamOptions:
 
 
 class Stream:
-    """What arrives at each device of a federation, and when."""
+    """What arrives at each device of a federation, and when.
+
+    >>> from fedkeep.data.synthetic import Embedded
+    >>> data = Embedded(devices=4, smallest=100, largest=100).load(seed=0)
+    >>> stream = Stream(data, StreamOptions(rounds_per_pass=20), seed=0)
+    >>> stream.rate(0)  # of its 100 samples 80 are for training
+    4.0
+    >>> len(stream.arrivals(0, 0, 10))  # what came in the first ten rounds
+    40
+    """
 
     def __init__(self, federation: Federation, options: StreamOptions, seed: int) -> None:
         self._data = federation

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.data.cache import Progress
-from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.federation import Federation, ModelSpec, Ownership
 from fedkeep.data.split import hold_out
 
 
@@ -58,7 +58,7 @@ class Synthetic:
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
         sizes = self.sizes()
         x, y = self._samples(sizes)
-        members = Membership(np.arange(len(y), dtype=np.int64), np.concatenate([[0], np.cumsum(sizes)]))
+        members = Ownership(np.arange(len(y), dtype=np.int64), np.concatenate([[0], np.cumsum(sizes)]))
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))
         pace = self.usual_rounds_per_pass
@@ -101,7 +101,12 @@ def _root_of_covariance(features: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class Embedded(Synthetic):
-    """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters."""
+    """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters.
+
+    >>> fleet = Embedded(devices=8).load(seed=0)
+    >>> fleet.devices, fleet.labels, fleet.sample_shape
+    (8, 10, (30,))
+    """
 
     devices: int = 40
     smallest: int = 400

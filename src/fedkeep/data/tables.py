@@ -28,7 +28,7 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class SampleTable:
     """Samples as the user has them: labels and devices of any kind, nothing checked but the shapes."""
 
     origin: str
@@ -40,7 +40,7 @@ class Table:
     """How the user would find a sample, to name it in an error."""
 
 
-def read_table(path: Path, columns: Columns) -> Table:
+def read_table(path: Path, columns: Columns) -> SampleTable:
     """The samples of a file, by its ending: .npz, .csv or .parquet."""
     readers = {".npz": _read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
     reader = readers.get(path.suffix.lower())
@@ -51,7 +51,7 @@ def read_table(path: Path, columns: Columns) -> Table:
     return reader(path, columns)
 
 
-def read_iterator(name: str) -> Table:
+def read_iterator(name: str) -> SampleTable:
     """The samples that the function `module:function` yields as (device, x, y)."""
     samples = _function(name)()
     if not isinstance(samples, Iterable):
@@ -64,7 +64,7 @@ def read_iterator(name: str) -> Table:
         if np.shape(x) != first:
             raise DataError(f"{name}: sample {n} has shape {np.shape(x)}, but sample 0 has {first}; all must be alike")
     devices, xs, labels = zip(*rows, strict=True)
-    return Table(name, np.asarray(xs), np.asarray(labels), np.asarray(devices), None)
+    return SampleTable(name, np.asarray(xs), np.asarray(labels), np.asarray(devices), None)
 
 
 def _numbered_samples(name: str, samples: Iterable[Any]) -> Iterable[tuple[Any, AnyArray, Any]]:
@@ -88,7 +88,7 @@ def _function(name: str) -> Callable[[], Iterable[Any]]:
     return found
 
 
-def _read_npz(path: Path, columns: Columns) -> Table:
+def _read_npz(path: Path, columns: Columns) -> SampleTable:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
@@ -105,10 +105,10 @@ def _read_npz(path: Path, columns: Columns) -> Table:
             raise DataError(f"{path}: {name} is a single value, not one a sample")
         if len(arrays[name]) != len(arrays["x"]):
             raise DataError(f"{path}: {name} has {len(arrays[name])} entries, but x has {len(arrays['x'])}")
-    return Table(str(path), arrays["x"], arrays[label], arrays.get(columns.device), arrays.get(columns.test))
+    return SampleTable(str(path), arrays["x"], arrays[label], arrays.get(columns.device), arrays.get(columns.test))
 
 
-def _read_csv(path: Path, columns: Columns) -> Table:
+def _read_csv(path: Path, columns: Columns) -> SampleTable:
     try:
         header, rows, numbers = _csv_rows(path)
     except (UnicodeDecodeError, csv.Error) as error:
@@ -137,7 +137,7 @@ def _csv_rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     return header, rows, numbers
 
 
-def _read_parquet(path: Path, columns: Columns) -> Table:
+def _read_parquet(path: Path, columns: Columns) -> SampleTable:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -153,7 +153,7 @@ def _read_parquet(path: Path, columns: Columns) -> Table:
 
 def _from_columns(
     origin: str, by_name: Mapping[str, AnyArray], columns: Columns, row_name: Callable[[int], str]
-) -> Table:
+) -> SampleTable:
     if columns.label not in by_name:
         known = ", ".join(by_name) or "none at all"
         raise DataError(f"{origin} has no column {columns.label!r}; it has {known} (set task.label)")
@@ -163,7 +163,9 @@ def _from_columns(
     x = np.empty((len(by_name[columns.label]), len(features)), dtype=np.float32)
     for n, name in enumerate(features):
         x[:, n] = _numbers(origin, name, by_name[name], row_name)
-    return Table(origin, x, by_name[columns.label], by_name.get(columns.device), by_name.get(columns.test), row_name)
+    return SampleTable(
+        origin, x, by_name[columns.label], by_name.get(columns.device), by_name.get(columns.test), row_name
+    )
 
 
 def _numbers(origin: str, name: str, cells: AnyArray, row_name: Callable[[int], str]) -> AnyArray:

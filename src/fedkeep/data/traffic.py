@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedkeep.data import flows, ustc
 from fedkeep.data.cache import Progress
-from fedkeep.data.federation import Federation, Membership, ModelSpec
+from fedkeep.data.federation import Federation, ModelSpec, Ownership
 from fedkeep.data.partition import Natural, partition_from
 from fedkeep.data.split import hold_out
 
@@ -58,7 +58,7 @@ class Traffic:
             self.applications, self.devices, self.applications_per_device, self.samples, self.generator_seed
         )
         x = flows.draw_flows(apps, labels, terminals, self.generator_seed)
-        train, test = hold_out(Membership.from_assignment(terminals, self.devices), self.test_fraction, seed)
+        train, test = hold_out(Ownership.from_assignment(terminals, self.devices), self.test_fraction, seed)
         names = flows.application_names(self.applications)
         return Federation("traffic", x, labels, train, test, names, ModelSpec("traffic-cnn"), rounds_per_pass=500)
 

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.types import AnyArray, IntArray, State
-from fedkeep.data.cache import Progress, RemoteFile, obtain
+from fedkeep.data.cache import Progress, RemoteFile, obtain, remembered
 from fedkeep.data.idx import read_idx
-from fedkeep.data.parsed import remembered
 
 LABELS = (
     "BitTorrent", "Facetime", "FTP", "Gmail", "MySQL", "Outlook", "Skype", "SMB", "Weibo", "WorldOfWarcraft",

@@ -28,18 +28,18 @@ from fedkeep.link.messages import Evaluated, Vitals
 from fedkeep.records import (
     End,
     Evaluation,
-    Gist,
+    GistLine,
     Header,
-    Holdings,
+    HoldingsLine,
     Line,
     Member,
     Members,
-    Privacy,
+    PlanLine,
+    PrivacyLine,
     Recorder,
     Round,
     Timing,
 )
-from fedkeep.records import Plan as PlanLine
 from fedkeep.records.reader import begins_with_header, read_run
 from fedkeep.records.versions import versions
 
@@ -190,18 +190,18 @@ class FleetRecorder:
         if vitals:
             rows = {device: (*v.filled, *[0] * labels)[:labels] for device, v in vitals.items()}
             listed = tuple(device for device in rows if device < _LISTED)
-            yield Holdings(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
+            yield HoldingsLine(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
             held = np.array(list(rows.values())).sum(axis=0) > 0
         if spent := [v for v in vitals.values() if v.epsilon_spent is not None and v.delta is not None]:
             most = max(spent, key=lambda v: v.epsilon_spent or 0.0)
-            yield Privacy(
+            yield PrivacyLine(
                 round=done, epsilon_spent=most.epsilon_spent, epsilon_left=most.epsilon_left, delta=most.delta or 0.0
             )
         figures = [v.gist for device, v in vitals.items() if v.gist is not None and device in self._took_part]
         self._took_part = set()
         if figures:
             trust, likeness, worth, reach = np.mean(figures, axis=0).tolist()
-            yield Gist(
+            yield GistLine(
                 round=done, participations=len(figures), trust=trust, likeness=likeness, worth=worth, reach=reach
             )
         accuracies = [e.accuracy for _, e in sorted(evaluated.items())]

@@ -96,7 +96,7 @@ class Round(_Line, frozen=True, kw_only=True, tag="round"):
     """The mean age in rounds of the local gradients that g_hat is made of."""
 
 
-class Gist(_Line, frozen=True, kw_only=True, tag="gist"):
+class GistLine(_Line, frozen=True, kw_only=True, tag="gist"):
     """What gists did since the line of this kind before, on average over the participations that had one."""
 
     round: int
@@ -111,7 +111,7 @@ class Gist(_Line, frozen=True, kw_only=True, tag="gist"):
     """The correction's length over that of the stored samples' gradient."""
 
 
-class Plan(_Line, frozen=True, kw_only=True, tag="plan"):
+class PlanLine(_Line, frozen=True, kw_only=True, tag="plan"):
     """The coordination: who stores which label. Large fleets may list only some devices."""
 
     round: int
@@ -125,13 +125,8 @@ class Plan(_Line, frozen=True, kw_only=True, tag="plan"):
     regions: tuple[str, ...] = ()
     """What is divided, where it is not the labels."""
 
-    @property
-    def shortfalls(self) -> tuple[int, ...]:
-        """Holders each label is missing."""
-        return tuple(max(0, w - h) for w, h in zip(self.wanted, self.holders, strict=True))
 
-
-class Holdings(_Line, frozen=True, kw_only=True, tag="holdings"):
+class HoldingsLine(_Line, frozen=True, kw_only=True, tag="holdings"):
     """How many samples each listed device stores of each label, or of whatever the plan divides."""
 
     round: int
@@ -165,7 +160,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The id of the sample that made way."""
 
 
-class Device(_Line, frozen=True, kw_only=True, tag="device"):
+class DeviceLine(_Line, frozen=True, kw_only=True, tag="device"):
     """One device's store as it stands, and the latest changes to it, newest last."""
 
     round: int
@@ -201,7 +196,7 @@ class Members(_Line, frozen=True, kw_only=True, tag="members"):
     members: tuple[Member, ...]
 
 
-class Privacy(_Line, frozen=True, kw_only=True, tag="privacy"):
+class PrivacyLine(_Line, frozen=True, kw_only=True, tag="privacy"):
     """The largest privacy loss of any device so far, and what is left of the budget."""
 
     round: int
@@ -226,7 +221,9 @@ class Timing(_Line, frozen=True, kw_only=True, tag="timing"):
     """Since the start, without the time a run lay still before it was resumed."""
 
 
-Line: TypeAlias = Header | Evaluation | Round | Gist | Plan | Holdings | Device | Members | Privacy | End | Timing
+Line: TypeAlias = (
+    Header | Evaluation | Round | GistLine | PlanLine | HoldingsLine | DeviceLine | Members | PrivacyLine | End | Timing
+)
 KINDS = frozenset(
     {"header", "evaluation", "round", "gist", "plan", "holdings", "device", "members", "privacy", "end", "timing"}
 )

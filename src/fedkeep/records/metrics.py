@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedkeep.records.lines import Evaluation, Gist
+from fedkeep.records.lines import Evaluation, GistLine
 from fedkeep.records.measures import (
     GIST,
     MEASURES,
     Difference,
-    Estimate,
+    MeanOverSeeds,
     difference,
     estimate,
     late_accuracy,
@@ -45,17 +45,17 @@ class Row:
     method: str
     seeds: int
     finished: int
-    measures: dict[str, Estimate]
+    measures: dict[str, MeanOverSeeds]
     """By the names of `MEASURES`."""
     ratios: tuple[Ratio, ...]
     """One per base, in the order asked for."""
     differences: tuple[dict[str, Difference] | None, ...]
     """One per base; None where no seed ran with both, or the base is the method itself."""
-    gist: dict[str, Estimate]
+    gist: dict[str, MeanOverSeeds]
     """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
 
     @property
-    def late(self) -> Estimate:
+    def late(self) -> MeanOverSeeds:
         return self.measures["late"]
 
 
@@ -90,6 +90,17 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
 
     FIFO comes first because it is what the paper's "RS" rows are. A seed's target is the late accuracy of
     the base with that same seed, since data and partition change with it.
+
+    >>> from pathlib import Path
+    >>> from fedkeep.records.lines import Header
+    >>> from fedkeep.records.tables import sentences
+    >>> def run(method, seed, accuracy):
+    ...     said = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b"), "devices": 1}
+    ...     header = Header(run=f"{method}-{seed}", method=method, task="toy", seed=seed, **said)
+    ...     return Run(Path(header.run), header, (header, Evaluation(round=10, accuracy=accuracy, loss=0.1)))
+    >>> runs = [run("fifo", 0, 0.70), run("fifo", 1, 0.72), run("ode", 0, 0.75), run("ode", 1, 0.78)]
+    >>> print(*sentences(compare(runs)))
+    ode against fifo is undecided on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
     """
     groups, notes = _grouped(runs)
     bases = tuple(bases) or tuple(base for base in BASES if any(key[2] == base for key in groups))[:1]
@@ -115,8 +126,8 @@ def _row(key: _Key, runs: _Seeds, against: Sequence[tuple[str, _Seeds]]) -> Row:
     return Row(*key, len(runs), finished, measures, ratios, differences, _gist(runs))
 
 
-def _gist(runs: _Seeds) -> dict[str, Estimate]:
-    seeds = [pooled(lines) for run in runs.values() if (lines := run.of(Gist))]
+def _gist(runs: _Seeds) -> dict[str, MeanOverSeeds]:
+    seeds = [pooled(lines) for run in runs.values() if (lines := run.of(GistLine))]
     return {name: estimate([getattr(seed, name) for seed in seeds]) for name in GIST} if seeds else {}
 
 

@@ -10,14 +10,10 @@ from typing import TypeVar
 from fedkeep.core.errors import DataError
 from fedkeep.records.codec import decode, is_intact, stamp
 from fedkeep.records.lines import (
-    Device,
     End,
     Evaluation,
     Header,
-    Holdings,
     Line,
-    Plan,
-    Privacy,
     Round,
     Timing,
 )
@@ -48,22 +44,6 @@ class Run:
         return self.of(Round)
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
-        return self.of(Plan)
-
-    @property
-    def holdings(self) -> tuple[Holdings, ...]:
-        return self.of(Holdings)
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        return self.of(Device)
-
-    @property
-    def privacy(self) -> tuple[Privacy, ...]:
-        return self.of(Privacy)
-
-    @property
     def end(self) -> End | None:
         """The last line, or None of a run that is still going or was stopped."""
         ends = self.of(End)
@@ -89,7 +69,12 @@ def _lines(path: Path) -> Iterator[Line]:
 
 
 def read_run(path: Path) -> Run:
-    """The run recorded in one file."""
+    """The run recorded in one file: its header, its lines, its end.
+
+    >>> read_run(Path("runs/none.jsonl"))
+    Traceback (most recent call last):
+    fedkeep.core.errors.DataError: cannot read runs/none.jsonl: No such file or directory
+    """
     try:
         lines = tuple(_lines(path))
         beside = timing_path(path)

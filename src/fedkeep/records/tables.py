@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedkeep.records.measures import Difference, Estimate
+from fedkeep.records.measures import Difference, MeanOverSeeds
 from fedkeep.records.metrics import Comparison, Ratio, Row
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """One task in one setting: how good the methods are, or how they stand to one of them."""
 
     title: str
@@ -18,7 +18,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: Comparison) -> list[ReportTable]:
     """Per task and setting a table of the methods, then one for each base that ran there with another."""
     found: dict[str, list[Row]] = {}
     for row in comparison.rows:
@@ -26,16 +26,18 @@ def tables(comparison: Comparison) -> list[Table]:
     return [table for title, rows in found.items() for table in _tables(title, comparison.bases, rows)]
 
 
-def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[Table]:
+def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[ReportTable]:
     columns = ("method", "seeds", "final accuracy", "best", "area")
-    yield Table(title, columns, tuple(map(_values, rows)))
+    yield ReportTable(title, columns, tuple(map(_values, rows)))
     for place, base in enumerate(bases):
         compared = tuple(_against(row, place) for row in rows if row.differences[place] is not None)
         if compared:
-            yield Table(f"{title}: against {base}", ("method", "is", "final", "best", "area", "rounds"), compared)
+            yield ReportTable(f"{title}: against {base}", ("method", "is", "final", "best", "area", "rounds"), compared)
     gists = tuple(_gist(row) for row in rows if row.gist)
     if gists:
-        yield Table(f"{title}: what the gist did", ("method", "trust", "likeness", "worth in samples", "reach"), gists)
+        yield ReportTable(
+            f"{title}: what the gist did", ("method", "trust", "likeness", "worth in samples", "reach"), gists
+        )
 
 
 def _values(row: Row) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ def _gist(row: Row) -> tuple[str, ...]:
     return row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach
 
 
-def _percent(estimate: Estimate) -> str:
+def _percent(estimate: MeanOverSeeds) -> str:
     mean = f"{100 * estimate.mean:.2f} %"
     return mean if estimate.half_width is None else f"{mean} ± {100 * estimate.half_width:.2f}"
 
@@ -110,7 +112,7 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join([*parts, explanation(comparison) + "\n"])
 
 
-def _markdown_table(table: Table) -> str:
+def _markdown_table(table: ReportTable) -> str:
     lines = [table.columns, ("---",) + ("---:",) * (len(table.columns) - 1), *table.rows]
     body = "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
     return f"### {_escaped(table.title)}\n\n{body}\n"

@@ -21,7 +21,7 @@ from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.learn.models import learner_for
 from fedkeep.sim.division import divide, region_counts
 from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import Guards, guards_for
 from fedkeep.sim.oracle import Oracle
 from fedkeep.sim.reference import FullFleet, pooled
@@ -75,7 +75,7 @@ class Assembly:
     regions: Regions
     velocities: FloatArray
     """V as declared, (C, Y); as it truly is where devices measure it."""
-    fleet: Fleet | FullFleet
+    fleet: SimulatedFleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
     guards: Guards
@@ -116,9 +116,9 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     rival = rival_for(experiment.correction, learner, stream.rates)
     if experiment.policy.unbounded:
         so_far = isinstance(experiment.policy, FullData) and experiment.policy.so_far
-        fleet: Fleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
+        fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
     else:
-        fleet = Fleet(learner, stream, partial(_planned, ground, server, server.estimator.direction()))
+        fleet = SimulatedFleet(learner, stream, partial(_planned, ground, server, server.estimator.direction()))
     found = oracle if exact else None
     return Assembly(data, stream, learner, server, ground.regions, ground.velocities, fleet, found, guards, rival)
 

@@ -14,9 +14,9 @@ from fedkeep.core.server import RoundSummary, Server
 from fedkeep.core.types import DeviceId, Report, State
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import Assembly, assemble
-from fedkeep.sim.evaluation import Evaluated, Prequential, evaluate
+from fedkeep.sim.evaluation import ModelScores, Prequential, evaluate
 from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import refuse_alone
 
 
@@ -45,7 +45,7 @@ class RoundRecord:
     """Rounds done, this one included."""
     summary: RoundSummary
     arrivals: int
-    evaluation: Evaluated | None
+    evaluation: ModelScores | None
 
 
 class Simulator:
@@ -105,14 +105,14 @@ class Simulator:
         """The devices of the first round, the same for every method under one seed."""
         return self.server.select(0, self._population, self._k)
 
-    def evaluate(self) -> Evaluated:
+    def evaluate(self) -> ModelScores:
         """The global model on every device's test samples."""
         return evaluate(self.parts.learner, self.server.model, self.parts.data)
 
     def snapshot(self) -> State:
         """All that the rest of the run depends on."""
         state = {f"server.{name}": array for name, array in self.server.snapshot().items()}
-        if isinstance(self.parts.fleet, Fleet):
+        if isinstance(self.parts.fleet, SimulatedFleet):
             state |= {f"fleet.{name}": array for name, array in self.parts.fleet.snapshot().items()}
         state |= {f"rival.{name}": array for name, array in self.parts.rival.snapshot().items()}
         state |= {f"guards.{name}": array for name, array in self.parts.guards.snapshot().items()}
@@ -121,7 +121,7 @@ class Simulator:
     def restore(self, state: State) -> None:
         """Becomes the simulation that `snapshot` described."""
         self.server.restore({n.removeprefix("server."): a for n, a in state.items() if n.startswith("server.")})
-        if isinstance(self.parts.fleet, Fleet):
+        if isinstance(self.parts.fleet, SimulatedFleet):
             self.parts.fleet.restore({n.removeprefix("fleet."): a for n, a in state.items() if n.startswith("fleet.")})
         self.parts.rival.restore({n.removeprefix("rival."): a for n, a in state.items() if n.startswith("rival.")})
         self.parts.guards.restore({n.removeprefix("guards."): a for n, a in state.items() if n.startswith("guards.")})
@@ -137,14 +137,14 @@ class Simulator:
     def _declare(self, round_: int) -> None:
         """Lets all devices say what they have counted, and plans anew (steps 1, 2)."""
         fleet = self.parts.fleet
-        if self._is_declared(round_) and isinstance(fleet, Fleet):
+        if self._is_declared(round_) and isinstance(fleet, SimulatedFleet):
             plan, _ = self.server.coordinate(self.parts.guards.release_profiles(fleet.declare()))
             fleet.assign(plan)
 
     def _bring_up_to_date(self, participants: Sequence[DeviceId], until: int) -> int:
         """Lets participants, or under an oracle all devices, see what has arrived; returns how much that was."""
         fleet = self.parts.fleet
-        if not isinstance(fleet, Fleet):
+        if not isinstance(fleet, SimulatedFleet):
             return 0
         if self.parts.oracle is not None and isinstance(self.server.estimator, GivenEstimator):
             direction = self.parts.oracle.gradient(self.server.model)

@@ -16,7 +16,7 @@ _WORST, _RAREST = 0.1, 0.25
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluated:
+class ModelScores:
     """Accuracy and mean loss, pooled over all devices' test samples, and the accuracy on each device's own."""
 
     accuracy: float
@@ -31,13 +31,13 @@ class Evaluated:
     """The mean recall of the rarest quarter of the labels in training, one at least."""
 
 
-def evaluate(learner: Learner, model: Vector, data: Federation) -> Evaluated:
+def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
     """The model on the test samples; a model that has diverged is simply bad."""
     test = data.pooled_test
     losses, right = judge(learner, model, test.x, test.y)
     owners = np.repeat(np.arange(data.devices), np.diff(data.test.offsets))
     per_device, per_label = _shares(right, owners, data.devices), _shares(right, test.y, data.labels)
-    return Evaluated(
+    return ModelScores(
         float(right.mean()),
         float(losses.mean()),
         per_device,

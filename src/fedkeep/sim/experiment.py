@@ -80,7 +80,12 @@ def _changed(options: Any) -> Table:
 
 
 def resolve(table: Table) -> Experiment:
-    """The experiment that a table without sweeps and methods describes."""
+    """The experiment that a table without sweeps and methods describes.
+
+    >>> experiment = resolve({"task": {"name": "embedded"}, "policy": {"name": "ode"}, "storage": {"capacity": 5}})
+    >>> experiment.label, experiment.storage.capacity, experiment.train.epochs
+    ('ode', 5, 5)
+    """
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
@@ -119,7 +124,17 @@ class Cell:
 
 
 def expand(table: Table) -> list[Cell]:
-    """The runs of an experiment file: every method, times every combination in `[sweep]`."""
+    """The runs of an experiment file: every method, times every combination in `[sweep]`.
+
+    >>> methods = {"fifo": {"policy": {"name": "fifo"}}, "ode": {"policy": {"name": "ode"}}}
+    >>> table = {"task": {"name": "embedded"}, "methods": methods, "sweep": {"storage.capacity": [5, 10]}}
+    >>> for cell in expand(table):
+    ...     print(cell.name)
+    fifo-storage.capacity=5-seed0
+    fifo-storage.capacity=10-seed0
+    ode-storage.capacity=5-seed0
+    ode-storage.capacity=10-seed0
+    """
     table = dict(table)
     sweep, methods = table.pop("sweep", {}), table.pop("methods", {})
     if not isinstance(sweep, dict) or not isinstance(methods, dict):

@@ -21,7 +21,7 @@ _FATES = [fate.name for fate in Fate]
 Watcher = Callable[[DeviceId, Batch, Outcome], None]
 
 
-class Fleet:
+class SimulatedFleet:
     """Devices that catch up on their streams only when somebody asks.
 
     A device's model and direction change only when it takes part, so one large batch under its last model, just

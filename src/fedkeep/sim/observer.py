@@ -13,10 +13,21 @@ from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.regions import LabelRegions, SingleRegion
 from fedkeep.core.types import AnyArray, Batch, DeviceId
-from fedkeep.records import Change, Device, Evaluation, Gist, Holdings, Line, Plan, Privacy, Round, Slot
+from fedkeep.records import (
+    Change,
+    DeviceLine,
+    Evaluation,
+    GistLine,
+    HoldingsLine,
+    Line,
+    PlanLine,
+    PrivacyLine,
+    Round,
+    Slot,
+)
 from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
-from fedkeep.sim.evaluation import Evaluated
-from fedkeep.sim.fleet import Fleet
+from fedkeep.sim.evaluation import ModelScores
+from fedkeep.sim.fleet import SimulatedFleet
 
 _LISTED = 1000
 """Devices that lines list: the first ones, the same in all lines."""
@@ -30,7 +41,7 @@ class Observer:
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
         self._data = simulator.parts.data
-        self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, Fleet) else None
+        self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, SimulatedFleet) else None
         regions = simulator.parts.regions
         self._clusters = 0 if isinstance(regions, LabelRegions | SingleRegion) else regions.count
         """How many clusters the plan divides; 0 where it divides labels, or nothing."""
@@ -71,7 +82,7 @@ class Observer:
         plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
         if plan is not None and isinstance(coordinator, LabelLimits):
             wanted = [coordinator.clients_per_label or 0] * len(plan.holders)
-            yield Plan(
+            yield PlanLine(
                 round=0,
                 devices=tuple(plan.devices[:_LISTED].tolist()),
                 quotas=_rows(plan.quotas[:_LISTED]),
@@ -81,7 +92,7 @@ class Observer:
             )
         yield self._evaluation(0, self._simulator.evaluate())
 
-    def lines(self, round_: int, evaluated: Evaluated) -> Iterator[Line]:
+    def lines(self, round_: int, evaluated: ModelScores) -> Iterator[Line]:
         """The lines of an evaluation."""
         yield self._round(round_)
         if self._fleet is not None:
@@ -90,10 +101,12 @@ class Observer:
             yield self._gist(round_)
         spending = self._simulator.parts.guards.most_spent()
         if spending is not None:
-            yield Privacy(round=round_, epsilon_spent=spending.spent, epsilon_left=spending.left, delta=spending.delta)
+            yield PrivacyLine(
+                round=round_, epsilon_spent=spending.spent, epsilon_left=spending.left, delta=spending.delta
+            )
         yield self._evaluation(round_, evaluated)
 
-    def _evaluation(self, round_: int, evaluated: Evaluated) -> Evaluation:
+    def _evaluation(self, round_: int, evaluated: ModelScores) -> Evaluation:
         tally, few = self._simulator.tally, self._data.devices <= _LISTED
         tested_first = self._simulator.prequential
         accuracy = evaluated.device_accuracy
@@ -134,9 +147,9 @@ class Observer:
             staleness=self._simulator.server.estimator.staleness(round_),
         )
 
-    def _gist(self, round_: int) -> Gist:
+    def _gist(self, round_: int) -> GistLine:
         trust, likeness, worth, reach = np.mean(self._mendings, axis=0).tolist()
-        return Gist(
+        return GistLine(
             round=round_,
             participations=len(self._mendings),
             trust=trust,
@@ -151,12 +164,12 @@ class Observer:
         if not self._clusters:
             divided, count = attrgetter("batch.y"), self._data.labels
         filled = [np.bincount(divided(stored), minlength=count) for _, stored in listed]
-        yield Holdings(round=round_, devices=tuple(d for d, _ in listed), filled=_rows(filled))
+        yield HoldingsLine(round=round_, devices=tuple(d for d, _ in listed), filled=_rows(filled))
         for d, stored in self._stores():
             if d in self._watched:
                 yield self._device(round_, d, stored)
 
-    def _device(self, round_: int, device: DeviceId, stored: Stored) -> Device:
+    def _device(self, round_: int, device: DeviceId, stored: Stored) -> DeviceLine:
         now = self._simulator.parts.stream.position(device, round_)
         slots = [
             Slot(id=id_, label=y, score=score, age=now - arrival, uses=uses, thumbnail=self._thumbnail(x))
@@ -166,7 +179,7 @@ class Observer:
                 strict=True,
             )
         ]
-        return Device(
+        return DeviceLine(
             round=round_,
             device=device,
             capacity=self._simulator.experiment.storage.capacity,

@@ -11,7 +11,7 @@ from fedkeep.core.gist import GistOptions
 from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import Batch, DeviceId, Report, TrainOrder, Vector
-from fedkeep.data import Federation, Membership, Stream
+from fedkeep.data import Federation, Ownership, Stream
 
 
 class FullFleet:
@@ -51,7 +51,7 @@ class FullFleet:
 def pooled(data: Federation) -> Federation:
     """The same data on a single device."""
 
-    def one(members: Membership) -> Membership:
-        return Membership(members.indices, np.array([0, len(members.indices)]))
+    def one(members: Ownership) -> Ownership:
+        return Ownership(members.indices, np.array([0, len(members.indices)]))
 
     return replace(data, train=one(data.train), test=one(data.test), device_names=None)

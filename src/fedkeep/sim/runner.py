@@ -39,7 +39,17 @@ def is_finished(cell: Cell, directory: Path) -> bool:
 
 
 def play(cell: Cell, directory: Path, *, resume: bool = False, progress: Progress | None = None) -> Path:
-    """Runs a cell to its end and returns its record's path; with `resume`, from its last checkpoint."""
+    """Runs a cell to its end and returns its record's path; with `resume`, from its last checkpoint.
+
+    >>> import tempfile
+    >>> from fedkeep.sim.experiment import expand
+    >>> table = {"task": {"name": "embedded", "devices": 4}, "train": {"rounds": 2}, "policy": {"name": "fifo"}}
+    >>> [cell] = expand(table)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = read_run(play(cell, Path(folder)))
+    >>> run.header.method, run.end.round
+    ('fifo', 2)
+    """
     path = record_path(cell, directory)
     if resume and is_finished(cell, directory):
         return path

@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from fedkeep.web.assets import SCRIPTS, asset, index
-from fedkeep.web.guard import Guard
+from fedkeep.web.guard import PageGuard
 from fedkeep.web.view import Feed
 
 PERIOD_SECONDS = 0.5
@@ -62,4 +62,4 @@ def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> ASGIApp
             return PlainTextResponse("no such file", 404)
         return Response(asset(name), media_type=_TYPES[name.rsplit(".", 1)[1]])
 
-    return Guard(app, token)
+    return PageGuard(app, token)

@@ -10,24 +10,24 @@ from typing import Any
 import msgspec
 
 from fedkeep.records import (
-    Device,
+    DeviceLine,
     End,
     Evaluation,
-    Gist,
+    GistLine,
     Header,
-    Holdings,
+    HoldingsLine,
     Line,
     Member,
     Members,
-    Plan,
-    Privacy,
+    PlanLine,
+    PrivacyLine,
     Round,
     Run,
     Timing,
 )
 from fedkeep.records.measures import GIST, pooled
 from fedkeep.web.thinning import Thinned, evenly
-from fedkeep.web.view import Columns, View
+from fedkeep.web.view import Columns, RunView
 
 POINTS = 300
 """Evaluations a curve shows at most, about."""
@@ -76,13 +76,13 @@ class Digest:
     header: Header
     evaluations: list[Evaluation] = field(default_factory=list)
     activity: Thinned[Activity] = field(default_factory=lambda: Thinned(BINS, Activity.then))
-    gist: Thinned[Gist] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
-    privacy: Thinned[Privacy] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
+    gist: Thinned[GistLine] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
+    privacy: Thinned[PrivacyLine] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     refused_reports: dict[str, int] = field(default_factory=dict)
-    plan: Plan | None = None
-    holdings: Holdings | None = None
-    devices: dict[int, Device] = field(default_factory=dict)
+    plan: PlanLine | None = None
+    holdings: HoldingsLine | None = None
+    devices: dict[int, DeviceLine] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
     end: End | None = None
     seconds: float | None = None
@@ -98,17 +98,17 @@ class Digest:
                 self.evaluations.append(msgspec.structs.replace(line, device_accuracy=()))
             case Round():
                 self._count(line)
-            case Gist():
+            case GistLine():
                 self.gist.add(line)
-            case Plan():
+            case PlanLine():
                 self.plan = _shortened(line)
-            case Holdings():
-                self.holdings = Holdings(round=line.round, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
-            case Device():
+            case HoldingsLine():
+                self.holdings = HoldingsLine(round=line.round, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
+            case DeviceLine():
                 self.devices[line.device] = line
             case Members():
                 self.members = line.members
-            case Privacy():
+            case PrivacyLine():
                 self.privacy.add(line)
             case End():
                 self.end = line
@@ -129,10 +129,10 @@ class Digest:
         ends = () if self.end is None else (self.end,)
         return Run(path, self.header, (self.header, *self.evaluations, *self.gist.items(), *ends))
 
-    def view(self, key: str, modified: float) -> View:
+    def view(self, key: str, modified: float) -> RunView:
         header = self.header
         spent = self.privacy.items()
-        return View(
+        return RunView(
             key=key,
             run=header.run,
             method=header.method,
@@ -198,5 +198,5 @@ def _at(values: tuple[float | None, ...], place: int) -> float | None:
     return values[place] if place < len(values) else None
 
 
-def _shortened(plan: Plan) -> Plan:
+def _shortened(plan: PlanLine) -> PlanLine:
     return msgspec.structs.replace(plan, devices=plan.devices[:ROWS], quotas=plan.quotas[:ROWS])

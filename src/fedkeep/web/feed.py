@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Comparison, Device, Header, Timing
+from fedkeep.records import Comparison, DeviceLine, Header, Timing
 from fedkeep.records.codec import decode
 from fedkeep.records.reader import Tail, run_paths
 from fedkeep.records.recorder import timing_path
 from fedkeep.web.digest import Digest
-from fedkeep.web.view import Update, View, compared
+from fedkeep.web.view import RunView, Update, compared
 
 
 class _Followed:
@@ -22,7 +22,7 @@ class _Followed:
         self.path = path
         self.digest: Digest | None = None
         self.version = 0
-        self.view: View | None = None
+        self.view: RunView | None = None
         self.modified = 0.0
         self._tail = Tail(path)
         self._clock = timing_path(path)
@@ -101,7 +101,7 @@ class DirectoryFeed:
                 comparison=self._comparison,
             )
 
-    def device(self, key: str, device: int) -> Device | None:
+    def device(self, key: str, device: int) -> DeviceLine | None:
         with self._lock:
             self._look()
             run = self._runs.get(key)

@@ -44,7 +44,7 @@ def check_exposure(host: str, token: str | None) -> None:
         raise ConfigError(f"--token must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
 
 
-class Guard:
+class PageGuard:
     """Lets GET through from those who know the token.
 
     Without a token the page is for this machine only: a request for another host is a rebinding attack.

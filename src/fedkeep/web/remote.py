@@ -14,14 +14,14 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Comparison, Device
-from fedkeep.web.view import Update, View
+from fedkeep.records import Comparison, DeviceLine
+from fedkeep.web.view import RunView, Update
 
 _TIMEOUT_SECONDS = 30
 """Twice the silence that the other side allows itself, and some."""
 _RETRY_SECONDS = 1.0
 _updates = msgspec.json.Decoder(Update)
-_devices = msgspec.json.Decoder(Device)
+_devices = msgspec.json.Decoder(DeviceLine)
 
 
 class RemoteFeed:
@@ -34,7 +34,7 @@ class RemoteFeed:
         self._base = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
         self._token = parse_qs(parts.query).get("token", [""])[0]
         self._title = parts.netloc
-        self._views: dict[str, tuple[int, View]] = {}
+        self._views: dict[str, tuple[int, RunView]] = {}
         self._comparison = Comparison((), (), ())
         self._version = 1
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class RemoteFeed:
                 comparison=self._comparison,
             )
 
-    def device(self, key: str, device: int) -> Device | None:
+    def device(self, key: str, device: int) -> DeviceLine | None:
         try:
             with self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer:
                 return _devices.decode(answer.read())

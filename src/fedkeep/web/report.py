@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import msgspec
 
-from fedkeep.records import Comparison, Device, Run
+from fedkeep.records import Comparison, DeviceLine, Run
 from fedkeep.web.assets import SCRIPTS, asset
 from fedkeep.web.digest import Digest
 from fedkeep.web.view import Update, compared
@@ -21,7 +21,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All that the page would ask a server for."""
 
     update: Update
-    devices: dict[str, tuple[Device, ...]]
+    devices: dict[str, tuple[DeviceLine, ...]]
 
 
 def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from fedkeep.records import Comparison, Device, Holdings, Member, Plan, Run, compare
+from fedkeep.records import Comparison, DeviceLine, HoldingsLine, Member, PlanLine, Run, compare
 from fedkeep.records.metrics import BASES
 
 MOST_BASES = 12
@@ -20,7 +20,7 @@ Columns: TypeAlias = dict[str, list[float | None]]
 """A table by columns, all of one length; `round` is always among them."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One run, thinned out to what a chart can show."""
 
     key: str
@@ -54,8 +54,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """What the devices' gists did; empty of a run without them."""
     privacy: Columns
     delta: float | None
-    plan: Plan | None
-    holdings: Holdings | None
+    plan: PlanLine | None
+    holdings: HoldingsLine | None
     members: tuple[Member, ...]
     """The devices of a real fleet; empty of a simulated one."""
     snapshots: tuple[tuple[int, int], ...]
@@ -68,7 +68,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     version: int
     keys: tuple[str, ...]
-    views: tuple[View, ...]
+    views: tuple[RunView, ...]
     comparison: Comparison
     """Each method against every other, as far as there are few enough."""
     words: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Feed(Protocol):
     def since(self, version: int) -> Update | None:
         """What changed after `version` (0: everything), or None."""
 
-    def device(self, key: str, device: int) -> Device | None:
+    def device(self, key: str, device: int) -> DeviceLine | None:
         """The latest snapshot of one device of one run."""
 
     def close(self) -> None:

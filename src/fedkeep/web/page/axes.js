@@ -34,6 +34,15 @@ function roomFor(values, { fromZero = false } = {}) {
   return [fromZero && low === 0 ? 0 : low - margin, high + margin];
 }
 
+/** What frames differences: zero, the means, and of their intervals no more than the means' own span, as the
+ * interval of two seeds is many times wider than what it is about. */
+function aboutZero(points) {
+  const [low, high] = span([0, ...points.map((point) => point.y)]);
+  const room = high - low;
+  const bounds = points.flatMap((point) => [point.low, point.high]).filter(Number.isFinite);
+  return [low, high, ...bounds.map((value) => Math.min(Math.max(value, low - room), high + room))];
+}
+
 /** Grid lines with their numbers. */
 function drawAxes(frame, x, y, xs, { xFormat, xName }) {
   const group = draw("g", { class: "axes" });

@@ -133,8 +133,9 @@ class Chart {
     const domain = first === final ? [first - 1, final + 1] : [first, final];
     const from = this.options.close && !this.zoom ? first + 0.15 * (final - first) : first;
     const near = all.filter((point) => point.x >= from && point.x <= final);
+    const framed = near.length ? near : all;
     const ys = roomFor(
-      (near.length ? near : all).flatMap((point) => [point.y, point.low, point.high]),
+      this.data.zeroLine ? aboutZero(framed) : framed.flatMap((point) => [point.y, point.low, point.high]),
       this.options,
     );
     this.box = this.frame(ys);
@@ -173,8 +174,8 @@ class Chart {
   }
 
   area(series) {
-    if (series.points[0].low == null) return draw("g");
-    const { points } = series;
+    const points = series.points.filter((point) => point.low != null);
+    if (!points.length) return draw("g");
     const top = points.map((point) => `${this.x(point.x).toFixed(1)},${this.y(point.high).toFixed(1)}`);
     const bottom = points.map((point) => `${this.x(point.x).toFixed(1)},${this.y(point.low).toFixed(1)}`).reverse();
     const kind = this.options.stacked ? "layer" : "band";

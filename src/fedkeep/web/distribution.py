@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from fedkeep.core.types import FloatArray, IntArray
-from fedkeep.data.federation import Federation
+from fedkeep.data import Federation
 
 _WIDTH, _LEFT, _PLOT = 920, 64, 660
 _TOP, _SIZES, _SHARES, _BETWEEN, _BOTTOM = 56, 150, 210, 46, 46

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fedkeep.data import Federation, Membership, ModelSpec
-from fedkeep.data.pictures import distribution_svg
+from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.data.synthetic import Synthetic
+from fedkeep.web.distribution import distribution_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -17,8 +17,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 def toy(counts: list[list[int]], names: tuple[str, ...]) -> Federation:
     table = np.array(counts)
     y = np.concatenate([np.repeat(np.arange(table.shape[1]), row) for row in table])
-    members = Membership.from_assignment(np.repeat(np.arange(len(table)), table.sum(axis=1)), len(table))
-    nothing = Membership.from_assignment(np.full(len(y), -1), len(table))
+    members = Ownership.from_assignment(np.repeat(np.arange(len(table)), table.sum(axis=1)), len(table))
+    nothing = Ownership.from_assignment(np.full(len(y), -1), len(table))
     return Federation("a <b>", np.zeros((len(y), 1)), y, members, nothing, names, ModelSpec("softmax"))
 
 
