@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from lab.attacks import (
     LastLayer,
-    Membership,
+    MembershipAttack,
     advantage,
     invert_analytically,
     invert_by_matching,
@@ -119,7 +119,7 @@ def run(attack: Attack, n: int, epsilon: float | None, trials: int) -> dict[str,
             likeness.append(similarity(attack.inverted(upload, batch.y), truth))
             usual.append(similarity(attack.usual_images[batch.y], truth))
         clip = np.inf if epsilon is None else PrivacyOptions().clip
-        membership = Membership(upload, batch.y, attack.typical(epsilon), clip)
+        membership = MembershipAttack(upload, batch.y, attack.typical(epsilon), clip)
         members.append(membership.scores(attack.probe.measure(batch), batch.y))
         others.append(membership.scores(attack.probe.measure(strangers), strangers.y))
     found = np.concatenate(likeness)

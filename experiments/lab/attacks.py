@@ -88,7 +88,7 @@ def _slope(layer: LastLayer, gradient: LastLayer, inputs: FloatArray, labels: In
 
 
 @dataclass(frozen=True, eq=False)
-class Membership:
+class MembershipAttack:
     """An attacker who holds an upload, knows how many samples it is of and their labels, and has data like theirs."""
 
     uploaded: Vector

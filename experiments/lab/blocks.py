@@ -30,7 +30,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Sheet:
     """A table; the first column holds names."""
 
     columns: tuple[str, ...]
@@ -47,7 +47,7 @@ class Picture:
     says: str
 
 
-Block: TypeAlias = Heading | Text | Grid | Picture
+Block: TypeAlias = Heading | Text | Sheet | Picture
 
 
 def markdown(blocks: Sequence[Block], pictures: str) -> str:
@@ -69,7 +69,7 @@ def _markdown(block: Block, pictures: str) -> str:
             return f"{'#' * block.level} {block.text}\n"
         case Text():
             return f"{block.text}\n"
-        case Grid():
+        case Sheet():
             lines = [
                 block.columns,
                 ("---",) + ("---:" if block.numbers else "---",) * (len(block.columns) - 1),
@@ -90,7 +90,7 @@ def _html(block: Block) -> str:
             return f"<h{block.level}>{escape(block.text)}</h{block.level}>"
         case Text():
             return f"<p>{_inline(block.text)}</p>"
-        case Grid():
+        case Sheet():
             head = "".join(f"<th>{_inline(cell)}</th>" for cell in block.columns)
             rows = "".join(
                 "<tr>" + "".join(f"<td>{_inline(cell)}</td>" for cell in row) + "</tr>" for row in block.rows

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lab.blocks import Block, Grid, Text
+from lab.blocks import Block, Sheet, Text
 from lab.findings import BALANCED, FIFO, GISTS
 
 LEVEL = 0.5
@@ -71,4 +71,4 @@ def choosing(table: Mapping[str, Any]) -> Iterator[Block]:
             )
             for c in ranked
         )
-        yield Grid(("candidate", *complete, "mean", "half a point behind on"), rows)
+        yield Sheet(("candidate", *complete, "mean", "half a point behind on"), rows)

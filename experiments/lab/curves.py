@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedkeep.records.versions import versions
-from lab.summaries import Curve, Summary, read_summary, write_summary
+from lab.summaries import Curve, ExperimentSummary, read_summary, write_summary
 
 
 class Curves:
@@ -53,7 +53,7 @@ class Curves:
 
     def _write(self, task: str) -> None:
         ordered = sorted(self._tasks[task].values(), key=lambda c: (c.method, c.setting, c.planned, c.seed))
-        summary = Summary(
+        summary = ExperimentSummary(
             experiment=f"curves/{task}",
             about="Runs of the programmes, each with the hash of its settings.",
             task=task,

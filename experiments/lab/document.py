@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
-from lab.blocks import Block, Grid, Heading, Picture, Text, html, markdown
+from lab.blocks import Block, Heading, Picture, Sheet, Text, html, markdown
 from lab.charts import line_chart
 from lab.choosing import choosing
 from lab.curves import Curves
@@ -17,7 +17,7 @@ from lab.paper import Paper, read_paper
 from lab.programme import read_programme
 from lab.programs import programs
 from lab.results import Results, Shown
-from lab.verdicts import Verdict, verdicts
+from lab.verdicts import ClaimVerdict, verdicts
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -72,7 +72,7 @@ def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Blo
     yield Heading("The paper's claims")
     yield Text(_INTRODUCTION)
     rows = tuple((v.claim, v.word, v.because, _cause(v, paper)) for v in verdicts(results, paper))
-    yield Grid(("claim", "verdict", "numbers", "cause, where found"), rows, numbers=False)
+    yield Sheet(("claim", "verdict", "numbers", "cause, where found"), rows, numbers=False)
     for folder, title in _FOLDERS.items():
         yield Heading(title)
         yield from _folder(experiments, folder, results, paper)
@@ -81,7 +81,7 @@ def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Blo
     yield from _machines(results)
 
 
-def _cause(verdict: Verdict, paper: Paper) -> str:
+def _cause(verdict: ClaimVerdict, paper: Paper) -> str:
     settled = verdict.word in {"reproduced", "not run yet"}
     return "" if settled else paper.causes.get(verdict.claim, "")
 
@@ -110,7 +110,7 @@ def _experiment(name: str, results: Results, paper: Paper, left_out: list[str]) 
     settings = results.settings(name)
     yield Heading(name, 3)
     yield Text(summary.about)
-    yield Grid(
+    yield Sheet(
         ("method", *(_short(s) or "accuracy" for s in settings), *_speed_columns(settings)), _rows(name, results, paper)
     )
     missing = f"; not run: {', '.join(left_out)}" if left_out else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedkeep.records.student import interval
 from fedkeep.sim.experiment import Experiment
 from lab.curves import Curves
-from lab.programme import Programme, Row
+from lab.programme import Contest, Programme
 from lab.summaries import Curve
 
 Interval = list[float | None]
@@ -37,7 +37,7 @@ class Findings:
         named = [m for stage in self.programme.stages if task in stage.tasks for m in stage.methods]
         return list(dict.fromkeys(named))
 
-    def runs(self, row: Row, rate: float = 1.0) -> dict[int, Curve]:
+    def runs(self, row: Contest, rate: float = 1.0) -> dict[int, Curve]:
         """By seed, at this many times the task's learning rate; none of what the programme does not have."""
         if row.task not in self.programme.tasks or row.method not in self.programme.methods:
             return {}
@@ -45,24 +45,24 @@ class Findings:
         found = [self.curves.find(run.digest) for run in self.programme.reported(row, rate, seeds)]
         return {curve.seed: curve for curve in found if curve is not None}
 
-    def own_runs(self, row: Row) -> dict[int, Curve]:
+    def own_runs(self, row: Contest) -> dict[int, Curve]:
         """At the method's own rate; none until it is found."""
         own = self.programme.own_rate(row, self.curves)
         return {} if own is None else self.runs(row, own)
 
-    def own_rate(self, row: Row) -> float | None:
+    def own_rate(self, row: Contest) -> float | None:
         """The method's own learning rate, None until it is found."""
         own = self.programme.own_rate(row, self.curves)
         shared = float(self.programme.tasks[row.task]["train"]["learning_rate"])
         return None if own is None else shared * own
 
-    def experiment(self, row: Row) -> Experiment:
+    def experiment(self, row: Contest) -> Experiment:
         """The row's settings, at any seed."""
         return self.programme.reported(row, 1.0, (0,))[0].cell.experiment
 
     def mean(self, task: str, method: str) -> float | None:
         """The final accuracy at the task's rate, in percent."""
-        return mean(curve.final for curve in self.runs(Row(task, method)).values())
+        return mean(curve.final for curve in self.runs(Contest(task, method)).values())
 
 
 def summed(values: Iterable[float]) -> Interval | None:

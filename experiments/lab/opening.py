@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lab.blocks import Block, Grid, Heading, Picture, Text
+from lab.blocks import Block, Heading, Picture, Sheet, Text
 from lab.charts import bar_chart, line_chart
 from lab.findings import BALANCED, FIFO, GISTS, UNLIMITED, Findings, share_closed
-from lab.programme import Row
+from lab.programme import Contest
 
 Table = Mapping[str, Any]
 
@@ -116,7 +116,7 @@ def _better_buys(table: Table) -> str:
 def _by_rounds(found: Findings) -> Iterator[Block]:
     series = {}
     for method in (FIFO, BALANCED, *GISTS, UNLIMITED):
-        curves = list(found.runs(Row(SHOWN, method)).values())
+        curves = list(found.runs(Contest(SHOWN, method)).values())
         if curves:
             points = zip(curves[0].rounds, zip(*(c.accuracy for c in curves), strict=True), strict=True)
             series[method] = [(float(r), 100 * sum(a or 0.0 for a in at) / len(at)) for r, at in points]
@@ -169,7 +169,7 @@ def arena_tables(arena: Table) -> Iterator[Block]:
             )
             for method, row in methods.items()
         )
-        yield Grid(("method", *accuracies, "compute over FIFO's", "seeds x rounds"), rows)
+        yield Sheet(("method", *accuracies, "compute over FIFO's", "seeds x rounds"), rows)
 
 
 def _interval(value: list[float | None] | None, sign: str = "") -> str:
@@ -197,7 +197,7 @@ def _sweep(task: str, key: str, values: Mapping[str, Table]) -> Iterator[Block]:
     methods = list(dict.fromkeys(method for row in values.values() for method in row))
     yield Heading(f"{task}, {key}", 3)
     rows = tuple((m, *(_swept(row.get(m)) for row in values.values())) for m in methods)
-    yield Grid(("method", *values), rows)
+    yield Sheet(("method", *values), rows)
     if all(value.replace(".", "", 1).isdigit() for value in values):
         series = {m: [(float(v), row[m]["accuracy"][0]) for v, row in values.items() if m in row] for m in methods}
         title = f"{task}: accuracy by {key}"

@@ -45,7 +45,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Row:
+class Contest:
     """One method on one task in one setting: what a table has a line for."""
 
     task: str
@@ -58,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run, and the task of the programme that it belongs to."""
 
     task: str
@@ -79,7 +79,7 @@ class Programme:
     methods: dict[str, Table]
     stages: tuple[Stage, ...]
     choice: Choice
-    made: dict[tuple[Row, float, int, int], Planned] = field(default_factory=dict, repr=False)
+    made: dict[tuple[Contest, float, int, int], PlannedRun] = field(default_factory=dict, repr=False)
     """Cells made before: their settings are resolved once."""
 
     def only(self, tasks: Sequence[str], methods: Sequence[str]) -> Programme:
@@ -109,13 +109,13 @@ class Programme:
             stages += [first, replace(first, tasks=others, methods=stage.methods[:1])]
         return replace(self, tasks=tasks, stages=tuple(stages), choice=once, made={})
 
-    def rows(self, stage: Stage) -> Iterator[Row]:
+    def rows(self, stage: Stage) -> Iterator[Contest]:
         for task in stage.tasks:
             for values in itertools.product(*stage.settings.values()):
                 for method in stage.methods:
-                    yield Row(task, method, tuple(zip(stage.settings, values, strict=True)))
+                    yield Contest(task, method, tuple(zip(stage.settings, values, strict=True)))
 
-    def wanted(self, stage: Stage, curves: Curves) -> Iterator[Planned]:
+    def wanted(self, stage: Stage, curves: Curves) -> Iterator[PlannedRun]:
         """The runs of a stage, as far as they are known; own rates must have been found first."""
         for row in self.rows(stage):
             if stage.rates == "own":
@@ -126,25 +126,25 @@ class Programme:
                 for rate in (1.0,) if stage.rates == "shared" else self.choice.rates:
                     yield from self.reported(row, rate, stage.seeds)
 
-    def reported(self, row: Row, rate: float, seeds: Sequence[int]) -> list[Planned]:
+    def reported(self, row: Contest, rate: float, seeds: Sequence[int]) -> list[PlannedRun]:
         rounds = int(self._table(row)["train"]["rounds"])
         return [self._cell(row, rate, seed, rounds) for seed in seeds]
 
-    def choosing(self, row: Row, curves: Curves) -> list[Planned]:
+    def choosing(self, row: Contest, curves: Curves) -> list[PlannedRun]:
         """The runs that find the method's own rate: the farther one only where the largest of the others wins."""
         near = self._tried(row, self.choice.rates)
         if self._best(row, self.choice.rates, curves) != max(self.choice.rates):
             return near
         return near + self._tried(row, (self.choice.farther,))
 
-    def own_rate(self, row: Row, curves: Curves) -> float | None:
+    def own_rate(self, row: Contest, curves: Curves) -> float | None:
         """Times the task's rate; None until it is found."""
         best = self._best(row, self.choice.rates, curves)
         if best != max(self.choice.rates):
             return best
         return self._best(row, (*self.choice.rates, self.choice.farther), curves)
 
-    def _best(self, row: Row, rates: Sequence[float], curves: Curves) -> float | None:
+    def _best(self, row: Contest, rates: Sequence[float], curves: Curves) -> float | None:
         areas = {}
         for rate in rates:
             found = [curve for run in self._tried(row, (rate,)) if (curve := curves.find(run.digest)) is not None]
@@ -153,24 +153,24 @@ class Programme:
             areas[rate] = sum(map(area, found))
         return max(areas, key=lambda rate: areas[rate])
 
-    def _tried(self, row: Row, rates: Sequence[float]) -> list[Planned]:
+    def _tried(self, row: Contest, rates: Sequence[float]) -> list[PlannedRun]:
         rounds = min(self.choice.rounds, int(self._table(row)["train"]["rounds"]))
         return [self._cell(row, rate, seed, rounds) for rate in rates for seed in self.choice.seeds]
 
-    def _cell(self, row: Row, rate: float, seed: int, rounds: int) -> Planned:
+    def _cell(self, row: Contest, rate: float, seed: int, rounds: int) -> PlannedRun:
         key = (row, rate, seed, rounds)
         if key not in self.made:
             self.made[key] = self._make(*key)
         return self.made[key]
 
-    def _make(self, row: Row, rate: float, seed: int, rounds: int) -> Planned:
+    def _make(self, row: Contest, rate: float, seed: int, rounds: int) -> PlannedRun:
         table = self._table(row)
         table["seed"] = seed
         table["train"] |= {"rounds": rounds, "learning_rate": float(table["train"]["learning_rate"]) * rate}
         table["record"] = {**table.get("record", {}), "every": max(1, rounds // EVALUATIONS), "devices": 0}
-        return Planned(row.task, Cell(table, f"{row.setting_name} rate={rate:.3g}".strip()))
+        return PlannedRun(row.task, Cell(table, f"{row.setting_name} rate={rate:.3g}".strip()))
 
-    def _table(self, row: Row) -> Table:
+    def _table(self, row: Contest) -> Table:
         table = merged(self.tasks[row.task], {"label": row.method, **self.methods[row.method]})
         for key, value in row.setting:
             put(table, key, value)

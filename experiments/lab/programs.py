@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lab.blocks import Block, Grid, Heading, Picture, Text
+from lab.blocks import Block, Heading, Picture, Sheet, Text
 from lab.charts import line_chart
 from lab.paper import Paper
 from lab.results import Results
@@ -48,7 +48,7 @@ def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
                 cells.append(value + ("" if theirs is None else f" ({theirs:g})"))
             rows.append(tuple(cells))
         yield Text(f"{title}:")
-        yield Grid(("task", *columns), tuple(rows))
+        yield Sheet(("task", *columns), tuple(rows))
 
 
 def _claims(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
@@ -61,7 +61,7 @@ def _claims(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
         lines.append(("last layer against all", *(f"{v:.2f}" for v in row["pearson_last_layer"])))
         lines.append(("term 2 over term 1, weighted", *(f"{v:.3g}" for v in row["term2_over_term1"])))
         lines.append(("term 2 over term 1, bare", *(f"{v:.3g}" for v in row["term2_over_term1_raw"])))
-        yield Grid((task, *(f"round {r}" for r in rounds)), tuple(tuple(line) for line in lines))
+        yield Sheet((task, *(f"round {r}" for r in rounds)), tuple(tuple(line) for line in lines))
     rows = [
         (
             task,
@@ -73,13 +73,13 @@ def _claims(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
         for task, row in tasks.items()
     ]
     yield Text("One-step values of eight samples, their correlation with what they stand for, over 20 draws:")
-    yield Grid(("task", "leave-one-out", "exact Shapley"), tuple(rows))
+    yield Sheet(("task", "leave-one-out", "exact Shapley"), tuple(rows))
     yield Text(
         f"The gradient over {figures['subset']} fixed samples, which ODE-Exact takes, against that over all of them, "
         "at the worst of these rounds: its error against the gradient's length, the cosine between the two, and the "
         "correlation of the values that they give:"
     )
-    yield Grid(("task", "error", "cosine", "values"), tuple(_subset(task, row) for task, row in tasks.items()))
+    yield Sheet(("task", "error", "cosine", "values"), tuple(_subset(task, row) for task, row in tasks.items()))
 
 
 def _subset(task: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -98,4 +98,4 @@ def _theory(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
     yield Picture("theory-distance", chart, "distance of every method's model to the centrally trained one by round")
     rows = [(name, f"{row['distance'][-1]:.3f}", f"{100 * row['accuracy']:.1f}") for name, row in methods.items()]
     rows.append(("central", "0", f"{100 * distance['central']['accuracy']:.1f}"))
-    yield Grid(("method", "final distance to the central model", "final accuracy, %"), tuple(rows))
+    yield Sheet(("method", "final distance to the central model", "final accuracy, %"), tuple(rows))

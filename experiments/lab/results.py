@@ -13,7 +13,7 @@ from fedkeep.records import compare
 from fedkeep.records.measures import late_accuracy
 from fedkeep.records.metrics import Row
 from fedkeep.records.student import interval
-from lab.summaries import Summary, as_runs, read_summary
+from lab.summaries import ExperimentSummary, as_runs, read_summary
 
 LEVEL = 1.0
 """Points of accuracy within which two methods count as level."""
@@ -66,7 +66,7 @@ class Results:
 
     def __init__(self, directory: Path) -> None:
         paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in _TABLES)
-        self.summaries: dict[str, Summary] = {(s := read_summary(path)).experiment: s for path in paths}
+        self.summaries: dict[str, ExperimentSummary] = {(s := read_summary(path)).experiment: s for path in paths}
         self.directory = directory
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
         self._rows = {name: _rows(summary) for name, summary in self.summaries.items()}
@@ -118,12 +118,12 @@ class Results:
                 )
 
 
-def _rows(summary: Summary) -> dict[tuple[str, str], Shown]:
+def _rows(summary: ExperimentSummary) -> dict[tuple[str, str], Shown]:
     comparison = compare(as_runs(summary), ("fifo",))
     return {(row.method, row.setting): _shown(row) for row in comparison.rows}
 
 
-def _finals(summary: Summary) -> dict[tuple[str, str], dict[int, float]]:
+def _finals(summary: ExperimentSummary) -> dict[tuple[str, str], dict[int, float]]:
     """The final accuracy of every run, by method and setting, then by seed."""
     finals: dict[tuple[str, str], dict[int, float]] = {}
     for run in as_runs(summary):

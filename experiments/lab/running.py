@@ -17,7 +17,7 @@ from fedkeep.records import read_run
 from fedkeep.sim.runner import play
 from fedkeep.sim.sweep import estimate_seconds
 from lab.curves import Curves
-from lab.programme import Planned, Programme
+from lab.programme import PlannedRun, Programme
 from lab.summaries import Curve, curve_of
 from lab.worth import bytes_at_rest
 
@@ -41,7 +41,7 @@ def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: 
                 return
 
 
-def next_runs(programme: Programme, curves: Curves, absent: set[str]) -> list[Planned]:
+def next_runs(programme: Programme, curves: Curves, absent: set[str]) -> list[PlannedRun]:
     """The runs of the first stage that lacks any, those on the same data side by side."""
     for stage in programme.stages:
         wanted = [run for run in programme.wanted(stage, curves) if run.task not in absent]
@@ -54,7 +54,7 @@ def next_runs(programme: Programme, curves: Curves, absent: set[str]) -> list[Pl
 def estimated(programme: Programme, curves: Curves) -> Iterator[str]:
     """Per stage and task the runs that are lacking, and the minutes of one core that they take, by short trials."""
     for number, stage in enumerate(programme.stages, start=1):
-        lacking: dict[str, list[Planned]] = {}
+        lacking: dict[str, list[PlannedRun]] = {}
         for run in programme.wanted(stage, curves):
             if curves.find(run.digest) is None:
                 lacking.setdefault(run.task, []).append(run)
@@ -63,24 +63,26 @@ def estimated(programme: Programme, curves: Curves) -> Iterator[str]:
             yield f"stage {number}, {task}: {len(runs)} runs, {minutes:.1f} minutes of one core"
 
 
-def _trial_minutes(runs: Sequence[Planned]) -> float:
+def _trial_minutes(runs: Sequence[PlannedRun]) -> float:
     """One trial a method tells for all its runs on this task."""
-    by_method: dict[str, list[Planned]] = {}
+    by_method: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_method.setdefault(run.cell.experiment.label, []).append(run)
     return sum(estimate_seconds([own[0].cell], 1) * len(own) for own in by_method.values()) / 60
 
 
-def _played_here(runs: Sequence[Planned], records: Path, jobs: int) -> Iterator[tuple[Planned, Curve | str]]:
+def _played_here(runs: Sequence[PlannedRun], records: Path, jobs: int) -> Iterator[tuple[PlannedRun, Curve | str]]:
     del jobs
     for run in runs:
         yield run, _play(run, records)
 
 
-def _played_in_processes(runs: Sequence[Planned], records: Path, jobs: int) -> Iterator[tuple[Planned, Curve | str]]:
+def _played_in_processes(
+    runs: Sequence[PlannedRun], records: Path, jobs: int
+) -> Iterator[tuple[PlannedRun, Curve | str]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-    futures: dict[Future[Curve | str], Planned] = {pool.submit(partial(_play, run, records)): run for run in runs}
+    futures: dict[Future[Curve | str], PlannedRun] = {pool.submit(partial(_play, run, records)): run for run in runs}
     try:
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -88,7 +90,7 @@ def _played_in_processes(runs: Sequence[Planned], records: Path, jobs: int) -> I
         pool.shutdown(cancel_futures=True)
 
 
-def _play(run: Planned, records: Path) -> Curve | str:
+def _play(run: PlannedRun, records: Path) -> Curve | str:
     """The run's curve; where its data is not here, what to do about it."""
     try:
         curve = curve_of(read_run(play(run.cell, records / run.task, resume=True)))

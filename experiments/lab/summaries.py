@@ -46,7 +46,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 100 * math.fsum(trained) / max(1, len(trained))
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class ExperimentSummary(msgspec.Struct, frozen=True, kw_only=True):
     """All runs of one experiment."""
 
     experiment: str
@@ -60,10 +60,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     curves: tuple[Curve, ...] = ()
 
 
-def summarise(runs: Sequence[Run], *, experiment: str, about: str, command: str, changed: Sequence[str]) -> Summary:
+def summarise(
+    runs: Sequence[Run], *, experiment: str, about: str, command: str, changed: Sequence[str]
+) -> ExperimentSummary:
     """The runs of one experiment, without all that only one of them would be looked at for."""
     header = runs[0].header
-    return Summary(
+    return ExperimentSummary(
         experiment=experiment,
         about=about,
         task=header.task,
@@ -74,12 +76,12 @@ def summarise(runs: Sequence[Run], *, experiment: str, about: str, command: str,
     )
 
 
-def as_runs(summary: Summary) -> list[Run]:
+def as_runs(summary: ExperimentSummary) -> list[Run]:
     """The runs again, as far as comparing methods needs them."""
     return [_run(summary, curve) for curve in summary.curves]
 
 
-def write_summary(path: Path, summary: Summary) -> None:
+def write_summary(path: Path, summary: ExperimentSummary) -> None:
     """Writes one line a run, so that a change shows as a change."""
     head = msgspec.to_builtins(msgspec.structs.replace(summary, curves=()))
     del head["curves"]
@@ -89,10 +91,10 @@ def write_summary(path: Path, summary: Summary) -> None:
     path.write_text(f'{body},\n "curves": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
-def read_summary(path: Path) -> Summary:
+def read_summary(path: Path) -> ExperimentSummary:
     """What `write_summary` wrote."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
+        return msgspec.json.decode(path.read_bytes(), type=ExperimentSummary)
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(f"cannot read the summary {path}: {error}") from error
 
@@ -123,7 +125,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return round(math.fsum(known) / len(known), _DIGITS) if known else None
 
 
-def _run(summary: Summary, curve: Curve) -> Run:
+def _run(summary: ExperimentSummary, curve: Curve) -> Run:
     header = Header(
         run=f"{curve.method} {curve.setting} {curve.seed}".replace("  ", " "),
         method=curve.method,

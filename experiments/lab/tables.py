@@ -21,7 +21,7 @@ from lab.findings import (
     share_closed,
     summed,
 )
-from lab.programme import Row, read_programme
+from lab.programme import Contest, read_programme
 from lab.worth import bytes_table
 
 Table = dict[str, Any]
@@ -67,19 +67,19 @@ def arena(found: Findings) -> Table:
     """By task and method: accuracy at the task's rate and at the method's own, and the lead over FIFO at own rates."""
     table: Table = {}
     for task in found.tasks():
-        rows = {method: _arena_row(found, Row(task, method)) for method in found.methods(task)}
+        rows = {method: _arena_row(found, Contest(task, method)) for method in found.methods(task)}
         if ran := {method: row for method, row in rows.items() if row is not None}:
             table[task] = ran
     return table
 
 
-def _arena_row(found: Findings, row: Row) -> Table | None:
+def _arena_row(found: Findings, row: Contest) -> Table | None:
     shared, own = found.runs(row), found.own_runs(row)
-    shown = own or shared or found.runs(Row(row.task, row.method, PREQUENTIAL))
+    shown = own or shared or found.runs(Contest(row.task, row.method, PREQUENTIAL))
     if not shown:
         return None
-    fifo, experiment = Row(row.task, FIFO), found.experiment(row)
-    tested_first = found.runs(Row(row.task, row.method, PREQUENTIAL))
+    fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
+    tested_first = found.runs(Contest(row.task, row.method, PREQUENTIAL))
     return {
         "own_rate": summed(curve.final for curve in own.values()),
         "shared_rate": summed(curve.final for curve in shared.values()),
@@ -100,10 +100,10 @@ def gist_rows(found: Findings, task: str) -> Table:
     table: Table = {}
     for method in found.methods(task):
         for rate in found.programme.choice.rates:
-            if runs := found.runs(Row(task, method), rate):
+            if runs := found.runs(Contest(task, method), rate):
                 table.setdefault(method, {})[f"{rate:.3g}"] = {
                     "accuracy": summed(curve.final for curve in runs.values()),
-                    "over_fifo": ahead(runs, found.runs(Row(task, FIFO), rate)),
+                    "over_fifo": ahead(runs, found.runs(Contest(task, FIFO), rate)),
                     "rounds": max(curve.planned for curve in runs.values()),
                     "seeds": list(runs),
                     "finals": [round(curve.final, 2) for curve in runs.values()],

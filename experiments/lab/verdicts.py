@@ -14,7 +14,7 @@ _TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """A claim and what became of it."""
 
     claim: str
@@ -31,22 +31,22 @@ class Finding:
     words: str
 
 
-def verdicts(results: Results, paper: Paper) -> list[Verdict]:
+def verdicts(results: Results, paper: Paper) -> list[ClaimVerdict]:
     """All claims, in the order of the paper."""
     return [_verdict(claim, check(results, paper)) for claim, check in CLAIMS.items()]
 
 
-def _verdict(claim: str, findings: Iterable[Finding]) -> Verdict:
+def _verdict(claim: str, findings: Iterable[Finding]) -> ClaimVerdict:
     found = list(findings)
     words = "; ".join(finding.words for finding in found)
     if not found:
-        return Verdict(claim, "not run yet", "")
+        return ClaimVerdict(claim, "not run yet", "")
     told = [finding.holds for finding in found if finding.holds is not None]
     if not told:
-        return Verdict(claim, "undecided", words)
+        return ClaimVerdict(claim, "undecided", words)
     if not any(told):
-        return Verdict(claim, "not reproduced", words)
-    return Verdict(claim, "reproduced" if all(finding.holds for finding in found) else "partly", words)
+        return ClaimVerdict(claim, "not reproduced", words)
+    return ClaimVerdict(claim, "reproduced" if all(finding.holds for finding in found) else "partly", words)
 
 
 Check = Callable[[Results, Paper], Iterable[Finding]]

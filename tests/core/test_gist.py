@@ -95,6 +95,26 @@ def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
     assert mending.correction == pytest.approx([beta * 2.0, 0.0])
 
 
+def test_parts_of_regions_that_are_not_stored_go_to_all_that_are() -> None:
+    held = StoredGradients(np.array([0.25, 0.75]), np.array([0, 2]), Fixed([[0.0]] * 2), Fixed([[0.0]] * 2))  # type: ignore[arg-type]
+    assert held.spread(np.array([0.1, 0.2, 0.3])) == pytest.approx([0.1 + 0.2 * 0.25, 0.3 + 0.2 * 0.75])
+
+
+def test_a_gist_follows_the_shares_of_the_labels() -> None:
+    gist = Gist(GistOptions("local"), 2)
+    each = [[1.0, 0.0], [0.0, 1.0]]
+    seen = window([*each, *each], [0, 1, 0, 1])
+    gist.keep(gist.mend(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, moved=False))
+    assert gist.worth == pytest.approx(6.0)  # N = 4, k = 2, beta = 4 / 6
+    weights = np.array([0.8, 0.2])
+    held = StoredGradients(weights, np.array([0, 1]), Fixed(each), Fixed(each))  # type: ignore[arg-type]
+    mending = gist.mend(held, Window(2, 2), weights, None, moved=False)
+    # m = (0.5, 0.5) + 0.3 (1, 0) - 0.3 (0, 1) = a: shares that have changed are no error of the store
+    assert mending.correction == pytest.approx([0.0, 0.0], abs=1e-6)
+    worth, k = 1 / (1 / 6 + 2 * 0.3**2), 1 / (0.8**2 + 0.2**2)
+    assert mending.trust == pytest.approx(worth / (worth + k))
+
+
 def test_the_fleets_gist_turns_steps_towards_it() -> None:
     gist = Gist(GistOptions("shared", kappa=0.25, matched=False), 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lab.attacks import (
     LastLayer,
-    Membership,
+    MembershipAttack,
     advantage,
     guess_labels,
     invert_analytically,
@@ -93,7 +93,7 @@ def test_membership_shows_without_noise_and_fades_with_it(epsilon: float | None,
     for seed in range(60):
         batch, strangers = samples(10, seed), samples(10, seed + 1000)
         upload, bound = uploaded(batch, epsilon, seed), np.inf if clip is None else clip
-        attack = Membership(upload, batch.y, np.array(typical, dtype=np.float64), bound)
+        attack = MembershipAttack(upload, batch.y, np.array(typical, dtype=np.float64), bound)
         members.append(attack.scores(LEARNER.probe(MODEL).measure(batch), batch.y))
         others.append(attack.scores(LEARNER.probe(MODEL).measure(strangers), strangers.y))
     assert least <= advantage(np.concatenate(members), np.concatenate(others)) <= most
@@ -105,7 +105,7 @@ def test_whether_it_was_the_one_sample_is_certain_without_noise() -> None:
     members, others = [], []
     for seed in range(30):
         batch, strangers = samples(1, seed), samples(20, seed + 1000)
-        attack = Membership(uploaded(batch, None), batch.y, np.array(typical, dtype=np.float64), np.inf)
+        attack = MembershipAttack(uploaded(batch, None), batch.y, np.array(typical, dtype=np.float64), np.inf)
         members.append(attack.scores(LEARNER.probe(MODEL).measure(batch), batch.y))
         others.append(attack.scores(LEARNER.probe(MODEL).measure(strangers), strangers.y))
     assert advantage(np.concatenate(members), np.concatenate(others)) == 1.0

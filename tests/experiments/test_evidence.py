@@ -14,7 +14,7 @@ from lab.charts import line_chart
 from lab.document import write_results
 from lab.paper import read_paper
 from lab.results import Margin, Results
-from lab.summaries import Curve, Summary, read_summary, write_summary
+from lab.summaries import Curve, ExperimentSummary, read_summary, write_summary
 from lab.verdicts import CLAIMS, verdicts
 from msgspec.structs import replace
 
@@ -47,7 +47,7 @@ def _ode(path: Path) -> dict[str, dict[str, object]]:
     return cell.experiment.resolved()
 
 
-def _summary(fifo: tuple[float, ...], ode: tuple[float, ...]) -> Summary:
+def _summary(fifo: tuple[float, ...], ode: tuple[float, ...]) -> ExperimentSummary:
     def curve(method: str, seed: int, final: float) -> Curve:
         return Curve(
             method=method,
@@ -62,7 +62,7 @@ def _summary(fifo: tuple[float, ...], ode: tuple[float, ...]) -> Summary:
         )
 
     curves = [curve("fifo", s, a) for s, a in enumerate(fifo)] + [curve("ode-est", s, a) for s, a in enumerate(ode)]
-    return Summary(
+    return ExperimentSummary(
         experiment="table2/har",
         about="A row.",
         task="har",

@@ -13,7 +13,7 @@ from lab.compute import forward_passes
 from lab.curves import Curves
 from lab.findings import Findings, share_closed
 from lab.opening import opening
-from lab.programme import Planned, Programme, Row, read_programme
+from lab.programme import Contest, PlannedRun, Programme, read_programme
 from lab.running import next_runs, run_programme
 from lab.summaries import Curve
 from lab.tables import arena, gist_summary, write_table
@@ -62,7 +62,7 @@ def programme(folder: Path, text: str = PROGRAMME) -> Programme:
     return read_programme(folder / "small.toml")
 
 
-def made_up(run: Planned, *accuracy: float) -> Curve:
+def made_up(run: PlannedRun, *accuracy: float) -> Curve:
     """A run that went like this."""
     experiment = run.cell.experiment
     return Curve(
@@ -81,7 +81,7 @@ def made_up(run: Planned, *accuracy: float) -> Curve:
     )
 
 
-def tell(curves: Curves, runs: Sequence[Planned], *accuracy: float) -> None:
+def tell(curves: Curves, runs: Sequence[PlannedRun], *accuracy: float) -> None:
     for run in runs:
         curves.add(run.task, made_up(run, *accuracy))
 
@@ -105,7 +105,7 @@ def test_every_committed_run_is_asked_for_by_some_programme() -> None:
 
 
 def test_the_own_rate_is_the_one_with_the_largest_area_and_ten_is_tried_where_three_wins(tmp_path: Path) -> None:
-    found, curves, row = programme(tmp_path), Curves(tmp_path / "curves"), Row("small", "fifo")
+    found, curves, row = programme(tmp_path), Curves(tmp_path / "curves"), Contest("small", "fifo")
     tried = found.choosing(row, curves)
     rates = [run.cell.experiment.train.learning_rate for run in tried]
     assert rates == pytest.approx([0.01 / 3, 0.01 / 3, 0.01, 0.01, 0.03, 0.03])
@@ -141,7 +141,7 @@ def test_a_programme_runs_what_is_lacking_and_nothing_twice(tmp_path: Path, caps
 def test_two_that_run_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
     found = programme(tmp_path)
     one, other = Curves(tmp_path / "curves"), Curves(tmp_path / "curves")
-    runs = found.reported(Row("small", "fifo"), 1.0, (0, 1))
+    runs = found.reported(Contest("small", "fifo"), 1.0, (0, 1))
     tell(one, runs[:1], 0.5)
     tell(other, runs[1:], 0.6)
     assert {curve.seed for curve in Curves(tmp_path / "curves").all()} == {0, 1}
@@ -179,7 +179,7 @@ def with_finals(tmp_path: Path) -> Findings:
     found, curves = programme(tmp_path), Curves(tmp_path / "curves")
     finals = {"fifo": (0.60, 0.62), "gist-local": (0.66, 0.70), "full-data": (0.70, 0.72)}
     for method, pair in finals.items():
-        for run, final in zip(found.reported(Row("small", method), 1.0, (0, 1)), pair, strict=True):
+        for run, final in zip(found.reported(Contest("small", method), 1.0, (0, 1)), pair, strict=True):
             tell(curves, [run], final)
     return Findings(found, curves)
 
@@ -192,7 +192,7 @@ def test_the_arena_has_means_intervals_and_paired_leads(tmp_path: Path) -> None:
     assert (row["own_rate"], row["over_fifo"], row["rate"]) == (None, None, None), "own rates are not found yet"
     assert (row["seeds"], row["rounds"]) == (2, 4)
     for method in ("fifo", "gist-local"):
-        best = Row("small", method)
+        best = Contest("small", method)
         tell(found.curves, found.programme.choosing(best, found.curves), 0.5)
     again = arena(found)["small"]["gist-local"]
     assert again["rate"] == pytest.approx(0.01 / 3), "the least of equals"
@@ -247,7 +247,7 @@ def test_bytes_at_rest_and_what_a_gist_is_worth(tmp_path: Path) -> None:
         ("gist-local", 5, 0.7),
         ("gist-local", 50, 0.9),
     ):
-        tell(curves, found.reported(Row("small", method, (("storage.capacity", capacity),)), 1.0, (0,)), final)
+        tell(curves, found.reported(Contest("small", method, (("storage.capacity", capacity),)), 1.0, (0,)), final)
     table = bytes_table(Findings(found, curves))["small"]
     assert table["fifo"] == [[5 * 30 * 4, 5, 60.0, None], [50 * 30 * 4, 50, 80.0, None]]
     assert table["worth"] == {"gist-local": {"5": 50, "50": None}}
@@ -263,7 +263,7 @@ def test_a_gist_is_counted_with_its_vector() -> None:
 
 
 def test_fifo_only_trains_and_ode_looks_at_every_arrival(tmp_path: Path) -> None:
-    run = programme(tmp_path).reported(Row("small", "fifo"), 1.0, (0,))[0]
+    run = programme(tmp_path).reported(Contest("small", "fifo"), 1.0, (0,))[0]
     curve = made_up(run, 0.5)
     fifo = run.cell.experiment
     assert forward_passes(fifo, curve) == 3 * 50

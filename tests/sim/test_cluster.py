@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -75,9 +76,13 @@ def test_a_cluster_of_two_nodes_gives_the_same_bytes_and_resumes(tmp_path: Path)
     assert len(list((tmp_path / "ray").glob("*.timing.jsonl"))) == 4
 
 
-def test_without_a_cluster_it_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_without_a_cluster_it_says_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"{scheme}127.0.0.1:{port}")
     with pytest.raises(FedkeepError, match="ray start --head"):
         play_on_ray(expand(TABLE), [0], tmp_path, lambda *_: None)

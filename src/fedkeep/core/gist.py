@@ -83,6 +83,14 @@ class StoredGradients:
         """sum_i w_i grad_i."""
         return measurements.weighted_gradient(weights * len(weights))
 
+    def spread(self, parts: FloatArray) -> FloatArray:
+        """Weights, (k,), that give each region its part, (Y,); parts of regions that are not stored go to all alike."""
+        mass = np.bincount(self.regions, self.weights, minlength=len(parts))
+        held = mass > 0
+        of_region: FloatArray = parts / np.where(held, mass, 1.0) + parts[~held].sum()
+        weights: FloatArray = self.weights * of_region[self.regions]
+        return weights
+
 
 @dataclass(frozen=True, eq=False)
 class Mending:
@@ -100,6 +108,8 @@ class Mending:
     """The correction's length over that of the stored samples' gradient."""
     gist: Vector | None
     """m, carried over to the new model."""
+    shares: FloatArray | None = None
+    """The regions' shares of the stream that m was made for."""
 
 
 class Gist:
@@ -108,6 +118,7 @@ class Gist:
     def __init__(self, options: GistOptions, size: int, seed: int = 0) -> None:
         self.options, self.size, self._seed = options, size, seed
         self._kept: Packed | None = None
+        self._shares: FloatArray | None = None
         self._changes = 0
         self.worth = 0.0
         """n, in samples."""
@@ -145,38 +156,47 @@ class Gist:
         reach = float(np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30)))
         if not np.isfinite(reach):  # a huge sample: better no correction than one that ends the model
             return Mending(None, 0.0, rho, 0.0, 0.0, None)
-        return Mending(correction, beta, rho, left, reach, self._own(after) + mended)
+        return Mending(correction, beta, rho, left, reach, self._own(after) + mended, shares)
 
     def keep(self, mending: Mending | None) -> None:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
         self.latest = mending
         self._changes += 1
         if mending is None or mending.gist is None or not np.isfinite(mending.gist).all():
-            self._kept, self.worth = None, 0.0
+            self._kept, self.worth, self._shares = None, 0.0, None
         else:
             seed = child_seed(self._seed, "gist", self._changes)
             self._kept, self.worth = pack(mending.gist, self.options.encoding, seed), mending.worth
+            self._shares = mending.shares
 
     def snapshot(self) -> State:
         state: State = {"state": np.array([self.worth, self._changes])}
+        if self._shares is not None:
+            state["shares"] = self._shares
         return state if self._kept is None else state | self._kept.snapshot()
 
     def restore(self, state: State) -> None:
         worth, changes = state["state"].tolist()
         self.worth, self._changes, self.latest = worth, int(changes), None
         self._kept = Packed.from_snapshot(state, self.options.encoding) if "packed" in state else None
+        self._shares = state.get("shares")
 
     def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[Vector | None, float]:
         """m and n with the window's arrivals counted in."""
-        known = self.vector()
-        if not window.count:
-            return known, self.worth
-        match = _match(stored, window.counts, shares) if self.options.matched else _Match(1.0, None, window.count)
-        total = self.worth + match.worth
+        known, worth = self.vector(), self.worth
+        if known is None and not window.count:
+            return None, 0.0
+        match = _match(stored, window.counts, shares) if self.options.matched else _unmatched(stored, window.count)
+        moved = np.zeros(len(stored.weights))
+        if known is not None and self._shares is not None and self.options.matched:
+            moved = stored.spread(shares - self._shares)  # or m would hold on to the labels of the past
+            worth = 1.0 / (1.0 / worth + float(moved @ moved))
+        total = worth + match.worth
         share = match.worth / total
         gist = self._own(window.mean(share * match.seen))
-        if match.weights is not None:
-            gist += self._own(stored.under(stored.before, share * match.weights))
+        weights = share * match.weights + (1.0 - share) * moved
+        if weights.any():
+            gist += self._own(stored.under(stored.before, weights))
         if known is not None:
             gist += (1.0 - share) * known
         return gist, min(total, self.options.memory)
@@ -195,7 +215,7 @@ class _Match:
 
     seen: float
     """s: the long-run share of the regions that the window saw."""
-    weights: FloatArray | None
+    weights: FloatArray
     worth: float
     """N_z, in samples."""
 
@@ -206,15 +226,18 @@ def _match(stored: StoredGradients, counts: FloatArray, shares: FloatArray) -> _
     a_q is the store's gradient with its regions weighted as in the window; what of the window the store lacks counts
     with a itself.
     """
-    weights, regions, window = stored.weights, stored.regions, counts / counts.sum()
-    mass = np.bincount(regions, weights, minlength=len(counts))
-    squares = np.bincount(regions, weights**2, minlength=len(counts))
-    held, arrived = mass > 0, counts > 0
-    lacking = window[~held].sum()
+    if not counts.any():
+        return _Match(0.0, np.zeros(len(stored.weights)), 0.0)
+    window, arrived = counts / counts.sum(), counts > 0
     seen = float(shares[arrived].sum())
-    change = np.where(held, 1.0 - seen * lacking - seen * window / np.where(held, mass, 1.0), 0.0)
-    variance = (change**2 * squares).sum() + (seen**2 * window[arrived] ** 2 / counts[arrived]).sum()
-    return _Match(seen, weights * change[regions], float(1.0 / max(variance, 1e-30)))
+    weights = stored.weights - stored.spread(seen * window)
+    variance = float(weights @ weights) + (seen**2 * window[arrived] ** 2 / counts[arrived]).sum()
+    return _Match(seen, weights, float(1.0 / max(variance, 1e-30)))
+
+
+def _unmatched(stored: StoredGradients, count: int) -> _Match:
+    """The window taken for the whole stream: z = g."""
+    return _Match(1.0, np.zeros(len(stored.weights)), float(count))
 
 
 def _likeness(stored: StoredGradients, before: Vector, after: Vector) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fedkeep.config import Table
 from fedkeep.core.errors import FedkeepError, MissingExtraError
@@ -17,6 +19,8 @@ from fedkeep.sim.runner import play
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _AGAIN = 2
 """How often a run is begun anew elsewhere when the machine it was on is lost."""
+_PATIENCE = 5.0
+"""Seconds in which a cluster must take a connection."""
 
 
 def play_on_ray(
@@ -83,16 +87,26 @@ def _connected() -> Any:
         import ray
     except ImportError:
         raise MissingExtraError("--on ray", "cluster") from None
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns of what it will do some day
     try:
+        _knock(address)
         ray.init(
-            address=os.environ.get("RAY_ADDRESS", "auto"),
+            address=address,
             log_to_driver=False,
             logging_level="ERROR",
             runtime_env={"env_vars": dict.fromkeys(_THREADS, "1")},
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise FedkeepError(
             f"no Ray cluster ({reason}): start one with `ray start --head`, or set RAY_ADDRESS"
         ) from error
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody listens: Ray itself would wait for minutes, and then end the process."""
+    place = urlsplit(address if "//" in address else f"//{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), timeout=_PATIENCE).close()
