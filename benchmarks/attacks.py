@@ -343,7 +343,7 @@ class Battle:
         lies = self.attack.forge(Scene(round_, rounds, self.server.model, honest, own))
         if not self.attack.inflated:
             return lies
-        return {d: replace(r, weight=1e15) for d, r in lies.items()}
+        return {d: replace(r, weight=1e15, samples=10**9, gradient_samples=10**18) for d, r in lies.items()}
 
     def _accuracy(self) -> float:
         found = evaluate(self.simulator.parts.learner, self.server.model, self.data)

@@ -85,3 +85,17 @@ def test_honest_devices_keep_what_they_hold() -> None:
     before = made.plan
     assert all(play(made, {}, {}) == [] for _ in range(20))
     assert made.plan is before
+
+
+def test_counts_of_one_a_report_strike_nobody_however_much_rates_differ() -> None:
+    made = server()
+    made.coordinate({d: Profile(6, np.array([50.0**d / 100, 1.0, 1.0])) for d in range(HONEST + 1)})
+    once = dict.fromkeys(range(HONEST + 1), 1)
+    assert all(reason != "claim-unfounded" for _ in range(12) for _, reason in play(made, {}, once))
+
+
+def test_a_slow_stream_is_no_squatter() -> None:
+    made = server()
+    slow = np.array([0.05, 0.05, 0.0])
+    made.coordinate({d: Profile(6, slow if d == 3 else np.array([5.0, 5.0, 1.0])) for d in range(HONEST + 1)})
+    assert all(reason != "claim-unfounded" for _ in range(12) for _, reason in play(made, {3: 1}, {3: 0}))

@@ -48,6 +48,40 @@ def test_a_liar_cannot_teach_that_long_is_usual() -> None:
     assert usual.longest([], 10.0) == 10.0
 
 
+def test_where_the_world_changes_the_limit_follows_and_nobody_is_shut_out_for_ever() -> None:
+    usual = Usual()
+    usual.learn_lengths([1.0] * 50)
+    rounds = 0
+    while usual.longest([900.0] * 2, 10.0) < 900.0:
+        usual.learn_lengths([900.0] * 2)
+        rounds += 1
+    assert 0 < rounds <= 13
+
+
+def test_updates_that_got_shorter_do_not_make_news_unheard_of() -> None:
+    usual = Usual()
+    usual.learn_lengths([1.0] * 50)
+    for _ in range(30):
+        usual.learn_lengths([0.01] * 5)
+    assert usual.longest([0.01] * 4, 10.0) > 5.0
+
+
+def test_updates_that_move_nothing_do_not_make_every_other_too_long() -> None:
+    usual = Usual()
+    usual.learn_lengths([0.0] * 30 + [1.0] * 6)
+    assert usual.longest([0.0, 1.0], 10.0) == 10.0
+
+
+def test_weights_that_differ_widely_are_earned_by_agreeing() -> None:
+    usual = Usual()
+    weights = [1.0, 2.0, 4.0, 8.0, 16.0, 1.0, 2.0, 4.0, 8.0]
+    for round_ in range(8):
+        reports = {d: report(r.model, weights[d]) for d, r in honest(round_).items()}
+        tamed, _ = usual.tame(MODEL, {**reports, 99: report(-WAY, 16.0)})
+    assert tamed[4].weight > 10
+    assert tamed[99].weight == 0
+
+
 def test_an_honest_round_keeps_its_length_and_direction() -> None:
     reports = honest(0)
     tamed, outvoted = Usual().tame(MODEL, reports)
@@ -78,7 +112,7 @@ def test_one_that_was_honest_before_is_found_within_some_rounds() -> None:
     assert found[0] <= 25
 
 
-def test_a_weight_out_of_all_proportion_counts_as_the_upper_quartile() -> None:
+def test_a_weight_out_of_all_proportion_counts_as_the_median_at_first() -> None:
     reports = {d: report(WAY, weight) for d, weight in enumerate([1.0, 1.0, 2.0, 2.0, 1e9])}
     tamed, _ = Usual().tame(MODEL, reports)
     assert [r.weight for r in tamed.values()] == [1, 1, 2, 2, 2]

@@ -244,7 +244,7 @@ class Device:
         if self.gist is not None:
             self.gist.keep(prepared.mending)
             if self.gist.options.shared:
-                gradient, count = self._shared(self.gist), 1
+                gradient = self._shared(self.gist)
         self.adopt(order.model, order.direction, stored, prepared.probe)
         self._selection.divide()
         per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
@@ -356,7 +356,9 @@ class Device:
         return np.pad(correction, (self.learner.gradient_size - len(correction), 0))
 
     def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
-        """g_hat_c as far as it is to be told, and the samples behind it."""
+        """g_hat_c as far as it is to be told, and the samples behind it; a gist that is to be hidden counts as one."""
+        if self.gist is not None and self.gist.options.shared:
+            return None, self.window.count if self._clip is None else 1
         if not self._tells:
             return None, 0
         if self.options.gradient_from == "stored":

@@ -14,6 +14,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
+from fedkeep.core.ports import Kept
 from fedkeep.core.screening import (
     Limits,
     cap_rates,
@@ -27,10 +28,10 @@ from fedkeep.core.screening import (
 from fedkeep.core.seeds import generator
 from fedkeep.core.state import put_table, put_under, restore_parts, snapshot_parts, take_table, take_under
 from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
-from fedkeep.core.usual import Usual
+from fedkeep.core.usual import Agreement, Usual, heaviest_of
 
 _ROBUST_RATIO = 2.0
-"""Under a robust mean no g_hat_c is longer than so many times the median; nor heavier than the upper quartile."""
+"""Under a robust mean no g_hat_c is longer than so many times the median."""
 
 _SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
 """A sum's mean update may be so many times as long as is usual, a single update in it so many times."""
@@ -154,6 +155,8 @@ class Server:
         self._accepted: dict[DeviceId, int] = {}
         self._gradient_norms: dict[DeviceId, float] = {}
         self._usual = Usual()
+        self._agreement = Agreement()
+        """Of estimators and gists."""
         self._claims = Claims()
         self._profiles: dict[DeviceId, Profile] = {}
         """As last declared, to plan anew where a claim turns out unfounded; not known after a restart."""
@@ -237,13 +240,13 @@ class Server:
     def close_round(self) -> RoundSummary:
         """Merges what came in, in the order of the devices' ids, and moves on to the next round (step 8)."""
         opened = self._opened()
-        self._refuse_far_beyond(opened)
+        lengths = self._refuse_far_beyond(opened)
         reports = dict(sorted(opened.reports.items()))
         merged: Mapping[DeviceId, Report] = reports
         outvoted: list[DeviceId] = []
         if self.aggregation.name == "robust":
             merged, outvoted = self._usual.tame(self.model, reports)
-        self._usual.learn_lengths(list(self._lengths(reports).values()))
+        self._usual.learn_lengths(lengths)
         self.model = self.aggregation.aggregate(self.model, list(merged.values()))
         late = {d: r for d, r in opened.late.items() if d not in reports or reports[d].local_gradient is None}
         self.estimator.update(self._estimates(reports | late))
@@ -283,13 +286,13 @@ class Server:
 
     def longest_summand(self) -> float:
         """The length to which a device cuts its update before it is masked, by how long sums have turned out."""
-        return min(self.limits.update_norm, self._usual.longest([], _SUMMAND_RATIO))
+        return min(self.limits.update_norm, _SUMMAND_RATIO * self._usual.length())
 
     def _screen_mean(self, total: UpdateSum) -> None:
         """Refuses a mean update longer than sums have been; what is usual follows slowly, so that it can change."""
         if total.weight > 0:
             length = float(np.linalg.norm(total.updates)) / total.weight
-            longest = self._usual.longest([], _SUM_RATIO)
+            longest = _SUM_RATIO * self._usual.length()
             self._usual.learn_lengths([length])
             if length > longest:
                 raise RefusedError("large-update", f"the mean update is {length:g} long; {longest:.3g} would be usual")
@@ -318,11 +321,12 @@ class Server:
             table.pop(device, None)
         self.estimator.forget(device)
         self._usual.forget(device)
+        self._agreement.forget(device)
         self._claims.forget(device)
 
     def snapshot(self) -> State:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
-        state = snapshot_parts({"estimator": self.estimator, "claims": self._claims, "usual": self._usual})
+        state = snapshot_parts(self._parts())
         state |= {"model": self.model, "round": np.array(self.round), "rates.known": np.array(self._rates_known)}
         state |= put_table("rates", self._rates)
         state |= put_table("accepted", self._accepted)
@@ -331,13 +335,21 @@ class Server:
 
     def restore(self, state: State) -> None:
         """Becomes the server that `snapshot` described."""
-        restore_parts({"estimator": self.estimator, "claims": self._claims, "usual": self._usual}, state)
+        restore_parts(self._parts(), state)
         self.model, self.round, self._open = np.array(state["model"], dtype=np.float32), int(state["round"]), None
         self._rates, self._gradient_norms = take_table("rates", state), take_table("norms", state)
         self._rates_known = bool(state["rates.known"])
         self._accepted = {device: int(round_) for device, round_ in take_table("accepted", state).items()}
         plan = take_under("plan", state)
         self.plan = Plan.from_snapshot(plan) if plan else None
+
+    def _parts(self) -> dict[str, Kept]:
+        return {
+            "estimator": self.estimator,
+            "claims": self._claims,
+            "usual": self._usual,
+            "agreement": self._agreement,
+        }
 
     def _opened(self) -> _OpenRound:
         if self._open is None:
@@ -370,15 +382,21 @@ class Server:
             detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
             opened.refusals.append(Refusal(device, "weight-cut", detail))
 
-    def _refuse_far_beyond(self, opened: _OpenRound) -> None:
-        """Refuses updates so long that, by what the fleet has shown to be usual, they cannot be honest."""
-        lengths = self._lengths(opened.reports)
-        longest = self._usual.longest(list(lengths.values()), self.limits.update_ratio)
-        for device, length in lengths.items():
+    def _refuse_far_beyond(self, opened: _OpenRound) -> list[float]:
+        """Refuses updates so long that, by what the fleet has shown to be usual, they cannot be honest.
+
+        Gives the lengths of all, for the next rounds to learn from.
+        """
+        model = self.model.astype(np.float64)
+        moves = {d: float(np.linalg.norm(r.model - model)) for d, r in sorted(opened.reports.items()) if r.weight > 0}
+        lengths = list(moves.values())
+        longest = self._usual.longest(lengths, self.limits.update_ratio)
+        for device, length in moves.items():
             if length > longest:
                 del opened.reports[device]
                 detail = f"the model moved by {length:g}; more than {longest:.3g} is unheard of"
                 opened.refusals.append(Refusal(device, "large-update", detail))
+        return lengths
 
     def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
         """Plans anew where devices have not borne out what they claimed, or are given another chance."""
@@ -395,11 +413,6 @@ class Server:
         if found:
             self.coordinate(self._profiles)
 
-    def _lengths(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, float]:
-        """How far each report that weighs anything moves the model, in the order of the devices' ids."""
-        model = self.model.astype(np.float64)
-        return {d: float(np.linalg.norm(r.model - model)) for d, r in sorted(reports.items()) if r.weight > 0}
-
     def _keep_late_estimate(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
         """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known."""
         known = opened.late[device].round if device in opened.late else self._accepted.get(device, -1)
@@ -409,13 +422,29 @@ class Server:
 
     def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
         """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""
-        ratio, heaviest = self.limits.gradient_ratio, np.inf
-        if self.aggregation.name == "robust" and self._rates:
-            ratio, heaviest = min(ratio, _ROBUST_RATIO), float(np.quantile(list(self._rates.values()), 0.75))
+        robust = self.aggregation.name == "robust"
+        ratio = min(self.limits.gradient_ratio, _ROBUST_RATIO) if robust else self.limits.gradient_ratio
         longest = longest_estimator(list(self._gradient_norms.values()), ratio)
         estimates = {}
         for device, report in reports.items():
             if report.local_gradient is not None:
                 gradient, self._gradient_norms[device] = shorten(report.local_gradient, longest)
-                estimates[device] = Estimate(gradient, min(self.rate(device), heaviest), report.round)
-        return estimates
+                estimates[device] = Estimate(gradient, self.rate(device), report.round)
+        return self._tame_estimates(estimates) if robust and estimates else estimates
+
+    def _tame_estimates(self, estimates: dict[DeviceId, Estimate]) -> dict[DeviceId, Estimate]:
+        """The same as a robust mean takes them: none too heavy, none that keeps going against the others."""
+        devices = list(estimates)
+        gradients = np.array([e.gradient for e in estimates.values()], dtype=np.float64)
+        dropped = self._agreement.turn(devices, gradients)
+        rates = np.array([rate for rate in self._rates.values() if rate > 0])
+        weights = np.array([e.weight for e in estimates.values()])
+        if len(rates):
+            weights = np.minimum(weights, heaviest_of(rates))
+        if weights[~dropped].sum() > 0:
+            self._agreement.move(weights[~dropped] @ gradients[~dropped] / weights[~dropped].sum())
+        return {
+            d: Estimate(gradients[i].astype(np.float32), float(weights[i]), estimates[d].round)
+            for i, d in enumerate(devices)
+            if not dropped[i]
+        }

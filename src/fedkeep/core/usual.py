@@ -17,6 +17,8 @@ FEW = 5
 """Fewer values than these say nothing of what is usual."""
 _RECENT = 50
 """How many values tell what is usual: those of the present round, and of earlier ones as far as they are fewer."""
+_PEAK_DECAY = 0.99
+"""What the longest usual length is remembered by after one more round."""
 _HEADING_DECAY = 0.8
 _AGREEMENT_DECAY = 0.8
 _SLACK, _FAR = 2.5, 3.5
@@ -31,15 +33,21 @@ class Usual:
 
     def __init__(self) -> None:
         self._lengths: list[float] = []
+        self._peak = 0.0
         self._weights: list[float] = []
-        self._heading: FloatArray | None = None
-        self._agreement: dict[DeviceId, tuple[float, float]] = {}
-        """Per device the running sum of cosines and of their weights: their quotient is the mean, from the first on."""
+        self._agreement = Agreement()
 
     def longest(self, lengths: Sequence[float], ratio: float) -> float:
-        """The length beyond which an update is no honest one: `ratio` times what is usual; unbounded at the start."""
+        """The length beyond which an update is no honest one: `ratio` times what has been usual at its longest.
+
+        A fleet's updates get shorter as it learns, but not those of a device with news, which are the ones to keep.
+        """
+        return ratio * max(self._peak, self.length(lengths))
+
+    def length(self, lengths: Sequence[float] = ()) -> float:
+        """The usual length, of the round's own and recent ones; unbounded at the start."""
         known = _with_recent(self._lengths, lengths)
-        return ratio * float(np.median(known)) if len(known) >= FEW else np.inf
+        return float(np.median(known)) if len(known) >= FEW else np.inf
 
     def tame(self, model: Vector, reports: Mapping[DeviceId, Report]) -> tuple[dict[DeviceId, Report], list[DeviceId]]:
         """The reports as a robust mean takes them, and whose updates do not count at all.
@@ -55,13 +63,15 @@ class Usual:
         devices = list(counted)
         updates = np.array([r.model.astype(np.float64) - model for r in counted.values()])
         full = self._cut_lengths(updates)
-        weights = self._cut_weights(np.array([r.weight for r in counted.values()]))
-        dropped = self._turn(devices, updates, weights)
+        weights = self._cut_weights(devices, np.array([r.weight for r in counted.values()]))
+        dropped = self._agreement.turn(devices, updates)
+        if dropped.all():
+            dropped[:] = False
         weights[dropped] = 0.0
-        weights *= self._standing(devices)
+        weights *= self._agreement.standing(devices)
         lost = float(weights @ np.linalg.norm(updates, axis=1))
         scale = float(weights @ full) / lost if lost > 0 else 1.0
-        self._move(updates, weights, scale)
+        self._agreement.move(scale * (weights @ updates) / weights.sum())
         tamed = {
             d: replace(counted[d], model=(model + scale * updates[i]).astype(np.float32), weight=float(weights[i]))
             for i, d in enumerate(devices)
@@ -69,98 +79,155 @@ class Usual:
         return {**reports, **tamed}, [d for i, d in enumerate(devices) if dropped[i]]
 
     def learn_lengths(self, lengths: Sequence[float]) -> None:
-        """Takes in the lengths of a round's accepted updates, none longer than twice the usual."""
-        known = _with_recent(self._lengths, lengths)
-        most = 2 * float(np.median(known)) if len(known) >= FEW else np.inf
-        self._lengths = [*self._lengths, *(min(length, most) for length in lengths)][-_RECENT:]
+        """Takes in the lengths of a round's updates, of refused ones too: where the world changes, all get longer."""
+        self._lengths = _with_recent(self._lengths, lengths)[-_RECENT:]
+        if len(self._lengths) >= FEW:
+            self._peak = max(_PEAK_DECAY * self._peak, self.length())
 
     def replan(self) -> None:
         """Weights are in units of the plan: under a new one nothing is known of them."""
         self._weights = []
 
     def forget(self, device: DeviceId) -> None:
-        self._agreement.pop(device, None)
+        self._agreement.forget(device)
 
     def snapshot(self) -> State:
-        devices = sorted(self._agreement)
-        agreement = np.array([self._agreement[d] for d in devices], dtype=np.float64).reshape(-1, 2)
-        return {
-            "lengths": np.array(self._lengths),
-            "weights": np.array(self._weights),
-            "heading": np.empty(0) if self._heading is None else self._heading,
-            "devices": np.array(devices, dtype=np.int64),
-            "agreement": agreement,
-        }
+        lengths, weights = np.array(self._lengths), np.array(self._weights)
+        return {"lengths": lengths, "weights": weights, "peak": np.array(self._peak), **self._agreement.snapshot()}
 
     def restore(self, state: State) -> None:
         self._lengths, self._weights = state["lengths"].tolist(), state["weights"].tolist()
-        self._heading = np.array(state["heading"]) if len(state["heading"]) else None
-        pairs = [(float(total), float(mass)) for total, mass in state["agreement"]]
-        self._agreement = dict(zip(state["devices"].tolist(), pairs, strict=True))
+        self._peak = float(state["peak"])
+        self._agreement.restore(state)
 
     def _cut_lengths(self, updates: FloatArray) -> FloatArray:
         """Cuts updates to the usual length, in place; returns the lengths they had, as far as they are plausible."""
         lengths: FloatArray = np.linalg.norm(updates, axis=1)
-        usual = float(np.median(_with_recent(self._lengths, lengths.tolist())))
+        known = _with_recent(self._lengths, lengths.tolist())
+        usual = float(np.median(known)) if known else 0.0
         updates *= np.minimum(1.0, usual / np.maximum(lengths, 1e-30))[:, None]
         return np.minimum(lengths, 2 * usual)
 
-    def _cut_weights(self, weights: FloatArray) -> FloatArray:
+    def _cut_weights(self, devices: list[DeviceId], weights: FloatArray) -> FloatArray:
         known = _with_recent(self._weights, weights.tolist())
         self._weights = known[-_RECENT:]
-        return np.minimum(weights, np.quantile(known, 0.75))
+        return np.minimum(weights, self._agreement.heaviest(devices, np.array(known)))
 
-    def _turn(self, devices: list[DeviceId], updates: FloatArray, weights: FloatArray) -> np.ndarray:
-        """Turns updates that go against the others, in place; says which do not count at all.
+
+class Agreement:
+    """Where vectors of many devices have pointed so far, and how far each device has agreed with the others."""
+
+    def __init__(self) -> None:
+        self._heading: FloatArray | None = None
+        self._seen: dict[DeviceId, tuple[float, float]] = {}
+        """Per device the running sum of cosines and of their weights: their quotient is the mean, from the first on."""
+
+    def turn(self, devices: list[DeviceId], vectors: FloatArray) -> np.ndarray:
+        """Turns vectors that go against the others, in place; says which do not count at all.
 
         A second look leaves out of "the others" whoever stood out in the first.
         """
         trusted = np.ones(len(devices), dtype=bool)
         for _ in range(2):
-            headings = self._headings(updates, trusted)
-            cosines = _cosines(updates, headings)
-            seen = self._agreement | {d: self._agreeing(d, c) for d, c in zip(devices, cosines.tolist(), strict=True)}
+            headings = self._headings(vectors, trusted)
+            cosines = _cosines(vectors, headings)
+            seen = self._seen | {d: self._with(d, c) for d, c in zip(devices, cosines.tolist(), strict=True)}
             slack, far = _bounds([total / mass for total, mass in seen.values()])
             means = np.array([seen[d][0] / seen[d][1] for d in devices])
             trusted = means >= slack
-        self._agreement = seen
+        self._seen = seen
         against = np.flatnonzero(~trusted & (cosines < 0))
-        updates[against] -= (updates[against] * headings[against]).sum(axis=1, keepdims=True) * headings[against]
-        dropped = means < far
-        return np.zeros_like(dropped) if dropped[weights > 0].all() else dropped
+        vectors[against] -= (vectors[against] * headings[against]).sum(axis=1, keepdims=True) * headings[against]
+        dropped: np.ndarray = means < far
+        return dropped
 
-    def _standing(self, devices: list[DeviceId]) -> FloatArray:
+    def standing(self, devices: list[DeviceId]) -> FloatArray:
         """How much newcomers count in a fleet that knows its devices: in full from the fifth report on."""
-        masses = np.array([self._agreement[d][1] for d in devices])
-        known = np.median([mass for _, mass in self._agreement.values()]) >= _KNOWN
-        return np.minimum(1.0, masses / _KNOWN) if known else np.ones(len(devices))
+        known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
+        return self._evidence(devices) if known else np.ones(len(devices))
 
-    def _headings(self, updates: FloatArray, trusted: np.ndarray) -> FloatArray:
-        """Where the others take the model, as each device sees it: this round's, all alike, and earlier rounds'."""
-        total = trusted @ updates
+    def heaviest(self, devices: list[DeviceId], weights: FloatArray) -> FloatArray:
+        """The most each device may weigh where `weights` are usual: the median, and more as it agrees with the others.
+
+        Where devices weigh about the same, that is little more. Where a few of them see most of the stream, the mean
+        is theirs, and to cut them all to the others would cost more than liars do.
+        """
+        centre = float(np.median(weights))
+        heaviest: FloatArray = centre + self._earned(devices) * (heaviest_of(weights) - centre)
+        return heaviest
+
+    def move(self, step: FloatArray) -> None:
+        """All together have gone this way."""
+        self._heading = step if self._heading is None else _HEADING_DECAY * self._heading + (1 - _HEADING_DECAY) * step
+
+    def forget(self, device: DeviceId) -> None:
+        self._seen.pop(device, None)
+
+    def snapshot(self) -> State:
+        devices = sorted(self._seen)
+        return {
+            "heading": np.empty(0) if self._heading is None else self._heading,
+            "devices": np.array(devices, dtype=np.int64),
+            "agreement": np.array([self._seen[d] for d in devices], dtype=np.float64).reshape(-1, 2),
+        }
+
+    def restore(self, state: State) -> None:
+        self._heading = np.array(state["heading"]) if len(state["heading"]) else None
+        pairs = [(float(total), float(mass)) for total, mass in state["agreement"]]
+        self._seen = dict(zip(state["devices"].tolist(), pairs, strict=True))
+
+    def _earned(self, devices: list[DeviceId]) -> FloatArray:
+        """How far each device has shown to go with the others: 1 for one that agrees as the median does."""
+        usual = float(np.median([total / mass for total, mass in self._seen.values()])) if self._seen else 0.0
+        if usual <= 0:
+            return np.zeros(len(devices))
+        means = np.array([total / mass if mass else 0.0 for total, mass in map(self._of, devices)])
+        return np.clip(means / usual, 0.0, 1.0) * self._evidence(devices)
+
+    def _of(self, device: DeviceId) -> tuple[float, float]:
+        return self._seen.get(device, (0.0, 0.0))
+
+    def _evidence(self, devices: list[DeviceId]) -> FloatArray:
+        evidence: FloatArray = np.minimum(1.0, np.array([self._of(d)[1] for d in devices]) / _KNOWN)
+        return evidence
+
+    def _with(self, device: DeviceId, cosine: float) -> tuple[float, float]:
+        total, mass = self._of(device)
+        fresh = 1 - _AGREEMENT_DECAY
+        return _AGREEMENT_DECAY * total + fresh * cosine, _AGREEMENT_DECAY * mass + fresh
+
+    def _headings(self, vectors: FloatArray, trusted: np.ndarray) -> FloatArray:
+        """Where the others go, as each device sees it: this round's, all alike, and earlier rounds'."""
+        total = trusted @ vectors
         others = np.maximum(trusted.sum() - trusted, 1)[:, None]
-        alone: FloatArray = (total - trusted[:, None] * updates) / others
+        alone: FloatArray = (total - trusted[:, None] * vectors) / others
         if self._heading is not None:
             alone = _HEADING_DECAY * self._heading + (1 - _HEADING_DECAY) * alone
         unit: FloatArray = alone / np.maximum(np.linalg.norm(alone, axis=1, keepdims=True), 1e-30)
         return unit
 
-    def _agreeing(self, device: DeviceId, cosine: float) -> tuple[float, float]:
-        total, mass = self._agreement.get(device, (0.0, 0.0))
-        fresh = 1 - _AGREEMENT_DECAY
-        return _AGREEMENT_DECAY * total + fresh * cosine, _AGREEMENT_DECAY * mass + fresh
 
-    def _move(self, updates: FloatArray, weights: FloatArray, scale: float) -> None:
-        if weights.sum() > 0:
-            step = scale * (weights @ updates) / weights.sum()
-            fresh = 1 - _HEADING_DECAY
-            self._heading = step if self._heading is None else _HEADING_DECAY * self._heading + fresh * step
+def log_spread(values: FloatArray) -> float:
+    """How far values above 0 lie apart by ratio: the robust standard deviation of their logarithms."""
+    return 1.4826 * float(np.median(np.abs(np.log(values / np.median(values)))))
+
+
+def heaviest_of(weights: FloatArray) -> float:
+    """The most that a weight counts for: the upper quartile, or three spreads above the median if that is more.
+
+    >>> heaviest_of(np.array([1.0, 1.0, 1.0, 1.0, 1e9]))
+    1.0
+    >>> round(heaviest_of(np.array([1.0, 2.0, 4.0, 8.0, 16.0])), 1)
+    87.3
+    """
+    return max(float(np.quantile(weights, 0.75)), float(np.median(weights) * np.exp(3 * log_spread(weights))))
 
 
 def _with_recent(earlier: list[float], now: Sequence[float]) -> list[float]:
-    """The values of this round, and as many of earlier ones as it takes to know what is usual."""
-    missing = max(_RECENT - len(now), 0)
-    return [*(earlier[-missing:] if missing else ()), *now]
+    """The values of this round above 0, and as many of earlier ones as it takes to know what is usual."""
+    moved = [value for value in now if value > 0]
+    missing = max(_RECENT - len(moved), 0)
+    return [*(earlier[-missing:] if missing else ()), *moved]
 
 
 def _cosines(updates: FloatArray, headings: FloatArray) -> FloatArray:
