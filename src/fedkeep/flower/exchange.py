@@ -28,7 +28,7 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Traffic:
+class WireTraffic:
     """Bytes of content sent to devices and received from them, since the run began."""
 
     down: int = 0
@@ -62,11 +62,11 @@ class Exchange:
         self,
         grid: Grid,
         poll_seconds: float = 0.25,
-        tally: Traffic | None = None,
+        tally: WireTraffic | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._grid, self._poll, self._meanwhile = grid, poll_seconds, meanwhile
-        self.tally = tally if tally is not None else Traffic()
+        self.tally = tally if tally is not None else WireTraffic()
         self._asked: dict[str, Asked] = {}
         self._pulls: list[_Pull] = []
 

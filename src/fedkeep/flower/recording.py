@@ -21,7 +21,7 @@ from fedkeep.core.plan import Plan
 from fedkeep.core.server import Refusal, Server
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.fleet.specification import FleetSpec
-from fedkeep.flower.exchange import Traffic
+from fedkeep.flower.exchange import WireTraffic
 from fedkeep.flower.roster import Roster
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
@@ -106,7 +106,7 @@ class FleetRecorder:
         outcome: RoundOutcome,
         server: Server,
         roster: Roster,
-        tally: Traffic,
+        tally: WireTraffic,
         evaluated: Mapping[DeviceId, Evaluated],
     ) -> None:
         """Writes a round that is about to be committed."""
@@ -183,7 +183,7 @@ class FleetRecorder:
         return {name: since[name] for name in _COUNTS}
 
     def _evaluation(
-        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: Traffic
+        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: WireTraffic
     ) -> Iterator[Line]:
         vitals = {device: e.vitals for device, e in sorted(evaluated.items()) if e.vitals is not None}
         labels = len(self._header.labels)

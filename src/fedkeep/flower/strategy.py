@@ -19,7 +19,7 @@ from fedkeep.core.server import Refusal, RoundSummary, Server
 from fedkeep.core.types import DeviceId, State
 from fedkeep.flower import codec
 from fedkeep.flower.device_memory import under
-from fedkeep.flower.exchange import Asked, Exchange, Traffic
+from fedkeep.flower.exchange import Asked, Exchange, WireTraffic
 from fedkeep.flower.membership import PROFILE, EncryptedMembership, Membership
 from fedkeep.flower.metrics import ServerMetrics
 from fedkeep.flower.recording import FleetRecorder
@@ -59,7 +59,7 @@ class FedkeepStrategy(Strategy):
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
-        self._roster, self._tally = Roster(options.identity), Traffic()
+        self._roster, self._tally = Roster(options.identity), WireTraffic()
         self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._refusals: list[Refusal] = []
