@@ -131,7 +131,8 @@ def test_the_turn_towards_the_fleet_fades_with_the_likeness(fading: float, turn:
     held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0])  # rho = 2 / 2.5
     fleet = np.array([2.0, 5.0], dtype=np.float32)
     mending = gist.mend(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, moved=True)
-    assert mending.correction == pytest.approx([0.0, 5.0 * turn])
+    trust = 0.8 * 1 / (1 + 1)  # N = 1, k = 1
+    assert mending.correction == pytest.approx([0.0, 5.0 * trust * turn])
 
 
 @pytest.mark.parametrize("bad", [{"kappa": 2}, {"fading": -1}, {"memory": 0}, {"block": 0}, {"last_layers": 0}])

@@ -21,7 +21,7 @@ def test_the_options_are_those_of_the_code() -> None:
     assert re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", GENERATOR["options"](), re.MULTILINE) == [
         ("name", '"none"'),
         ("kappa", "0.5"),
-        ("fading", "4.0"),
+        ("fading", "3.0"),
         ("matched", "true"),
         ("memory", "100.0"),
         ("encoding", '"float32"'),
