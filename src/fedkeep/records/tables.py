@@ -138,6 +138,6 @@ _METHODS = (
 )
 _GIST = (
     " The gist, over all participations: trust is how much of it a device used, likeness how alike a sample's "
-    "gradients were under the device's old model and the new, worth how many samples it stood for, reach how long its "
-    "correction was beside the stored samples' own gradient."
+    "gradients were under the device's old model and the new, worth how many samples it stood for; reach is how long "
+    "its correction was beside the stored samples' own gradient, the median over the run."
 )
