@@ -35,6 +35,8 @@ def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
     yield from _by_bytes(figures.get("bytes", {}))
     yield from _by_compute(arena)
     yield Heading("The arena")
+    if found.programme.note:
+        yield Text(found.programme.note)
     yield from arena_tables(arena)
 
 

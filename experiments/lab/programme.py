@@ -79,6 +79,8 @@ class Programme:
     methods: dict[str, Table]
     stages: tuple[Stage, ...]
     choice: Choice
+    note: str = ""
+    """What a reader of its table should know."""
     made: dict[tuple[Contest, float, int, int], PlannedRun] = field(default_factory=dict, repr=False)
     """Cells made before: their settings are resolved once."""
 
@@ -186,7 +188,7 @@ def area(curve: Curve) -> float:
 def read_programme(path: Path) -> Programme:
     """The programme in a file; `methods` names another file, `tasks` may, and a task's `base` is what it changes."""
     table = read_toml(path)
-    unknown = table.keys() - {"about", "methods", "tasks", "stages", "choice"}
+    unknown = table.keys() - {"about", "note", "methods", "tasks", "stages", "choice"}
     if unknown:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
     common = read_experiment(path.parent / str(table["methods"]))
@@ -200,7 +202,7 @@ def read_programme(path: Path) -> Programme:
         _refuse_unknown(path, "task", stage.tasks, tasks)
         _refuse_unknown(path, "method", stage.methods, methods)
     choice = build(Choice, table.get("choice", {}), f"{path.name}: choice")
-    return Programme(path.stem, str(table["about"]), tasks, methods, stages, choice)
+    return Programme(path.stem, str(table["about"]), tasks, methods, stages, choice, str(table.get("note", "")))
 
 
 def _task(folder: Path, table: Table) -> Table:
