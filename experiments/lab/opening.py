@@ -16,6 +16,7 @@ LEVEL = 0.5
 """Points within which a task counts as level."""
 SHOWN = "uji-indoor-ordered"
 """The task of the figure by rounds."""
+_IN_TIME = ("-ordered", "-once", "-bursts", "-drift")
 _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
 
@@ -79,7 +80,7 @@ def _leads(arena: Table, method: str, key: str) -> str:
 
 
 def _shares(arena: Table, *, ordered: bool) -> str:
-    named = {t: _closed(row) for t, row in arena.items() if t.endswith(("-ordered", "-bursts", "-drift")) == ordered}
+    named = {task: _closed(row) for task, row in arena.items() if task.endswith(_IN_TIME) == ordered}
     return (
         ", ".join(f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None) or "not run yet"
     )
