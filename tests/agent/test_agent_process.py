@@ -261,6 +261,21 @@ def test_a_source_that_fails_is_tried_again_and_ends_no_agent(tmp_path: Path) ->
     assert "Traceback" not in errors
 
 
+def test_without_a_source_there_is_no_end_to_wait_for(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    code, errors = outcome(tmp_path, "agent.toml", "--until-sources-end")
+    assert code == 2
+    assert "there is no [[source]] that could end" in errors.splitlines()[-1]
+
+
+def test_a_stream_without_one_sample_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('hello\n{"x": 1}\n')
+    write_config(tmp_path, '[[source]]\nkind = "lines"\npath = "in.jsonl"\n')
+    code, errors = outcome(tmp_path, "agent.toml", "--until-sources-end")
+    assert code == 1
+    assert "not one record was a sample (2 malformed)" in errors.splitlines()[-1]
+
+
 def test_the_deployed_configuration_is_a_configuration() -> None:
     root = Path(__file__).parents[2]
     config = read_config(root / "deploy" / "agent.toml")

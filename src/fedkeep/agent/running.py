@@ -94,6 +94,8 @@ class Reading:
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     """Runs the agent until a signal asks it to stop, or until all sources have ended."""
+    if until_sources_end and not config.sources:
+        raise ConfigError("there is no [[source]] that could end: add one, or leave --until-sources-end out")
     stop = _stop_on_signals()
     with ExitStack() as stack:
         assembly = assemble(config)
@@ -169,6 +171,8 @@ def _value(
     errors = [reading.error for reading in readings if reading.error is not None]
     if errors:
         raise errors[0]
+    if until_sources_end and (refused := voice.all_refused()):
+        raise FedkeepError(f"not one record was a sample ({refused}): docs/agent.md says what each source reads")
 
 
 def _stop_on_signals() -> Callable[[], bool]:

@@ -73,6 +73,12 @@ class Voice:
             sys.stderr.write("\r\x1b[K")
         log.info("ended: %s", self._summary(self._start))
 
+    def all_refused(self) -> str:
+        """What was wrong with the records, where none of them was sound; nothing where one was, or none came."""
+        counts = Counter(self._agent.counters.counts()) - self._start
+        judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
+        return "" if judged else _refusals(counts)
+
     def _summary(self, since: Counter[str]) -> str:
         counts = Counter(self._agent.counters.counts()) - since
         kept = counts["kept"] + counts["replaced"]
