@@ -28,7 +28,8 @@ demo: $(VENV)/.base   ## the gist beside FIFO, class-balanced FIFO, ODE and unli
 
 test: $(VENV)/.dev    ## run the tests
 	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet -m "not real"
-	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet -m real
+	@$(BIN)/pytest --numprocesses=2 --dist=worksteal --quiet -m real || { \
+	    echo "A real fleet failed: what failed is run once more, alone."; $(BIN)/pytest --quiet --last-failed --last-failed-no-failures=none -m real; }
 
 faults: $(VENV)/.dev  ## the fault tests in their long forms: kills, power cuts, full disks, corruption (an hour)
 	@$(BIN)/python -m tests.faults.agent_table; agent=$$?; $(BIN)/python -m tests.faults.flower_table && exit $$agent
@@ -43,6 +44,7 @@ check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, docs/gist.md, RESULTS, the README's table), and build the site into site/
 	@$(BIN)/python docs/generate_cli.py
 	@$(BIN)/python docs/generate_gist.py
+	@$(BIN)/python docs/generate_design.py
 	@$(BIN)/python experiments/reproduce.py report
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

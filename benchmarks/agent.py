@@ -5,8 +5,6 @@
 Needs torch, onnx and onnxscript to export the traffic model once; what is measured runs in processes without torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -29,7 +27,6 @@ TARGETS = {
     "value_over_inference_64": ("<=", 1.1),
     "rss_mb_onnx": ("<=", 70.0),
     "rss_mb_numpy": ("<=", 45.0),
-    "bytes_written_per_accepted": ("", 0.0),
     "samples_per_s_tenth_kept": ("", 0.0),
     "written_over_sample_full_speed": ("<=", 2.0),
     "written_over_sample_100_per_s": ("<=", 2.0),
@@ -144,26 +141,21 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def throughput(folder: Path, *, quick: bool) -> dict[str, float]:
-    """Samples a second through the whole agent: queue, screening, value, store, commits; 2 % are accepted.
+    """Samples a second through the whole agent: queue, screening, value, store, commits; hardly any is accepted.
 
     A second is one of this process's CPU or of waiting for the disk, so that other programs on the machine do not
     count; on a quiet one it is a second of the clock.
     """
     agent, disk = _filled(folder, "speed", accepted=0.022)
     waited = _watch_syncs(disk)
-    before, written = agent.counters.counts(), disk.written
+    before = agent.counters.counts()
     count = 6_400 if quick else 32_000
     start, cpu = time.perf_counter(), time.process_time()
     judged = _pour(agent, count)
     seconds, clock = time.process_time() - cpu + sum(waited), time.perf_counter() - start
-    accepted = _accepted(agent, before)
-    print(
-        f"accepted {accepted / judged:.2%}; {judged / clock:.0f} samples a second by the clock, with all else running"
-    )
-    return {
-        "samples_per_s": judged / seconds,
-        "bytes_written_per_accepted": (disk.written - written) / max(1, accepted),
-    }
+    accepted = _accepted(agent, before) / judged
+    print(f"accepted {accepted:.2%}; {judged / clock:.0f} samples a second by the clock, with all else running")
+    return {"samples_per_s": judged / seconds}
 
 
 def keeping(folder: Path, *, quick: bool) -> dict[str, float]:

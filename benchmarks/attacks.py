@@ -1,33 +1,38 @@
 """What a fleet loses to liars among its devices: every attack, against the default and every other aggregation.
 
-    python benchmarks/attacks.py --json FILE [--quick]
+    python benchmarks/attacks.py --json FILE [--quick] [--jobs N]
+
+Runs are kept in FILE.runs as they end: the same call goes on where an earlier one stopped (after a change of code,
+delete it first).
 
 Each figure is a share of the accuracy of the same fleet without its liars, under the same aggregation, on the test
 samples of the honest devices. Liars see all honest reports of a round before they send theirs, and work together.
 `clean_over_fedavg` compares fleets without liars, the default with FedAvg, the worst task. `honest_refused` counts
 honest reports refused over all runs, `honest_outvoted` is the share of them that the robust mean left out. `open_*` is
-what stays open: three liars that push into one direction, each no longer than an honest device (docs/security.md).
+what stays open: liars that push into one direction, each no longer than an honest device, with and without a gist in
+line with it (docs/security.md). `--tasks` counts instead, without liars, what the limits do to honest updates on every
+task of experiments/tasks.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+import sys
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import Pool
 from pathlib import Path
-from statistics import NormalDist, mean
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
+from fedkeep.config import merged, read_experiment
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
-from fedkeep.core.server import RoundSummary
-from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, Vector
+from fedkeep.core.types import DeviceId, FloatArray, Profile
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.engine import Simulator
@@ -35,179 +40,9 @@ from fedkeep.sim.evaluation import evaluate
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import SimulatedFleet
 
-Reports = Mapping[DeviceId, Report]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.lies import ATTACKS, OPEN, QUICK, Attack, Reports, Scene
 
-
-@dataclass(frozen=True)
-class Scene:
-    """What liars know when they send: the round, the model, all honest reports, and what they would have sent."""
-
-    round: int
-    rounds: int
-    model: Vector
-    honest: Reports
-    own: Reports
-
-    @property
-    def updates(self) -> FloatArray:
-        """The honest updates, (devices, P)."""
-        found = [r.model.astype(np.float64) - self.model for r in self.honest.values() if r.weight > 0]
-        return np.array(found) if found else np.zeros((1, len(self.model)))
-
-    def sends(self, update: FloatArray) -> dict[DeviceId, Report]:
-        """The same update from every liar."""
-        return {d: _moved(r, self.model, update) for d, r in self.own.items()}
-
-
-Forge = Callable[[Scene], Mapping[DeviceId, Report]]
-
-
-@dataclass(frozen=True)
-class Attack:
-    """What liars send, what they declare, and from when on."""
-
-    forge: Forge
-    inflated: bool = False
-    flipped_labels: bool = False
-    honest_until: float = 0.0
-    """The share of the rounds in which liars behave."""
-    joins_at: float = 0.0
-    """The share of the rounds after which liars join."""
-
-
-def _moved(report: Report, model: Vector, update: FloatArray) -> Report:
-    return replace(report, model=(model + update).astype(np.float32), weight=max(report.weight, 1.0))
-
-
-def honestly(scene: Scene) -> Reports:
-    return scene.own
-
-
-def scaled(factor: float) -> Forge:
-    def forge(scene: Scene) -> Reports:
-        return {
-            d: _moved(r, scene.model, factor * (r.model.astype(np.float64) - scene.model)) for d, r in scene.own.items()
-        }
-
-    return forge
-
-
-def inner_product(factor: float) -> Forge:
-    """Fall of Empires (Xie et al. 2019): against the mean of the honest."""
-    return lambda scene: scene.sends(-factor * scene.updates.mean(axis=0))
-
-
-def any_direction(length: float) -> Forge:
-    def forge(scene: Scene) -> Reports:
-        direction = generator(7, "direction").standard_normal(len(scene.model))
-        return scene.sends(length * direction / np.linalg.norm(direction))
-
-    return forge
-
-
-def as_long_as_honest(forge: Forge) -> Forge:
-    """The same, cut to the longest honest update, as somebody would who knows the limits."""
-
-    def cut(scene: Scene) -> Reports:
-        longest = float(np.linalg.norm(scene.updates, axis=1).max())
-        lies = {d: r.model.astype(np.float64) - scene.model for d, r in forge(scene).items()}
-        return {
-            d: _moved(scene.own[d], scene.model, update * longest / max(float(np.linalg.norm(update)), 1e-12))
-            for d, update in lies.items()
-        }
-
-    return cut
-
-
-def alie(z: float | None) -> Forge:
-    """A Little Is Enough (Baruch et al. 2019): as many deviations off the mean as a majority hides; or `z`."""
-
-    def forge(scene: Scene) -> Reports:
-        n, liars = len(scene.honest) + len(scene.own), len(scene.own)
-        needed = n // 2 + 1 - liars
-        hidden = NormalDist().inv_cdf(min(max((n - liars - needed) / (n - liars), 0.01), 0.99)) if z is None else z
-        updates = scene.updates
-        return scene.sends(updates.mean(axis=0) - hidden * updates.std(axis=0))
-
-    return forge
-
-
-def min_max(scene: Scene) -> Reports:
-    """Shejwalkar and Houmansadr (2021): as far against the mean as honest updates lie from each other."""
-    updates = scene.updates
-    centre = updates.mean(axis=0)
-    against = -centre / max(np.linalg.norm(centre), 1e-12)
-    apart = max(float(np.linalg.norm(updates - u, axis=1).max()) for u in updates)
-    low, high = 0.0, 10 * apart
-    for _ in range(40):
-        middle = (low + high) / 2
-        fits = np.linalg.norm(updates - (centre + middle * against), axis=1).max() <= apart
-        low, high = (middle, high) if fits else (low, middle)
-    return scene.sends(centre + low * against)
-
-
-def turned_estimators(factor: float) -> Forge:
-    def forge(scene: Scene) -> Reports:
-        return {d: _turned(r, factor) for d, r in scene.own.items()}
-
-    return forge
-
-
-def _turned(report: Report, factor: float) -> Report:
-    gradient = report.local_gradient
-    return report if gradient is None else replace(report, local_gradient=(-factor * gradient).astype(np.float32))
-
-
-def all_at_once(scene: Scene) -> Reports:
-    """Turned updates and estimators, weights and counts out of all proportion."""
-    turned = inner_product(3.0)(scene)
-    return {d: replace(_turned(r, 10.0), weight=1e9, gradient_samples=10**9) for d, r in turned.items()}
-
-
-def taking_turns(scene: Scene) -> Reports:
-    """Another attack every round."""
-    forges = (scaled(-3.0), inner_product(3.0), any_direction(999.0), min_max, alie(1.5), scaled(-10.0))
-    return forges[scene.round % len(forges)](scene)
-
-
-PLAIN: dict[str, Attack] = {
-    "sign flipped": Attack(scaled(-1.0)),
-    "sign flipped, x3": Attack(scaled(-3.0)),
-    "sign flipped, x10": Attack(scaled(-10.0)),
-    "scaled, x10": Attack(scaled(10.0)),
-    "any direction, length 999": Attack(any_direction(999.0)),
-    "inner product, x1": Attack(inner_product(1.0)),
-    "inner product, x3": Attack(inner_product(3.0)),
-    "inner product, as long as honest": Attack(as_long_as_honest(inner_product(1.0))),
-    "a little is enough": Attack(alie(None)),
-    "a little more, z = 1.5": Attack(alie(1.5)),
-    "min-max": Attack(min_max),
-    "labels flipped": Attack(honestly, flipped_labels=True),
-    "estimator turned, x1": Attack(turned_estimators(1.0)),
-    "estimator turned, x10": Attack(turned_estimators(10.0)),
-    "all at once": Attack(all_at_once),
-    "taking turns": Attack(taking_turns),
-    "sleepers: inner product, x3": Attack(inner_product(3.0), honest_until=0.5),
-    "late joiners: sign flipped, x3": Attack(scaled(-3.0), joins_at=0.5),
-}
-INFLATED = {f"inflated profile, {name}": replace(attack, inflated=True) for name, attack in PLAIN.items()}
-OPEN = "any direction, as long as honest"
-ATTACKS = {
-    OPEN: Attack(as_long_as_honest(any_direction(1.0))),
-    **PLAIN,
-    "inflated profile": Attack(honestly, inflated=True),
-    **INFLATED,
-}
-QUICK = (
-    OPEN,
-    "sign flipped, x3",
-    "any direction, length 999",
-    "min-max",
-    "labels flipped",
-    "all at once",
-    "inflated profile, sign flipped",
-    "inflated profile, estimator turned, x10",
-)
 DEFAULT = "default"
 AGGREGATIONS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
@@ -269,7 +104,7 @@ class Result:
     honest: int = 0
     honest_refused: int = 0
     honest_outvoted: int = 0
-    named: set[DeviceId] = field(default_factory=set)
+    honest_shortened: int = 0
 
 
 class Battle:
@@ -326,10 +161,9 @@ class Battle:
         result.honest += len(honest)
         result.honest_outvoted += len(set(summary.outvoted) - self.liars)
         for refusal in summary.refusals:
-            if refusal.device in self.liars:
-                result.named.add(refusal.device)
-            elif not refusal.reason.endswith("-cut"):
-                result.honest_refused += 1
+            if refusal.device not in self.liars:
+                result.honest_refused += not refusal.reason.endswith("-cut")
+                result.honest_shortened += refusal.reason == "update-cut"
 
     def _close(self, sent: Reports) -> RoundSummary:
         for device, report in sent.items():
@@ -385,71 +219,125 @@ def _with_flipped(data: Federation, liars: set[DeviceId]) -> Federation:
     return replace(data, y=y)
 
 
-@cache
-def _played(setting: Setting, attack: str | None, aggregation: str, seed: int) -> Result:
+Run = tuple[Setting, str | None, str, int]
+"""Fleet, attack or none, aggregation, seed."""
+
+
+def play(run: Run) -> Result:
+    setting, attack, aggregation, seed = run
     return Battle(setting, None if attack is None else ATTACKS[attack], AGGREGATIONS[aggregation], seed).play()
 
 
-def accuracy(setting: Setting, attack: str | None, aggregation: str, seeds: int) -> float:
-    return mean(_played(setting, attack, aggregation, seed).accuracy for seed in range(seeds))
+class Played:
+    """Results of runs, in memory and, line by line, in a file that the next call begins with."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._results: dict[str, Result] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                key, result = json.loads(line)
+                self._results[key] = Result(**result)
+
+    def play(self, runs: list[Run], jobs: int) -> None:
+        missing = [run for run in runs if _key(run) not in self._results]
+        with Pool(jobs) as pool:
+            for run, result in zip(missing, pool.imap(play, missing), strict=True):
+                self._results[_key(run)] = result
+                if self._path is not None:
+                    with self._path.open("a") as file:
+                        file.write(json.dumps([_key(run), asdict(result)]) + "\n")
+
+    def result(self, run: Run) -> Result:
+        return self._results[_key(run)]
+
+    def accuracy(self, setting: Setting, attack: str | None, aggregation: str, seeds: int) -> float:
+        return mean(self.result((setting, attack, aggregation, seed)).accuracy for seed in range(seeds))
 
 
-def measure(settings: list[Setting], attacks: list[str], seeds: int) -> dict[str, Any]:
+def _key(run: Run) -> str:
+    setting, attack, aggregation, seed = run
+    return f"{setting.name} / {attack} / {aggregation} / {seed}"
+
+
+def measure(settings: list[Setting], attacks: list[str], seeds: int, played: Played, jobs: int) -> dict[str, Any]:
     """The whole table, and the figures it comes down to; the others than the default by one seed and fewer attacks."""
-    rows = []
-    for setting in settings:
-        rows.append(_row(setting, DEFAULT, attacks, seeds))
-        if setting.participation == 1:
-            rows += [_row(setting, other, list(QUICK), 1) for other in AGGREGATIONS if other != DEFAULT]
-    return {**_figures(rows, settings, seeds), "seeds": seeds, "table": rows}
+    rows: list[tuple[Setting, str, list[str], int]] = [(setting, DEFAULT, attacks, seeds) for setting in settings]
+    rows += [(s, g, list(QUICK), 1) for s in settings if s.participation == 1 for g in AGGREGATIONS if g != DEFAULT]
+    runs: list[Run] = [(s, None, "fedavg", seed) for s in settings for seed in range(seeds)]
+    runs += [(s, attack, g, seed) for s, g, chosen, n in rows for attack in (None, *chosen) for seed in range(n)]
+    played.play(list(dict.fromkeys(runs)), jobs)
+    told = [_row(played, *row) for row in rows]
+    defaults = [played.result(run) for run in runs if run[2] == DEFAULT]
+    return {**_figures(told, played, settings, seeds), **_honest(defaults), "seeds": seeds, "table": told}
 
 
-def _row(setting: Setting, aggregation: str, attacks: list[str], seeds: int) -> dict[str, Any]:
-    clean = accuracy(setting, None, aggregation, seeds)
-    shares = {attack: accuracy(setting, attack, aggregation, seeds) / clean for attack in attacks}
+def _row(played: Played, setting: Setting, aggregation: str, attacks: list[str], seeds: int) -> dict[str, Any]:
+    clean = played.accuracy(setting, None, aggregation, seeds)
+    shares = {attack: played.accuracy(setting, attack, aggregation, seeds) / clean for attack in attacks}
     told = {"setting": setting.name, "aggregation": aggregation, "clean": clean, "shares": shares}
     row = {**asdict(setting), **told}
     print(_line(row), flush=True)
     return row
 
 
-def _figures(rows: list[dict[str, Any]], settings: list[Setting], count: int) -> dict[str, Any]:
-    defaults = [row for row in rows if row["aggregation"] == DEFAULT]
-    attacks = (None, *defaults[0]["shares"])
-    played = [_played(s, a, DEFAULT, seed) for s in settings for a in attacks for seed in range(count)]
-    over = [accuracy(s, None, DEFAULT, count) / accuracy(s, None, "fedavg", count) for s in settings]
+def _honest(results: list[Result]) -> dict[str, float]:
+    reports = max(sum(r.honest for r in results), 1)
     return {
-        "clean_over_fedavg": min(over),
+        "honest_refused": sum(r.honest_refused for r in results),
+        "honest_shortened": sum(r.honest_shortened for r in results) / reports,
+        "honest_outvoted": sum(r.honest_outvoted for r in results) / reports,
+    }
+
+
+def _figures(rows: list[dict[str, Any]], played: Played, settings: list[Setting], seeds: int) -> dict[str, float]:
+    defaults = [row for row in rows if row["aggregation"] == DEFAULT]
+    clean = {g: [played.accuracy(s, None, g, seeds) for s in settings] for g in (DEFAULT, "fedavg")}
+    return {
+        "clean_over_fedavg": min(np.divide(clean[DEFAULT], clean["fedavg"]).tolist()),
         "worst_1_of_10": _worst(defaults, 10),
         "worst_3_of_20": _worst(defaults, 20),
-        "honest_refused": sum(result.honest_refused for result in played),
-        "honest_outvoted": sum(r.honest_outvoted for r in played) / max(sum(r.honest for r in played), 1),
         "secure_sum_1_of_10": secure_sum_share(),
-        "open_1_of_10": _worst(defaults, 10, [OPEN]),
-        "open_3_of_20": _worst(defaults, 20, [OPEN]),
+        "open_1_of_10": _worst(defaults, 10, OPEN),
+        "open_3_of_20": _worst(defaults, 20, OPEN),
     }
 
 
 def secure_sum_share() -> float:
     """What one liar of ten leaves of the accuracy where only sums are seen."""
     setting = Setting("embedded", 10, 1)
-    return SummedBattle(setting, 0).play().accuracy / accuracy(setting, None, "fedavg", 1)
+    return SummedBattle(setting, 0).play().accuracy / play((setting, None, "fedavg", 0)).accuracy
+
+
+def honest_tasks(rounds: int) -> dict[str, Any]:
+    """What the learnt limit does to honest updates, task by task, in a short run of each by the default."""
+    told = {}
+    for path in sorted((Path(__file__).parents[1] / "experiments" / "tasks").glob("*.toml")):
+        table = merged(read_experiment(path), {"train": {"rounds": rounds}, "record": {"every": rounds}})
+        summaries = [record.summary for record in Simulator(resolve(table)).run()]
+        reasons = [refusal.reason for summary in summaries for refusal in summary.refusals]
+        refused = sum(not reason.endswith("-cut") for reason in reasons)
+        reports = sum(len(summary.accepted) for summary in summaries)
+        told[path.stem] = {"reports": reports, "shortened": reasons.count("update-cut"), "refused": refused}
+        print(path.stem, told[path.stem], flush=True)
+    total = {key: sum(row[key] for row in told.values()) for key in ("reports", "shortened", "refused")}
+    return {"total": total, "shortened_share": total["shortened"] / max(total["reports"], 1), "tasks": told}
 
 
 def _worst(rows: list[dict[str, Any]], devices: int, attacks: Collection[str] = ()) -> float:
-    """The worst share under these attacks, or under all but the open one."""
+    """The worst share under these attacks, or under all but the open ones."""
     found: list[float] = [
         share
         for row in rows
         if row["devices"] == devices
         for attack, share in row["shares"].items()
-        if (attack in attacks if attacks else attack != OPEN)
+        if (attack in attacks if attacks else attack not in OPEN)
     ]
     return min(found)
 
 
 def _line(row: dict[str, Any]) -> str:
-    worst = min((attack for attack in row["shares"] if attack != OPEN), key=row["shares"].get)
+    worst = min((attack for attack in row["shares"] if attack not in OPEN), key=row["shares"].get)
     return (
         f"{row['setting']:34} {row['aggregation']:14} clean {row['clean']:.3f}  "
         f"worst {row['shares'][worst]:.3f} ({worst})"
@@ -459,11 +347,20 @@ def _line(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--quick", action="store_true", help="a few attacks, two seeds, everybody takes part")
+    parser.add_argument("--tasks", type=int, metavar="ROUNDS", help="count what happens to honest updates on all tasks")
     options = parser.parse_args()
+    if options.tasks:
+        counted = honest_tasks(options.tasks)
+        print(counted["total"])
+        if options.json:
+            options.json.write_text(json.dumps(counted, indent=2) + "\n")
+        return
     settings = [s for s in SETTINGS if s.participation == 1] if options.quick else SETTINGS
     attacks = list(QUICK if options.quick else ATTACKS)
-    result = measure(settings, attacks, seeds=2)
+    played = Played(options.json.with_name(f"{options.json.name}.runs") if options.json else None)
+    result = measure(settings, attacks, 2, played, options.jobs)
     for key in (key for key in result if key not in ("seeds", "table")):
         print(f"{key}: {result[key]:.4g}")
     if options.json:

@@ -7,8 +7,6 @@ encrypt and are timed one by one, and the contributions of all others are encryp
 ciphertexts up, with the same numbers in them, and its time is told for all devices.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time
@@ -25,8 +23,7 @@ from fedkeep.core.types import FloatArray, Profile
 from fedkeep.keyholder import ckks
 from fedkeep.keyholder.ckks import COARSE, Scheme
 from fedkeep.keyholder.order import Comparisons, OrderedFleet
-from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder, encrypt_profile
-from fedkeep.keyholder.public_context import PublicContext
+from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder, PublicContext, encrypt_profile
 from fedkeep.link.messages import EncryptedProfile
 
 Result = TypeVar("Result")

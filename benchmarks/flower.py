@@ -7,8 +7,6 @@ rounds by secure sums against rounds in the clear. `--simulation` runs as many v
 (needs flwr[simulation]).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -25,11 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from fedkeep.core.types import LocalTraining, Report, TrainOrder  # noqa: E402
-from fedkeep.deploy.deployment import Deployment  # noqa: E402
-from fedkeep.deploy.local_fleet import LocalFleet, free_port  # noqa: E402
+from fedkeep.deploy.local_fleet import free_port  # noqa: E402
 from fedkeep.flower import codec  # noqa: E402
 from fedkeep.link.messages import Participate, Reported  # noqa: E402
-from tests.flower.real_fleet import APP, agent_answers, start_agent, start_nodes, wait_until  # noqa: E402
+from tests.flower.real_fleet import APP, RealFleet, Simulation, agent_answers, start_agent, start_nodes, wait_until  # noqa: E402
 
 FEDAVG = ROOT / "benchmarks" / "fedavg_app"
 PARAMETERS = 310
@@ -59,7 +56,7 @@ def main() -> None:
 
 def compare_rounds(nodes: int, rounds: int) -> dict[str, float]:
     """Median seconds of a round, the first left out, with simulated devices on both sides."""
-    with tempfile.TemporaryDirectory() as name, LocalFleet.private(Path(name) / "fleet", nodes) as fleet:
+    with tempfile.TemporaryDirectory() as name, RealFleet.private(Path(name) / "fleet", nodes) as fleet:
         fleet.start_superlink()
         fleet.register()
         start_nodes(fleet, nodes, **{"state-dir": f"{name}/devices"})
@@ -74,7 +71,7 @@ def compare_rounds(nodes: int, rounds: int) -> dict[str, float]:
 def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
     """Median seconds of a round in the clear and of one by a secure sum, the first left out."""
     seconds = {}
-    with tempfile.TemporaryDirectory() as name, LocalFleet.private(Path(name) / "fleet", nodes) as fleet:
+    with tempfile.TemporaryDirectory() as name, RealFleet.private(Path(name) / "fleet", nodes) as fleet:
         fleet.start_superlink()
         fleet.register()
         start_nodes(fleet, nodes, **{"state-dir": f"{name}/devices"})
@@ -103,7 +100,7 @@ def compare_stores(nodes: int, rounds: int) -> dict[str, float]:
     """Accuracy after the same rounds over agents that keep by ODE, and over agents that keep at random."""
     figures = {}
     for policy in ("ode", "reservoir"):
-        with tempfile.TemporaryDirectory() as name, LocalFleet.private(Path(name) / "fleet", nodes) as fleet:
+        with tempfile.TemporaryDirectory() as name, RealFleet.private(Path(name) / "fleet", nodes) as fleet:
             fleet.start_superlink()
             fleet.register()
             for number in range(nodes):
@@ -121,13 +118,13 @@ def compare_stores(nodes: int, rounds: int) -> dict[str, float]:
 def simulate(nodes: int, rounds: int) -> dict[str, float]:
     """Seconds of a run of virtual devices, a tenth of them in each round."""
     with tempfile.TemporaryDirectory() as name:
-        deployment = Deployment(Path(name) / "fleet", port=free_port(), insecure=True, simulation=True)
-        with LocalFleet(deployment) as fleet:
+        deployment = Simulation(Path(name) / "fleet", port=free_port(), insecure=True)
+        with RealFleet(deployment) as fleet:
             fleet.start_superlink()
             settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 0.1}
             rest = {"rounds.min-devices": nodes, "rounds.deadline": 600.0}
             began = time.monotonic()
-            said = fleet.call([*deployment.run(APP, {**settings, **rest}, nodes), "--stream"], timeout=3600)
+            said = fleet.call([*deployment.run_virtual(APP, {**settings, **rest}, nodes), "--stream"], timeout=3600)
             seconds = time.monotonic() - began
     mine = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", said))
     return {"virtual_devices": float(nodes), "simulation_seconds": seconds, "simulation_seconds_a_round": mine}

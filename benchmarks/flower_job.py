@@ -7,11 +7,11 @@ pulled every few milliseconds. Each worker loads the task once. `stock` sends by
 and make Flower slower; the comparison is with its fastest form for as long as there is one.
 """
 
-from __future__ import annotations
-
 import os
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
@@ -23,11 +23,14 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeep.flower.client_app import device_number, make_client_app
 from fedkeep.flower.codec import Encoder, Sizes, decode_report
 from fedkeep.flower.device_memory import ContextMemory
-from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.link.messages import Participate
 from fedkeep.sim.assembly import Assembly
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
+
+APP = str(Path(__file__).resolve().parents[1] / "examples" / "flower_app")
+sys.path.append(APP)
+from fedkeep_app.catch_up import CatchUpDevice  # noqa: E402
 
 DEVICES, PARTICIPANTS = 20, 10
 TABLE: dict[str, Any] = {
@@ -49,6 +52,7 @@ def flower(rounds: int, *, stock: bool) -> list[float]:
     with TemporaryDirectory() as home:
         os.environ |= {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        os.environ["PYTHONPATH"] = os.pathsep.join([APP, os.environ.get("PYTHONPATH", "")])
         from flwr.simulation import run_simulation
 
         seconds: list[float] = []

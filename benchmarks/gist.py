@@ -12,8 +12,6 @@ one, which is federated averaging, and with a shared gist over ODE. `bytes_*` is
 Jobs are run in turn and medians compared, so that neighbours on the machine hardly count.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import dataclass

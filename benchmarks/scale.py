@@ -4,8 +4,6 @@ Measured on a fleet small enough for a laptop; memory grows with the devices and
 million follows by multiplication (docs/scale.md).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tracemalloc

@@ -6,8 +6,6 @@ Then whole rounds over Flower's messages, in one process, against the same round
 and serialisation all count. `flower.py --secure` does that over a real SuperLink.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -20,15 +18,15 @@ from flwr.app import Message
 from flwr.common.serde import message_to_proto
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "flower_app")]
 
 from fedkeep.flower.rounds import RoundOptions  # noqa: E402
+from fedkeep.privacy.fixed_point import WORD  # noqa: E402
 from fedkeep.privacy.secure_sum import MaskingDevice, SumServer  # noqa: E402
 from tests.flower.in_process import InProcessGrid  # noqa: E402
 from tests.flower.small_fleet import SmallFleet  # noqa: E402
 
 SIZES = ((10, 850), (10, 44_426), (25, 850), (50, 850), (50, 44_426))
-WORDS = np.dtype(np.uint32)
 ROUNDS = ((10, 30), (10, 1000), (25, 30))
 """Devices, and features of a softmax regression over ten labels."""
 
@@ -36,21 +34,22 @@ ROUNDS = ((10, 30), (10, 1000), (25, 30))
 def measure(count: int, size: int) -> dict[str, float]:
     """One sum over `count` devices of `size` integers each, checked against the plain sum."""
     threshold, dropped = count * 2 // 3 + 1, count // 10
-    devices = {i: MaskingDevice(i, b"benchmark", threshold) for i in range(count)}
-    server = SumServer(b"benchmark", threshold, size, WORDS)
+    words = np.arange(size, dtype=WORD)
+    devices = {i: MaskingDevice(i, b"benchmark", threshold, words.tobytes()) for i in range(count)}
+    server = SumServer(b"benchmark", threshold, size)
     start = time.process_time()
-    roster = server.open({i: device.keys() for i, device in devices.items()})
+    roster = server.open({i: device.keys() for i, device in devices.items()}).keys
     sent = {i: device.share(roster) for i, device in devices.items()}
     shared = time.process_time()
-    envelopes, words = server.route(sent), np.arange(size, dtype=WORDS)
+    envelopes = server.route(sent)
     for i in range(dropped, count):
-        server.receive(i, devices[i].mask(words, envelopes[i]))
+        server.receive(i, devices[i].mask(envelopes[i].envelopes))
     masked = time.process_time()
     unmaskings = {i: devices[i].unmask(server.survivors()) for i in server.survivors()}
     unmasked = time.process_time()
     total = server.total(unmaskings)
     ended = time.process_time()
-    if not np.array_equal(total, words * np.uint32(count - dropped)):
+    if not np.array_equal(total, words * np.uint64(count - dropped)):
         raise SystemExit("the sum is wrong")
     left = count - dropped
     return {
@@ -58,8 +57,8 @@ def measure(count: int, size: int) -> dict[str, float]:
         "words": size,
         "dropped": dropped,
         "device_s": (shared - start) / count + (masked - shared) / left + (unmasked - masked) / left,
-        "device_kB": (sum(map(len, sent[0].values())) + WORDS.itemsize * size) / 1e3,
-        "clear_kB": WORDS.itemsize * size / 1e3,
+        "device_kB": (sum(map(len, sent[0].envelopes.values())) + WORD.itemsize * size) / 1e3,
+        "clear_kB": WORD.itemsize * size / 1e3,
         "server_s": ended - unmasked,
     }
 

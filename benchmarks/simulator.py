@@ -14,8 +14,6 @@ same in all, are left out of all but the overheads.
 Rounds are played twice from one snapshot: timed, and then by a learner that notes what it is asked for.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
@@ -58,7 +56,7 @@ class Measured:
     mean: bool = False
     weighted: list[Scores] = field(default_factory=list)
     """Weights by which gradients were added up."""
-    likened: list[Measured] = field(default_factory=list)
+    likened: "list[Measured]" = field(default_factory=list)
     """The same samples under other models, whose gradients were multiplied with these."""
     norms: bool = False
 
@@ -113,7 +111,7 @@ class Noted:
 
 
 class NotedProbe:
-    def __init__(self, learner: NotingLearner, model: Vector) -> None:
+    def __init__(self, learner: "NotingLearner", model: Vector) -> None:
         self._learner, self._model = learner, model
 
     def measure(self, batch: Batch) -> Noted:

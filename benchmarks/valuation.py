@@ -7,8 +7,6 @@ and "one by one" backpropagates each sample alone. One thread; repetitions
 are interleaved, and medians of CPU time compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable

@@ -1,23 +1,18 @@
 """Writes the tables of keys in docs/agent.md from the options themselves; a test fails when the page is stale."""
 
-from __future__ import annotations
-
-import ast
-import inspect
 import re
-import textwrap
-from dataclasses import MISSING, Field, fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fedkeep.agent.layout import StoreOptions
-from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
+from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.core.device import DeviceOptions
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.store import AfterUse
 from fedkeep.core.weighting import Weighting
+from fedkeep.fleet.options import MetricsOptions
+from fedkeep.keys import keys_of
 from fedkeep.privacy.options import PrivacyOptions
 
 PAGE = Path(__file__).with_name("agent.md")
@@ -26,13 +21,13 @@ TABLES: dict[str, type[Any]] = {
     "[gist]": GistOptions, "[after_use]": AfterUse, "[weights]": Weighting, "[privacy]": PrivacyOptions,
     "[metrics]": MetricsOptions,
 }  # fmt: skip
+WORDS = {"left out": "none", "needed": "required"}
 
 
 def page() -> str:
     """The whole page, with its two generated parts as they should be."""
     text = _between(PAGE.read_text(encoding="utf-8"), "keys", _tables(TABLES))
-    sources = {f"[[source]] kind = {kind!r}".replace("'", '"'): options for kind, (options, _) in KINDS.items()}
-    return _between(text, "source keys", _tables(sources))
+    return _between(text, "source keys", _tables({f'[[source]] kind = "{k}"': made for k, (made, _) in KINDS.items()}))
 
 
 def _between(text: str, name: str, content: str) -> str:
@@ -43,34 +38,13 @@ def _between(text: str, name: str, content: str) -> str:
 def _tables(tables: dict[str, type[Any]]) -> str:
     rows = ["| table | key | default | |", "|---|---|---|---|"]
     for name, options in tables.items():
-        texts, first = _documented(options), f"`{name}`"
-        for field in fields(options):
-            rows.append(f"| {first} | `{field.name}` | {_default(field)} | {texts.get(field.name, '')} |")
+        first = f"`{name}`"
+        for key in keys_of(options):
+            default = "the kind" if (key.name, key.default) == ("name", "needed") else WORDS.get(key.default)
+            text = key.text.replace("|", "\\|")
+            rows.append(f"| {first} | `{key.name}` | {default or f'`{key.default}`'} | {text} |")
             first = ""
     return "\n".join(rows) + "\n"
-
-
-def _default(field: Field[Any]) -> str:
-    if field.default is MISSING and field.default_factory is MISSING:
-        return "the kind" if field.name == "name" else "required"
-    value = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
-    return (
-        "none" if value is None else f"`{value!r}`".replace("'", '"').replace("True", "true").replace("False", "false")
-    )
-
-
-def _documented(options: type[Any]) -> dict[str, str]:
-    """What stands below each field of a dataclass."""
-    (body,) = [
-        node.body
-        for node in ast.parse(textwrap.dedent(inspect.getsource(options))).body
-        if isinstance(node, ast.ClassDef)
-    ]
-    found = {}
-    for before, after in pairwise(body):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
-            found[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split()).replace("|", "\\|")
-    return found
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Writes docs/cli.md from the command line itself; a test fails when the page is stale."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 python docs/generate_demo.py runs/demo
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

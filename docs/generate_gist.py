@@ -3,8 +3,6 @@
 The picture is a small case worked out: sixty gradients of two numbers each, of which a store keeps five.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +43,7 @@ class Given:
     def mean_gradient(self) -> Vector:
         return self.weighted_gradient(np.ones(len(self._gradients)))
 
-    def inner(self, other: Given) -> FloatArray:
+    def inner(self, other: "Given") -> FloatArray:
         products: FloatArray = (self._gradients * other._gradients).sum(axis=1)
         return products
 

@@ -1,7 +1,5 @@
 """Links from the pages to files of the repository, which the site does not hold: there they are plain text."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Docstrings are written for those who read the code: here Markdown learns to show them as they were meant."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -5,8 +5,6 @@
 The agent is a process of its own, as on a real device; samples reach it by a socket, orders by another.
 """
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

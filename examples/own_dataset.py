@@ -5,8 +5,6 @@
 docs/own-data.md tells the rest: CSV, Parquet, Python functions, partitions, models.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -6,8 +6,6 @@ The model is softmax regression on the pixels: the input of its last layer is th
 It was trained for a while on other images, and the attacker knows the labels of the samples.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from functools import cache

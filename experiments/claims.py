@@ -4,8 +4,6 @@ Values are taken on samples of the whole fleet, with the exact global gradient, 
 setting of Table 2.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -25,7 +23,7 @@ from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
-from fedkeep.sim.oracle import Oracle
+from fedkeep.sim.reference import Oracle
 
 HERE = Path(__file__).parent
 TASKS = ("st", "st-all-labels", "har", "ic")

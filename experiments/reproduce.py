@@ -20,8 +20,6 @@ they are, which is days of work, and `--set` changes them otherwise. With `--add
 whose settings have changed since are made again.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex
@@ -31,21 +29,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from lab.curves import Curves
+from lab.curves import Curve, Curves, ExperimentSummary, curve_of, read_summary, write_summary
 from lab.document import write_results
 from lab.programme import read_programme
 from lab.readme import write_table
 from lab.running import estimated, run_programme
-from lab.summaries import Curve, read_summary, summarise, write_summary
 from lab.tables import write_tables
 
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.records import read_run
+from fedkeep.records import Run, read_run
 from fedkeep.records.versions import versions
 from fedkeep.sim.experiment import expand
 from fedkeep.sim.runner import play, record_path
-from fedkeep.sim.sweep import Step, run_sweep
+from fedkeep.sim.sweep import run_sweep
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
@@ -129,18 +126,32 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     by_seed = sorted(chosen, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
     directory = options.out / name
 
-    def tell(step: Step) -> None:
-        if step.round == by_seed[step.cell].experiment.train.rounds:
-            print(f"  {by_seed[step.cell].name}: {step.accuracy or 0:.1%}", flush=True)
+    def tell(cell: int, round_: int, accuracy: float | None) -> None:
+        if round_ == by_seed[cell].experiment.train.rounds:
+            print(f"  {by_seed[cell].name}: {accuracy or 0:.1%}", flush=True)
 
     run_sweep(by_seed, directory, jobs=options.jobs, resume=True, listen=tell, on=options.on)
-    runs = [read_run(record_path(cell, directory)) for cell in chosen]
-    command = shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))])
-    summary = summarise(runs, experiment=name, about=about(path), command=command, changed=settings)
+    summary = summarise(path, [read_run(record_path(cell, directory)) for cell in chosen], settings)
     curves |= {curve.config_hash: curve for curve in summary.curves}
     digests = [cell.experiment.digest() for cell in cells]
     write_summary(
         summary_path, msgspec.structs.replace(summary, curves=tuple(curves[d] for d in digests if d in curves))
+    )
+
+
+def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> ExperimentSummary:
+    """The runs of an experiment's file, what was set otherwise than in it, and how to make them."""
+    name, header = name_of(path), runs[0].header
+    return ExperimentSummary(
+        experiment=name,
+        about=about(path),
+        task=header.task,
+        command=shlex.join(
+            ["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))]
+        ),
+        versions=header.versions,
+        changed=tuple(settings),
+        curves=tuple(map(curve_of, runs)),
     )
 
 
@@ -206,9 +217,7 @@ def play_tiny(path: Path, table: Table, out: Path) -> None:
         shown = next((name for name in table["methods"] if name.startswith("ode")), "fifo")
         table["methods"] = {shown: table["methods"][shown]}
     runs = [read_run(play(cell, out / name)) for cell in expand(table)]
-    command = f"fedkeep run experiments/{name}.toml"
-    summary = summarise(runs, experiment=name, about=about(path), command=command, changed=settings)
-    write_summary(out / "results" / f"{name}.json", summary)
+    write_summary(out / "results" / f"{name}.json", summarise(path, runs, settings))
     print(f"{name}: {len(runs)} runs", flush=True)
 
 

@@ -4,8 +4,6 @@ For softmax regression half the largest eigenvalue of the inputs' second moment 
 is known and every inequality can be checked as it stands.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -1,7 +1,5 @@
 """What all tests share: the figures that they measure are shown."""
 
-from __future__ import annotations
-
 import pytest
 
 

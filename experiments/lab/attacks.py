@@ -4,9 +4,8 @@ The last layer is linear with weight W (Y, d) and bias b, under softmax cross-en
 e = softmax(W h + b) - onehot(y) has the gradient e (h, 1)^T, and g_hat_c is the mean over n of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -24,11 +23,11 @@ class LastLayer:
     weight: FloatArray
     bias: FloatArray
 
-    @staticmethod
-    def of(vector: Vector, classes: int) -> LastLayer:
+    @classmethod
+    def of(cls, vector: Vector, classes: int) -> Self:
         """The layer, or its gradient, in the flat order of weight (Y, d), then bias."""
         values = vector.astype(np.float64)
-        return LastLayer(values[:-classes].reshape(classes, -1), values[-classes:])
+        return cls(values[:-classes].reshape(classes, -1), values[-classes:])
 
     def errors(self, inputs: FloatArray, labels: IntArray) -> FloatArray:
         """softmax(W h + b) - onehot(y) per sample, (n, Y)."""

@@ -1,7 +1,5 @@
 """Line charts as SVG text, without a drawing library; text takes the colour of its surroundings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -11,17 +9,8 @@ _WIDTH, _LEAST_HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 236, 34, 42
 _LEGEND_LINE = 17
 _COLOURS = (
-    "#4477aa",
-    "#ee6677",
-    "#228833",
-    "#ccbb44",
-    "#66ccee",
-    "#aa3377",
-    "#7b5c3e",
-    "#888888",
-    "#cc6600",
-    "#3a3a9c",
-)
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#7b5c3e", "#888888", "#cc6600", "#3a3a9c",
+)  # fmt: skip
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_name: str, y_name: str) -> str:
@@ -35,11 +24,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_name: str, y_name: st
         across = _LEFT + (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
         return across, high - _BOTTOM - (y - y_low) / (y_high - y_low) * (high - _TOP - _BOTTOM)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" role="img"',
-        f' font-family="system-ui, sans-serif" font-size="11" fill="currentColor"><title>{escape(title)}</title>',
-        f'<text x="{_LEFT}" y="18" font-size="13" font-weight="600">{escape(title)}</text>',
-    ]
+    parts = [_opened(title, high, _LEFT)]
     for y in _ticks(y_low, y_high):
         left, height = place(x_low, y)
         parts.append(f'<path d="M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity="0.15"/>')
@@ -54,6 +39,14 @@ def line_chart(title: str, series: Mapping[str, Points], x_name: str, y_name: st
     turned = f'transform="rotate(-90 14 {high / 2:.0f})" text-anchor="middle"'
     parts.append(f'<text x="14" y="{high / 2:.0f}" {turned}>{escape(y_name)}</text></svg>\n')
     return "".join(parts)
+
+
+def _opened(title: str, high: int, left: int) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" role="img"'
+        f' font-family="system-ui, sans-serif" font-size="11" fill="currentColor"><title>{escape(title)}</title>'
+        f'<text x="{left}" y="18" font-size="13" font-weight="600">{escape(title)}</text>'
+    )
 
 
 def _line(name: str, number: int, places: Sequence[tuple[float, float]]) -> str:
@@ -95,11 +88,7 @@ def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
     def across(value: float) -> float:
         return left + (value - low) / (top - low) * (right - left)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" role="img"',
-        f' font-family="system-ui, sans-serif" font-size="11" fill="currentColor"><title>{escape(title)}</title>',
-        f'<text x="{10}" y="18" font-size="13" font-weight="600">{escape(title)}</text>',
-    ]
+    parts = [_opened(title, high, 10)]
     for number, (name, value) in enumerate(bars.items()):
         y, start, end = _TOP + row * number, across(min(0.0, value)), across(max(0.0, value))
         colour = _COLOURS[2] if value > 0 else _COLOURS[1]

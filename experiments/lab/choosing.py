@@ -1,16 +1,12 @@
 """How the default is chosen, by the rule of experiments/README.md: first who may be it at all, then who leads most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lab.blocks import Block, Sheet, Text
-from lab.findings import BALANCED, FIFO, GISTS
+from lab.blocks import Block, sheet
+from lab.findings import BALANCED, FIFO, GISTS, LEVEL
 
-LEVEL = 0.5
-"""Points of accuracy within which a candidate counts as level with a rival."""
 RIVALS = (FIFO, BALANCED)
 
 Means = Mapping[str, Mapping[str, float]]
@@ -43,12 +39,11 @@ def candidates(means: Means, form: str) -> list[Candidate]:
     """
     methods = dict.fromkeys(m for row in means.values() for m in row if m.startswith(form))
     everywhere = [m for m in methods if all(m in row for row in means.values())]
-    found = [Candidate(m, {task: row[m] - _best_rival(row) for task, row in means.items()}) for m in everywhere]
+    found = [
+        Candidate(m, {task: row[m] - max(row[rival] for rival in RIVALS) for task, row in means.items()})
+        for m in everywhere
+    ]
     return sorted(found, key=lambda candidate: (len(candidate.falls_behind), -candidate.lead))
-
-
-def _best_rival(row: Mapping[str, float]) -> float:
-    return max(row[rival] for rival in RIVALS)
 
 
 def choosing(table: Mapping[str, Any]) -> Iterator[Block]:
@@ -56,19 +51,14 @@ def choosing(table: Mapping[str, Any]) -> Iterator[Block]:
     means = {t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()}
     complete = {task: row for task, row in means.items() if all(rival in row for rival in RIVALS)}
     for form in GISTS:
-        if not (ranked := candidates(complete, form)):
-            continue
-        yield Text(
-            "Points ahead of the better of FIFO and class-balanced FIFO, on seeds of the choice's own. By the rule the "
-            f"choice among the stores under a {form.removeprefix('gist-')} gist falls on `{ranked[0].method}`."
-        )
-        rows = tuple(
-            (
-                c.method,
-                *(f"{lead:+.2f}" for lead in c.leads.values()),
-                f"{c.lead:+.2f}",
-                ", ".join(c.falls_behind) or "nowhere",
+        if ranked := candidates(complete, form):
+            yield (
+                "Points ahead of the better of FIFO and class-balanced FIFO, on seeds of the choice's own. By the rule "
+                f"the choice among the stores under a {form.removeprefix('gist-')} gist falls on `{ranked[0].method}`."
             )
-            for c in ranked
-        )
-        yield Sheet(("candidate", *complete, "mean", "half a point behind on"), rows)
+            yield sheet(("candidate", *complete, "mean", "half a point behind on"), map(_row, ranked))
+
+
+def _row(candidate: Candidate) -> list[str]:
+    leads = map("{:+.2f}".format, (*candidate.leads.values(), candidate.lead))
+    return [candidate.method, *leads, ", ".join(candidate.falls_behind) or "nowhere"]

@@ -1,14 +1,124 @@
-"""All finished runs of the programmes, by the hash of their settings: one file a task in experiments/results/curves."""
-
-from __future__ import annotations
+"""Finished runs as curves, a line each in one file a task; those of programmes go by the hash of their settings."""
 
 import fcntl
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
+from fedkeep.core.errors import DataError
+from fedkeep.records import Run
+from fedkeep.records.measures import LAST
 from fedkeep.records.versions import versions
-from lab.summaries import Curve, ExperimentSummary, read_summary, write_summary
+
+_DIGITS = 5
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run: its accuracy at every evaluation."""
+
+    method: str
+    setting: str
+    seed: int
+    planned: int
+    """The rounds that it was to have."""
+    config_hash: str
+    rounds: tuple[int, ...]
+    accuracy: tuple[float | None, ...]
+    seconds: float | None
+    finished: bool
+    worst_tenth: float | None = None
+    """Over the last five evaluations, as are those that follow."""
+    rare_recall: float | None = None
+    prequential: float | None = None
+    """Over the whole run."""
+    samples_valued: int = 0
+    samples_trained: int = 0
+    bytes_at_rest: int = 0
+    """What a device keeps besides the model; 0 where it was not counted."""
+
+    @property
+    def trained(self) -> list[tuple[int, float]]:
+        """Round and accuracy of the evaluations after the start; 0 where it diverged."""
+        return [(r, a or 0.0) for r, a in zip(self.rounds, self.accuracy, strict=True) if r > 0]
+
+    @property
+    def late(self) -> float:
+        """The mean accuracy of the last five of them."""
+        return self._late(1)
+
+    @property
+    def final(self) -> float:
+        """The same in percent."""
+        return self._late(100)
+
+    def _late(self, scale: int) -> float:
+        last = [accuracy for _, accuracy in self.trained[-LAST:]]
+        return scale * math.fsum(last) / max(1, len(last))
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round whose accuracy reaches `target`; None if none does."""
+        return next((round_ for round_, accuracy in self.trained if accuracy >= target), None)
+
+
+def curve_of(run: Run) -> Curve:
+    """A run as one line of a summary."""
+    header, evaluations = run.header, run.evaluations
+    return Curve(
+        method=header.method,
+        setting=header.setting,
+        seed=header.seed,
+        planned=header.rounds,
+        config_hash=header.config_hash,
+        rounds=tuple(e.round for e in evaluations),
+        accuracy=tuple(None if e.accuracy is None else round(e.accuracy, _DIGITS) for e in evaluations),
+        seconds=round(run.timings[-1].seconds, 1) if run.timings else None,
+        finished=run.end is not None,
+        worst_tenth=_mean(e.worst_tenth for e in evaluations[-LAST:]),
+        rare_recall=_mean(e.rare_recall for e in evaluations[-LAST:]),
+        prequential=_mean(e.prequential for e in evaluations),
+        samples_valued=evaluations[-1].samples_valued if evaluations else 0,
+        samples_trained=evaluations[-1].samples_trained if evaluations else 0,
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(math.fsum(known) / len(known), _DIGITS) if known else None
+
+
+class ExperimentSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of one experiment, without all that only one of them would be looked at for."""
+
+    experiment: str
+    """The file's path below `experiments/`, without its ending."""
+    about: str
+    task: str
+    command: str
+    versions: dict[str, str]
+    changed: tuple[str, ...] = ()
+    """What was set otherwise than in the file."""
+    curves: tuple[Curve, ...] = ()
+
+
+def write_summary(path: Path, summary: ExperimentSummary) -> None:
+    """Writes one line a run, so that a change shows as a change."""
+    head = msgspec.to_builtins(msgspec.structs.replace(summary, curves=()))
+    del head["curves"]
+    lines = ",\n".join(msgspec.json.encode(curve).decode() for curve in summary.curves)
+    body = msgspec.json.format(msgspec.json.encode(head), indent=1).decode().rstrip("}\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{body},\n "curves": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def read_summary(path: Path) -> ExperimentSummary:
+    """What `write_summary` wrote."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ExperimentSummary)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"cannot read the summary {path}: {error}") from error
 
 
 class Curves:

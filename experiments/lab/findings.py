@@ -1,22 +1,21 @@
 """What the runs of a programme say: means with their intervals, and differences seed by seed."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fedkeep.records.student import interval
+from fedkeep.records.measures import interval
 from fedkeep.sim.experiment import Experiment
-from lab.curves import Curves
+from lab.curves import Curve, Curves
 from lab.programme import Contest, Programme
-from lab.summaries import Curve
 
 Interval = list[float | None]
 """A mean and half of its 95 % interval, None of a single seed."""
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
+LEVEL = 0.5
+"""Points of accuracy within which a method counts as level with another."""
 PREQUENTIAL = (("record.prequential", True),)
 """The setting in which runs are also tested on what arrives."""
 
@@ -45,6 +44,11 @@ class Findings:
         found = [self.curves.find(run.digest) for run in self.programme.reported(row, rate, seeds)]
         return {curve.seed: curve for curve in found if curve is not None}
 
+    def ran(self) -> Iterator[tuple[Contest, dict[int, Curve]]]:
+        """Every row of the stages that has runs at the task's rate."""
+        rows = (row for stage in self.programme.stages for row in self.programme.rows(stage))
+        yield from ((row, runs) for row in rows if (runs := self.runs(row)))
+
     def own_runs(self, row: Contest) -> dict[int, Curve]:
         """At the method's own rate; none until it is found."""
         own = self.programme.own_rate(row, self.curves)
@@ -72,6 +76,18 @@ def summed(values: Iterable[float]) -> Interval | None:
         return None
     half = interval(known)
     return [round(math.fsum(known) / len(known), 2), None if half is None else round(half, 2)]
+
+
+def finals(runs: Mapping[int, Curve]) -> Interval | None:
+    """The final accuracy."""
+    return summed(curve.final for curve in runs.values())
+
+
+def in_words(value: Interval | None, sign: str = "") -> str:
+    """ "61.2 ± 0.8", or that it was not run."""
+    if value is None:
+        return "not run"
+    return f"{value[0]:{sign}.1f}" + ("" if value[1] is None else f" ± {value[1]:.1f}")
 
 
 def ahead(runs: Mapping[int, Curve], others: Mapping[int, Curve]) -> Interval | None:

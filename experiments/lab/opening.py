@@ -1,43 +1,43 @@
 """What RESULTS opens with: the verdict in ten lines, each following paired intervals, and three figures."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from lab.blocks import Block, Heading, Picture, Sheet, Text
+from lab.blocks import Block, Picture, heading, sheet
 from lab.charts import bar_chart, line_chart
-from lab.findings import BALANCED, FIFO, GISTS, UNLIMITED, Findings, share_closed
+from lab.findings import BALANCED, FIFO, GISTS, LEVEL, UNLIMITED, Findings, in_words, share_closed
 from lab.programme import Contest
+from lab.results import mean_curve
 
 Table = Mapping[str, Any]
 
-LEVEL = 0.5
-"""Points within which a task counts as level."""
 SHOWN = "uji-indoor-ordered"
 """The task of the figure by rounds."""
 _IN_TIME = ("-ordered", "-once", "-bursts", "-drift")
 _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
+_COMPARED = (*GISTS, BALANCED, "ode-est", "ode-default", "draw", "reservoir", *_LOSS_BASED, *_CORRECTIONS, UNLIMITED)
+_NAMED = 3
+"""Up to so many tasks a line of the verdict names."""
 
 
 def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
     """`figures` are the tables by name; `found` the runs of the arena."""
     arena = figures.get("arena", {})
-    yield Heading("The verdict")
+    yield heading("The verdict")
     lines = [f"{number}. {line}" for number, line in enumerate(_verdict(arena, figures.get("bytes", {})), start=1)]
-    yield Text("\n".join(lines) or "Nothing of the arena has run yet: `python experiments/reproduce.py gist`.")
+    yield "\n".join(lines) or "Nothing of the arena has run yet: `python experiments/reproduce.py gist`."
     yield from _by_rounds(found)
-    closed = {task: share for task, row in arena.items() if (share := _closed(row)) is not None}
-    if closed:
-        percents = {task: 100 * share for task, share in closed.items()}
+    if percents := {task: 100 * share for task, row in arena.items() if (share := _closed(row)) is not None}:
         chart = bar_chart("How much of the way from FIFO to unlimited storage the better gist goes", percents, " %")
         yield Picture("gap-closed", chart, "share of the gap closed, per task")
     yield from _by_bytes(figures.get("bytes", {}))
     yield from _by_compute(arena)
-    yield Heading("The arena")
+    yield heading("The arena")
     if found.programme.note:
-        yield Text(found.programme.note)
+        yield found.programme.note
+    yield from _all_leads(arena)
     yield from arena_tables(arena)
 
 
@@ -58,7 +58,7 @@ def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
     yield f"What fair rates leave of the lead of those that take larger steps: {loss_based}."
     corrections = "; ".join(f"{m.removeprefix('fifo-')} {_leads(arena, m, 'over_fifo')}" for m in _CORRECTIONS)
     yield f"Corrections that others would use on FIFO's store, at own rates: {corrections}."
-    yield f"Where a larger FIFO of no more bytes is the better buy: {_better_buys(bytes_)}."
+    yield f"A larger FIFO of no more bytes is the better buy on {_better_buys(bytes_)}."
 
 
 def _both_rates(arena: Table, method: str) -> str:
@@ -67,16 +67,50 @@ def _both_rates(arena: Table, method: str) -> str:
 
 
 def _leads(arena: Table, method: str, key: str) -> str:
-    """Who is ahead where, by the interval of the difference; what a single seed says is decided by nothing."""
-    groups: dict[str, list[str]] = {"ahead on": [], "behind on": [], "undecided on": []}
+    """Who is ahead where, by the interval of the difference; tasks are named where they are few."""
+    groups: dict[str, dict[str, float]] = {"ahead": {}, "behind": {}, "undecided": {}}
     for task, row in arena.items():
         if (found := row.get(method, {}).get(key)) is not None:
-            mean, half = found[0], found[1]
-            decided = half is not None and abs(mean) > half
-            where = "undecided on" if not decided else "ahead on" if mean > 0 else "behind on"
-            groups[where].append(f"{task} {mean:+.1f}")
-    said = "; ".join(f"{where} {', '.join(tasks)}" for where, tasks in groups.items() if tasks)
-    return said or "not run yet"
+            groups[_standing(found)][task] = found[0]
+    if not (tasks := sum(map(len, groups.values()))):
+        return "not run yet"
+    return ", ".join(f"{word} on {_few(word, leads, tasks)}" for word, leads in groups.items())
+
+
+def _standing(lead: Sequence[float | None]) -> str:
+    """By the interval; what a single seed says is decided by nothing."""
+    mean, half = lead[0] or 0.0, lead[1]
+    return "undecided" if half is None or abs(mean) <= half else "ahead" if mean > 0 else "behind"
+
+
+def _few(word: str, leads: Mapping[str, float], tasks: int) -> str:
+    if len(leads) <= _NAMED:
+        return " and ".join(f"{task} ({lead:+.1f})" for task, lead in leads.items()) or "none"
+    if word == "undecided":
+        return f"{len(leads)}"
+    low, high = sorted((min(leads.values()), max(leads.values())), key=abs)
+    return f"{len(leads)} of {tasks} tasks ({low:+.1f} to {high:+.1f}, median {median(leads.values()):+.1f})"
+
+
+def _all_leads(arena: Table) -> Iterator[Block]:
+    """Every task in one table: FIFO's accuracy and the others' leads over it."""
+    for key, accuracy, rate in (("over_fifo", "own_rate", "own"), ("over_fifo_shared", "shared_rate", "the task's")):
+        methods = [m for m in _COMPARED if any(row.get(m, {}).get(key) for row in arena.values())]
+        rows = (
+            (task, _number((row[FIFO][accuracy] or (None,))[0]), *(_lead(row.get(m, {}).get(key)) for m in methods))
+            for task, row in arena.items()
+            if FIFO in row
+        )
+        yield heading(f"Every task, at {rate} rate", 3)
+        yield "FIFO's accuracy, and how far the others are from it; in brackets where the interval holds 0."
+        yield sheet(("task", "FIFO", *methods), rows)
+
+
+def _lead(found: Sequence[float | None] | None) -> str:
+    if found is None:
+        return ""
+    words = f"{found[0] or 0.0:+.1f}"
+    return f"({words})" if _standing(found) == "undecided" else words
 
 
 def _shares(arena: Table, *, ordered: bool) -> str:
@@ -88,42 +122,34 @@ def _shares(arena: Table, *, ordered: bool) -> str:
 
 def _closed(row: Table) -> float | None:
     """At the task's rate; None where the gap is below half a point."""
-    means = {method: _mean(row, method) for method in (FIFO, UNLIMITED, *GISTS)}
-    best = max((means[m] for m in GISTS if means[m] is not None), default=None)  # type: ignore[type-var]
-    fifo, unlimited = means[FIFO], means[UNLIMITED]
-    if fifo is None or unlimited is None or unlimited - fifo < LEVEL:
+    means = {m: float(found["shared_rate"][0]) for m, found in row.items() if found["shared_rate"] is not None}
+    best = max((means[m] for m in GISTS if m in means), default=None)
+    if FIFO not in means or UNLIMITED not in means or means[UNLIMITED] - means[FIFO] < LEVEL:
         return None
-    return share_closed(fifo, best, unlimited)
-
-
-def _mean(row: Table, method: str) -> float | None:
-    shared = row.get(method, {}).get("shared_rate")
-    return None if shared is None else float(shared[0])
+    return share_closed(means[FIFO], best, means[UNLIMITED])
 
 
 def _better_buys(table: Table) -> str:
-    """Tasks with a FIFO store that takes no more bytes than some gist's store and is more accurate."""
-    found = []
-    for task, methods in table.items():
-        gists = [(m, point) for m, points in methods.items() if m.startswith("gist") for point in points]
-        for method, (size, slots, accuracy, _) in gists:
-            stores = [p for m, points in methods.items() if m.startswith(FIFO) for p in points]
-            rivals = [p for p in stores if p[0] <= size and p[2] > accuracy]
-            if rivals:
-                best = max(rivals, key=lambda point: float(point[2]))
-                ours, theirs = f"{method} with {slots} slots {accuracy:.1f}", f"FIFO with {best[1]} slots {best[2]:.1f}"
-                found.append(f"{task} ({ours}, {theirs})")
-    return "; ".join(found) or ("nowhere of what ran" if table else "not run yet")
+    """Tasks with a FIFO store that takes no more bytes than a gist's and is more accurate, and by how much."""
+    found = {task: worst for task, methods in table.items() if (worst := max(_buys(methods), default=None))}
+    said = ", ".join(f"{task} ({words})" for task, (_, words) in found.items()) or "none of what ran"
+    rest = ", ".join(task for task in table if task not in found)
+    return f"{said}; on none of {rest}" if found and rest else said if table else "not run yet"
+
+
+def _buys(methods: Table) -> Iterator[tuple[float, str]]:
+    """By how much the best FIFO store of no more bytes is ahead of a gist's store, and of which."""
+    stores = [point for m, points in methods.items() if m.startswith(FIFO) for point in points]
+    gists = [(m, *point) for m, points in methods.items() if m.startswith("gist") for point in points]
+    for method, size, slots, accuracy, _ in gists:
+        best = max((point for point in stores if point[0] <= size), key=lambda point: float(point[2]), default=None)
+        if best is not None and best[2] > accuracy:
+            yield best[2] - accuracy, f"FIFO with {best[1]} slots {best[2]:.1f}, {method} with {slots} {accuracy:.1f}"
 
 
 def _by_rounds(found: Findings) -> Iterator[Block]:
-    series = {}
-    for method in (FIFO, BALANCED, *GISTS, UNLIMITED):
-        curves = list(found.runs(Contest(SHOWN, method)).values())
-        if curves:
-            points = zip(curves[0].rounds, zip(*(c.accuracy for c in curves), strict=True), strict=True)
-            series[method] = [(float(r), 100 * sum(a or 0.0 for a in at) / len(at)) for r, at in points]
-    if series:
+    runs = {method: found.runs(Contest(SHOWN, method)) for method in (FIFO, BALANCED, *GISTS, UNLIMITED)}
+    if series := {method: mean_curve(list(own.values())) for method, own in runs.items() if own}:
         title = f"{SHOWN}: accuracy by round, in the order of time"
         yield Picture("by-rounds", line_chart(title, series, "round", "accuracy, %"), title)
 
@@ -155,15 +181,15 @@ def arena_tables(arena: Table) -> Iterator[Block]:
     """One table a task."""
     accuracies = ("own rate", "over FIFO", "task's rate", "over FIFO", "worst tenth", "rarest labels", "prequential")
     for task, methods in arena.items():
-        yield Heading(task, 3)
+        yield heading(task, 3)
         fifo_passes = methods.get(FIFO, {}).get("forward_passes")
         rows = tuple(
             (
                 method,
-                _interval(row["own_rate"]) + (f" ({row['rate']:.3g})" if row["rate"] else ""),
-                _interval(row["over_fifo"], sign="+"),
-                _interval(row["shared_rate"]),
-                _interval(row["over_fifo_shared"], sign="+"),
+                in_words(row["own_rate"]) + (f" ({row['rate']:.3g})" if row["rate"] else ""),
+                in_words(row["over_fifo"], sign="+"),
+                in_words(row["shared_rate"]),
+                in_words(row["over_fifo_shared"], sign="+"),
                 _number(row["worst_tenth"]),
                 _number(row["rare_recall"]),
                 _number(row["prequential"]),
@@ -172,13 +198,7 @@ def arena_tables(arena: Table) -> Iterator[Block]:
             )
             for method, row in methods.items()
         )
-        yield Sheet(("method", *accuracies, "compute over FIFO's", "seeds x rounds"), rows)
-
-
-def _interval(value: list[float | None] | None, sign: str = "") -> str:
-    if value is None or value[0] is None:
-        return "not run"
-    return f"{value[0]:{sign}.1f}" + ("" if value[1] is None else f" ± {value[1]:.1f}")
+        yield sheet(("method", *accuracies, "compute over FIFO's", "seeds x rounds"), rows)
 
 
 def _number(value: float | None) -> str:
@@ -198,9 +218,9 @@ def sweeps(helps: Table) -> Iterator[Block]:
 
 def _sweep(task: str, key: str, values: Mapping[str, Table]) -> Iterator[Block]:
     methods = list(dict.fromkeys(method for row in values.values() for method in row))
-    yield Heading(f"{task}, {key}", 3)
+    yield heading(f"{task}, {key}", 3)
     rows = tuple((m, *(_swept(row.get(m)) for row in values.values())) for m in methods)
-    yield Sheet(("method", *values), rows)
+    yield sheet(("method", *values), rows)
     if all(value.replace(".", "", 1).isdigit() for value in values):
         series = {m: [(float(v), row[m]["accuracy"][0]) for v, row in values.items() if m in row] for m in methods}
         title = f"{task}: accuracy by {key}"
@@ -210,4 +230,4 @@ def _sweep(task: str, key: str, values: Mapping[str, Table]) -> Iterator[Block]:
 def _swept(entry: Table | None) -> str:
     if entry is None:
         return "not run"
-    return f"{_interval(entry['accuracy'])} ({_interval(entry['over_fifo'], sign='+')})"
+    return f"{in_words(entry['accuracy'])} ({in_words(entry['over_fifo'], sign='+')})"

@@ -1,18 +1,15 @@
 """A programme of runs in one file: tasks, methods, and the stages in which they are run, the weightiest first."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from fedkeep.config import Table, build, merged, put, read_experiment, read_toml
 from fedkeep.core.errors import ConfigError
 from fedkeep.sim.experiment import Cell
-from lab.curves import Curves
-from lab.summaries import Curve
+from lab.curves import Curve, Curves
 
 EVALUATIONS = 20
 """How often a run is evaluated, whatever its length."""
@@ -84,7 +81,7 @@ class Programme:
     made: dict[tuple[Contest, float, int, int], PlannedRun] = field(default_factory=dict, repr=False)
     """Cells made before: their settings are resolved once."""
 
-    def only(self, tasks: Sequence[str], methods: Sequence[str]) -> Programme:
+    def only(self, tasks: Sequence[str], methods: Sequence[str]) -> Self:
         """The part of it on these tasks with these methods; all of them where none are named."""
         stages = (
             replace(
@@ -96,7 +93,7 @@ class Programme:
         )
         return replace(self, stages=tuple(stages))
 
-    def tiny(self, smaller: Mapping[str, Table], *, everywhere: bool) -> Programme:
+    def tiny(self, smaller: Mapping[str, Table], *, everywhere: bool) -> Self:
         """Two rounds of one seed: all methods of a stage on its first task; `everywhere`, the first on all others."""
         tasks = {}
         for name, table in self.tasks.items():
@@ -181,8 +178,7 @@ class Programme:
 
 def area(curve: Curve) -> float:
     """The mean accuracy over all evaluations after the start: the area under the curve, its width taken as 1."""
-    heights = [value or 0.0 for round_, value in zip(curve.rounds, curve.accuracy, strict=True) if round_ > 0]
-    return sum(heights) / max(1, len(heights))
+    return sum(accuracy for _, accuracy in curve.trained) / max(1, len(curve.trained))
 
 
 def read_programme(path: Path) -> Programme:

@@ -1,12 +1,12 @@
 """The README's table of results, from results/arena.json; a test fails when it is stale."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from lab.findings import in_words
 
 BLOCK = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
 COLUMNS = {
@@ -50,16 +50,9 @@ def table(results: Path) -> str:
 
 
 def _row(title: str, methods: Mapping[str, Any]) -> str:
-    cells = [_cell(methods.get(method)) for method in COLUMNS.values()]
+    cells = [in_words(methods.get(method, {}).get("shared_rate")) for method in COLUMNS.values()]
     seeds = sorted({row["seeds"] for method, row in methods.items() if method in COLUMNS.values()})
     return f"| {title} | {' | '.join(cells)} | {'-'.join(map(str, (seeds[0], seeds[-1])[: len(seeds)]))} |\n"
-
-
-def _cell(row: Mapping[str, Any] | None) -> str:
-    shared = None if row is None else row["shared_rate"]
-    if shared is None:
-        return "not run"
-    return f"{shared[0]:.1f}" + ("" if shared[1] is None else f" ± {shared[1]:.1f}")
 
 
 def write_table(readme: Path, results: Path) -> None:

@@ -1,7 +1,5 @@
 """Runs what a programme wants and nobody has run yet, stage by stage, in parallel processes, until the time is up."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time
@@ -16,10 +14,9 @@ from fedkeep.core.errors import DataError
 from fedkeep.records import read_run
 from fedkeep.sim.runner import play
 from fedkeep.sim.sweep import estimate_seconds
-from lab.curves import Curves
+from lab.costs import bytes_at_rest
+from lab.curves import Curve, Curves, curve_of
 from lab.programme import PlannedRun, Programme
-from lab.summaries import Curve, curve_of
-from lab.worth import bytes_at_rest
 
 
 def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: int, minutes: float | None) -> None:
@@ -28,14 +25,16 @@ def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: 
     absent: set[str] = set()
     while waiting := next_runs(programme, curves, absent):
         print(f"{programme.name}: {len(waiting)} runs to do before the next step", flush=True)
-        played = _played_in_processes if jobs > 1 else _played_here
-        for run, outcome in played(waiting, records, jobs):
+        here = ((run, _play(run, records)) for run in waiting)
+        for run, outcome in _played_in_processes(waiting, records, jobs) if jobs > 1 else here:
             if isinstance(outcome, str):
                 absent.add(run.task)
                 print(f"without {run.task}: {outcome}", flush=True)
                 break
             curves.add(run.task, outcome)
-            print(f"{run.task}: {_told(outcome)}", flush=True)
+            seconds = f"{outcome.seconds or 0:.0f} s"
+            what = f"{outcome.method} {outcome.setting} seed {outcome.seed}"
+            print(f"{run.task}: {what}: {outcome.final:.1f} %, {seconds}", flush=True)
             if deadline is not None and time.monotonic() > deadline:
                 print("the time is up; the same command goes on from here", flush=True)
                 return
@@ -71,12 +70,6 @@ def _trial_minutes(runs: Sequence[PlannedRun]) -> float:
     return sum(estimate_seconds([own[0].cell], 1) * len(own) for own in by_method.values()) / 60
 
 
-def _played_here(runs: Sequence[PlannedRun], records: Path, jobs: int) -> Iterator[tuple[PlannedRun, Curve | str]]:
-    del jobs
-    for run in runs:
-        yield run, _play(run, records)
-
-
 def _played_in_processes(
     runs: Sequence[PlannedRun], records: Path, jobs: int
 ) -> Iterator[tuple[PlannedRun, Curve | str]]:
@@ -97,7 +90,3 @@ def _play(run: PlannedRun, records: Path) -> Curve | str:
         return replace(curve, bytes_at_rest=bytes_at_rest(run.cell.experiment))
     except DataError as error:
         return str(error)
-
-
-def _told(curve: Curve) -> str:
-    return f"{curve.method} {curve.setting} seed {curve.seed}: {curve.final:.1f} %, {curve.seconds or 0:.0f} s"

@@ -1,28 +1,15 @@
 """The tables that programmes end in, as JSON files in experiments/results."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.compute import forward_passes
-from lab.curves import Curves
-from lab.findings import (
-    FIFO,
-    GISTS,
-    PREQUENTIAL,
-    UNLIMITED,
-    Findings,
-    ahead,
-    mean,
-    share_closed,
-    summed,
-)
+from lab.costs import forward_passes
+from lab.curves import Curve, Curves
+from lab.findings import FIFO, GISTS, PREQUENTIAL, UNLIMITED, Findings, ahead, finals, mean, share_closed
 from lab.programme import Contest, read_programme
-from lab.worth import bytes_table
 
 Table = dict[str, Any]
 
@@ -81,8 +68,8 @@ def _arena_row(found: Findings, row: Contest) -> Table | None:
     fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
     tested_first = found.runs(Contest(row.task, row.method, PREQUENTIAL))
     return {
-        "own_rate": summed(curve.final for curve in own.values()),
-        "shared_rate": summed(curve.final for curve in shared.values()),
+        "own_rate": finals(own),
+        "shared_rate": finals(shared),
         "rate": found.own_rate(row),
         "seeds": len(shown),
         "over_fifo": ahead(own, found.own_runs(fifo)),
@@ -101,14 +88,18 @@ def gist_rows(found: Findings, task: str) -> Table:
     for method in found.methods(task):
         for rate in found.programme.choice.rates:
             if runs := found.runs(Contest(task, method), rate):
-                table.setdefault(method, {})[f"{rate:.3g}"] = {
-                    "accuracy": summed(curve.final for curve in runs.values()),
-                    "over_fifo": ahead(runs, found.runs(Contest(task, FIFO), rate)),
-                    "rounds": max(curve.planned for curve in runs.values()),
-                    "seeds": list(runs),
-                    "finals": [round(curve.final, 2) for curve in runs.values()],
-                }
+                finals = [round(curve.final, 2) for curve in runs.values()]
+                row = _beside(runs, found.runs(Contest(task, FIFO), rate)) | {"seeds": list(runs), "finals": finals}
+                table.setdefault(method, {})[f"{rate:.3g}"] = row
     return table
+
+
+def _beside(runs: Mapping[int, Curve], fifo: Mapping[int, Curve]) -> Table:
+    return {
+        "accuracy": finals(runs),
+        "over_fifo": ahead(runs, fifo),
+        "rounds": max(curve.planned for curve in runs.values()),
+    }
 
 
 def gist_summary(found: Findings) -> Table:
@@ -131,14 +122,27 @@ def gist_summary(found: Findings) -> Table:
 def settings_table(found: Findings) -> Table:
     """By task, setting and method: accuracy at the task's rate, and the lead over FIFO."""
     table: Table = {}
-    for stage in found.programme.stages:
-        for row in found.programme.rows(stage):
-            if runs := found.runs(row):
-                place = table.setdefault(row.task, {}).setdefault(row.setting_name or "as it is", {})
-                place[row.method] = {
-                    "accuracy": summed(curve.final for curve in runs.values()),
-                    "over_fifo": ahead(runs, found.runs(replace(row, method=FIFO))),
-                    "rounds": max(curve.planned for curve in runs.values()),
-                    "seeds": len(runs),
-                }
+    for row, runs in found.ran():
+        place = table.setdefault(row.task, {}).setdefault(row.setting_name or "as it is", {})
+        place[row.method] = _beside(runs, found.runs(replace(row, method=FIFO))) | {"seeds": len(runs)}
     return table
+
+
+def bytes_table(found: Findings) -> Table:
+    """By task and method: [bytes at rest, slots, accuracy, half of its interval], smallest first; and the worth."""
+    table: Table = {}
+    for row, runs in found.ran():
+        at_rest = max(curve.bytes_at_rest for curve in runs.values())
+        point = [at_rest, found.experiment(row).storage.capacity, *(finals(runs) or ())]
+        table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
+    for methods in table.values():
+        methods["worth"] = {m: _worth(points, methods.get(FIFO, [])) for m, points in methods.items() if "gist" in m}
+    return table
+
+
+def _worth(points: list[list[Any]], fifo: list[list[Any]]) -> dict[str, int | None]:
+    """By slots under a gist: the smallest FIFO store that is as accurate; None where no size that was tried is."""
+    return {
+        str(slots): min((point[1] for point in fifo if point[2] >= accuracy), default=None)
+        for _, slots, accuracy, _ in points
+    }

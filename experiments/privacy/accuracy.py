@@ -6,8 +6,6 @@
 Runs are added to accuracy-TASK.json beside this file; what is there already is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
 """Configuration: tables of a TOML file to the dataclasses that own their keys."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -105,6 +104,19 @@ def merged(below: Table, above: Table) -> Table:
         old = result.get(key)
         result[key] = merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
     return result
+
+
+def flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values, however the tables nest them.
+
+    >>> dict(flat({"train": {"rounds": 9}, "seed": 1}))
+    {'train.rounds': 9, 'seed': 1}
+    """
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _value(text: str) -> Any:

@@ -1,7 +1,5 @@
 """What a configuration's dataclass says of its own keys: type, default, and the words that stand below each."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

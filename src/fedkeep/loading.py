@@ -1,7 +1,5 @@
 """Things of one's own: what `module:name` and `path/to/file.py:name` in a configuration lead to."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys
@@ -30,7 +28,8 @@ def load_object(path: str) -> Any:
     """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too."""
     module, _, name = path.rpartition(":")
     try:
-        loaded = _load_file(Path(module).resolve()) if module.endswith(".py") else _load_module(module)
+        _search_in(Path.cwd())
+        loaded = _load_file(Path(module).resolve()) if module.endswith(".py") else importlib.import_module(module)
     except (ImportError, ValueError, OSError) as error:
         raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
     except SyntaxError as error:
@@ -39,11 +38,6 @@ def load_object(path: str) -> Any:
         public = [n for n in vars(loaded) if not n.startswith("_")]
         raise ConfigError(f"'{module}' has no '{name}': {did_you_mean(name, public)}")
     return getattr(loaded, name)
-
-
-def _load_module(name: str) -> ModuleType:
-    _search_in(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _load_file(file: Path) -> ModuleType:

@@ -4,9 +4,10 @@ One table for the simulator, the agent and the Flower app, so that the same word
 preset, `*` holds for every policy and a policy's own entry goes before it; a configuration's own keys go before both.
 """
 
-from __future__ import annotations
+from dataclasses import fields
 
 from fedkeep.config import Table, merged
+from fedkeep.core.device import StoreRules
 from fedkeep.core.names import find
 
 DEFAULT = "default"
@@ -68,10 +69,9 @@ def device_tables(preset: str, policy: str) -> Table:
         "policy": said.get("policy", {}),
         "weights": said.get("weights", {}),
         "after_use": {new: storage[old] for old, new in _AFTER_USE.items() if old in storage},
-        "device": {key: storage[key] for key in _DEVICE if key in storage},
+        "device": {rule.name: storage[rule.name] for rule in fields(StoreRules) if rule.name in storage},
         "gist": said.get("gist", {}),
     }
 
 
 _AFTER_USE = {"after_use": "name", "discount": "discount"}
-_DEVICE = ("revalue", "max_age", "quotas", "targets", "share_forgetting")

@@ -1,7 +1,5 @@
 """Components by name: what may stand in `name = "..."` of a configuration table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fedkeep.core.policies

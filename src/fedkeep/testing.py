@@ -5,8 +5,6 @@
 ['scores', 'inputs', 'chunking', 'restart', 'repeatable']
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -52,23 +50,16 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
     projections, norms, mean = measured.projections(direction), measured.norms(), measured.mean_gradient()
     _require(mean.shape == (learner.gradient_size,), "the mean gradient has the length of a direction")
-    _close(
-        projections.mean(),
-        float(mean.astype(np.float64) @ direction),
-        "the mean of the projections is that of the mean",
-    )
+    along = float(mean.astype(np.float64) @ direction)
+    _close(projections.mean(), along, "the mean of the projections is that of the mean")
     weights = rng.random(len(batch))
-    _close(
-        float((weights * projections).mean()),
-        float(measured.weighted_gradient(weights).astype(np.float64) @ direction),
-        "the weighted gradient weighs each sample's own",
-    )
+    weighted = float(measured.weighted_gradient(weights).astype(np.float64) @ direction)
+    _close((weights * projections).mean(), weighted, "the weighted gradient weighs each sample's own")
     length = float(np.linalg.norm(direction))
     _require(bool((np.abs(projections) <= norms * length * (1 + 1e-4) + 1e-6).all()), "no projection exceeds its norm")
     _close(measured.losses().mean(), judge(learner, model, batch.x, batch.y)[0].mean(), "losses follow the logits")
-    _close_all(
-        learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction), projections[:1], "one by one"
-    )
+    alone = learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction)
+    _require(bool(np.allclose(alone, projections[:1], rtol=1e-4, atol=1e-6)), "one by one")
     _finite_differences(learner, model, batch, direction, projections)
     _training_descends(learner, model, batch)
     return ["shape", "mean", "norms", "losses", "one-by-one", "finite-differences", "training"]
@@ -106,10 +97,8 @@ def _a_restart_does_not_matter(policy: SelectionPolicy) -> None:
 
 
 def _repeats(policy: SelectionPolicy) -> None:
-    _require(
-        _stored(_play(policy, [30], rounds=2)) == _stored(_play(policy, [30], rounds=2)),
-        "the same seed keeps the same samples; take randomness from view.uniform",
-    )
+    once, again = (_stored(_play(policy, [30], rounds=2)) for _ in range(2))
+    _require(once == again, "the same seed keeps the same samples; take randomness from view.uniform")
 
 
 def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False) -> Device:
@@ -194,10 +183,6 @@ def _training_descends(learner: Learner, model: AnyArray, batch: Batch) -> None:
 
 def _close(a: float, b: float, law: str) -> None:
     _require(abs(a - b) <= 1e-4 * max(abs(a), abs(b), 1e-3), f"{law} ({a:g} against {b:g})")
-
-
-def _close_all(a: Scores, b: Scores, law: str) -> None:
-    _require(bool(np.allclose(a, b, rtol=1e-4, atol=1e-6)), law)
 
 
 def _require(holds: bool, law: str) -> None:

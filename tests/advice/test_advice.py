@@ -1,7 +1,5 @@
 """`fedkeep advise`: what it sees in data, what it says of figures, and a whole advice on a small fleet."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -22,10 +20,10 @@ from fedkeep.advice.verdict import advise, recommended
 from fedkeep.agent.assembly import budget_for, read_config
 from fedkeep.agent.layout import plan as plan_store
 from fedkeep.cli.app import app
-from fedkeep.config import read_experiment
+from fedkeep.config import read_experiment, read_toml
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import Federation, ModelSpec, Ownership
-from fedkeep.fleet.specification import read_fleet
+from fedkeep.fleet.specification import parse_fleet
 from fedkeep.sim.experiment import expand
 
 
@@ -165,7 +163,7 @@ def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path, monkeypatch:
     capacity = plan_store(config.store, config.form, 0).capacity
     assert (config.samples.labels, config.store.budget == budget_for(config, 10)) == (3, True)
     assert capacity >= 10
-    assert read_fleet(advice / "fleet.toml").label_names == ("0", "1", "2")
+    assert parse_fleet(read_toml(advice / "fleet.toml")).label_names == ("0", "1", "2")
     assert "What to do" in (advice / "advice.html").read_text()
     before = {path: path.stat().st_mtime_ns for path in (advice / "rates").glob("*.jsonl")}
     assert CliRunner().invoke(app, arguments).exit_code == 0

@@ -1,7 +1,5 @@
 """Agents and stores for tests, small and quick to make."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

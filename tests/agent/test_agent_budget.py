@@ -1,7 +1,5 @@
 """Whatever the shape, the model and the budget: a full store has room for the largest commit that can come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

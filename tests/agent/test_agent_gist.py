@@ -1,7 +1,5 @@
 """A gist on an agent: what it says of itself, what it takes of the budget, and that it is nobody else's business."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The agent without its process: restarts, retention, full disks, taking part, explaining."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from pathlib import Path
@@ -12,10 +10,9 @@ import pytest
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import AssembledAgent, parse_config
-from fedkeep.agent.clock import DAY
-from fedkeep.agent.evaluation import Evaluator
+from fedkeep.agent.ledgers import DAY
 from fedkeep.agent.service import Service
-from fedkeep.agent.summary import summarise
+from fedkeep.agent.summary import Evaluator, summarise
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import Assignment, TrainOrder
 from fedkeep.link.client import AgentClient, AgentUnreachableError
@@ -321,7 +318,7 @@ def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
         ({"agent": {"bach": 3}}, "unknown key 'agent.bach': did you mean 'batch'"),
         ({"agent": {"batch": 0}}, "batch must be between 1 and 4096, got 0"),
         ({"agent": {"cpu_cap": 2.0}}, "cpu_cap must be above 0 and at most 1"),
-        ({"store": {"budget": 10}}, "budget must be at least"),
+        ({"store": {"budget": 10}}, "budget must be 32768 or more"),
         ({"policy": {"name": "od"}}, "did you mean 'ode'"),
         ({"policy": {"name": "full-data"}}, "keeps everything"),
         ({"samples": {"labels": 0}}, "labels must be between 1 and"),

@@ -1,7 +1,5 @@
 """What leaves a device is noised and charged before it goes; the ledger survives with the samples."""
 
-from __future__ import annotations
-
 import errno
 from itertools import pairwise
 from pathlib import Path
@@ -11,15 +9,14 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
+from fedkeep.agent.summary import Evaluator
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 from fedkeep.keyholder.ckks import COARSE
 from fedkeep.keyholder.order import Grid
-from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder
-from fedkeep.keyholder.public_context import PublicContext
+from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder, PublicContext
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import ProfileRequest
 from tests.agent.builders import arrival, make_agent, order

@@ -1,7 +1,5 @@
 """The agent as a real process: what it imports, how it dies and comes back, and what it says when it cannot start."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Agents in secure sums: over the socket's messages, through restarts, and never in the clear."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.assembly import AssembledAgent
-from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
+from fedkeep.agent.summary import Evaluator
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.link.messages import Answered, AskSum, Failed, Participate
@@ -19,10 +17,8 @@ from tests.agent.builders import SHAPE, feed, make_agent, order
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 
-from fedkeep.privacy import sum_messages as told
+from fedkeep.privacy import secure_sum as told
 from fedkeep.privacy.fixed_point import weighted_mean
-from fedkeep.privacy.secure_sum import Masked, Unmasking
-from fedkeep.privacy.sum_book import OpenSum
 
 SECURE = {"secure_sum": True}
 
@@ -46,20 +42,21 @@ def session(number: int) -> bytes:
 def summed(agents: dict[int, AssembledAgent], sent: TrainOrder, number: int, counted: bytes = b"") -> np.ndarray:
     """What the server learns of one secure round over these agents."""
     agreed = {d: terms(a, d, session(number), counted) for d, a in agents.items()}
-    opened = OpenSum(agreed, len(sent.model))
+    size = len(sent.model) + 2 + agreed[0].gradient_size + 1
+    opened = told.SumServer(session(number), agreed[0].threshold, size, agreed)
     keys = {d: told.decode(a.agent.hold(sent, told.encode(agreed[d])), told.Keys) for d, a in agents.items()}
     roster = opened.open({d: k.keys for d, k in keys.items()})
 
     def ask(device: int, question: told.Request) -> bytes:
         return agents[device].agent.answer(told.encode(question))
 
-    sealed = {d: told.decode(ask(d, told.PartyKeys(opened.session, roster)), told.Envelopes) for d in agents}
-    for d, envelopes in opened.route({d: e.envelopes for d, e in sealed.items()}).items():
-        masked = told.decode(ask(d, told.Envelopes(opened.session, envelopes)), told.MaskedWords)
-        opened.receive(d, Masked(masked.session, np.frombuffer(masked.words, dtype="<u8")))
+    sealed = {d: told.decode(ask(d, roster), told.Envelopes) for d in agents}
+    for d, envelopes in opened.route(sealed).items():
+        masked = told.decode(ask(d, envelopes), told.MaskedWords)
+        opened.receive(d, masked)
     survivors = told.Survivors(opened.session, opened.survivors())
     shares = {d: told.decode(ask(d, survivors), told.OpenedShares) for d in agents}
-    return opened.total({d: Unmasking(s.own_masks, s.masking_keys) for d, s in shares.items()})
+    return opened.total(shares)
 
 
 def test_three_agents_sum_what_they_would_have_sent(tmp_path: Path) -> None:

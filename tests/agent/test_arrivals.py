@@ -1,7 +1,5 @@
 """The queue in front of the agent: bounded, thinning evenly, refusing what is no sample."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.agent.arrivals import Arrival, Intake, sample_id
-from fedkeep.agent.form import SampleForm
+from fedkeep.agent.record import SampleForm
 from fedkeep.agent.screening import Magnitudes, screen
 from tests.agent.builders import arrival, make_agent
 

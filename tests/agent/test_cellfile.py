@@ -1,7 +1,5 @@
 """The store's file: whatever is committed comes back, nothing else does, and it never grows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

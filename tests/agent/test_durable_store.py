@@ -1,22 +1,18 @@
 """The store on disk: the same decisions as in memory, still there after a restart, gone when they should be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedkeep.agent.audit import DecisionLog, Verdict
-from fedkeep.agent.cells import FileCell, decode_root
-from fedkeep.agent.clock import DAY, AgeClock
-from fedkeep.agent.copies import copies_of
+from fedkeep.agent.cells import decode_root
 from fedkeep.agent.disk import StoreError
-from fedkeep.agent.form import SampleForm
-from fedkeep.agent.identity import Identity
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.opening import Opened, open_file
-from fedkeep.agent.record import SAMPLE, Note
+from fedkeep.agent.ledgers import DAY, AgeClock
+from fedkeep.agent.opening import Identity, Opened, copies_of, open_file
+from fedkeep.agent.record import SAMPLE, Note, SampleForm
+from fedkeep.agent.shelf import Ranks
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
@@ -45,6 +41,7 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
     def opened() -> Scripted:
         run = Scripted(disk)
         run.store._index = MemoryStore(run.quotas, AfterUse(rule))  # type: ignore[arg-type]
+        run.store._ranks = Ranks(LAYOUT.capacity, discounts=rule == "discount")
         return run
 
     run, plain = opened(), MemoryStore(Scripted(disk).quotas, AfterUse(rule))  # type: ignore[arg-type]
@@ -96,37 +93,6 @@ def test_what_was_erased_is_in_no_file(tmp_path: Path) -> None:
     assert held.x[11].tobytes() in path.read_bytes()
     (line,) = store.log.about(int(held.ids[0]))
     assert (line.verdict, line.label, line.score) == ("erased", -1, None)
-
-
-def test_a_file_of_the_previous_format_is_still_read() -> None:
-    disk = RamDisk(bytes(LAYOUT.geometry.size))
-    run = Scripted(disk)
-    run.format()
-    run.commit(wipe=run.advance())
-    _rewrite_as_format_1(disk)
-    old = Scripted(disk)
-    assert not old.open().damage
-    assert old.digest() == run.digest()
-    assert {note.source for note in old.store.notes()} == {""}
-    old.commit(wipe=old.advance())
-    mixed = Scripted(disk)
-    mixed.open()
-    assert mixed.digest() == old.digest()
-
-
-def _rewrite_as_format_1(disk: RamDisk) -> None:
-    """Takes the fields that format 2 added out of every sample, as a store of format 1 was written."""
-    from fedkeep.agent.cells import decode_cell
-    from fedkeep.agent.record import _ADDED, _FIRST
-
-    geometry = LAYOUT.geometry
-    for index in range(geometry.cells):
-        at = geometry.cell(index)
-        cell = decode_cell(bytes(disk.image[at : at + geometry.cell_size]))
-        if cell is not None and cell.kind == SAMPLE:
-            data = cell.data[: _FIRST.size] + cell.data[_FIRST.size + _ADDED.size :]
-            old = FileCell(cell.kind, cell.blob, cell.part, cell.parts, data, version=1)
-            disk.image[at : at + geometry.cell_size] = old.encode().ljust(geometry.cell_size, b"\0")
 
 
 def options(tmp_path: Path, **changes: object) -> StoreOptions:
@@ -265,7 +231,7 @@ def test_a_newest_root_lost_in_both_places_is_said_and_loses_no_sample(
 
 def test_a_full_store_that_lost_all_roots_is_salvaged_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    places = make(path)
+    places = make(path).places
     wipe_roots(path, (0, 1), (0, 1))
     store = open_at(path)
     held = store.stored().batch.ids.tolist()

@@ -1,7 +1,5 @@
 """A real agent against a server that means harm: it refuses, goes on, stops when told to, and starts again."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -22,13 +20,13 @@ from tests.agent.test_agent_process import lines, running, write_config
 
 MODEL: Vector = np.linspace(-1, 1, 21, dtype=np.float32)
 SOUND = TrainOrder(3, MODEL, None, LocalTraining(0.1, 2))
-HOSTILE = {
-    "order-round": replace(SOUND, round=2**31),
-    "order-epochs": replace(SOUND, local=LocalTraining(0.1, 10**9)),
-    "order-learning-rate": replace(SOUND, local=LocalTraining(-1.0, 1)),
-    "order-batch-size": replace(SOUND, local=LocalTraining(0.1, 1, batch_size=10**9)),
-    "model-too-large": replace(SOUND, model=np.full_like(MODEL, 1e30)),
-}
+HOSTILE = [
+    ("order-round", replace(SOUND, round=2**31)),
+    ("order-epochs", replace(SOUND, local=LocalTraining(0.1, 10**9))),
+    *(("order-learning-rate", replace(SOUND, local=LocalTraining(rate, 1))) for rate in (-1.0, np.nan, np.inf)),
+    ("order-batch-size", replace(SOUND, local=LocalTraining(0.1, 1, batch_size=10**9))),
+    ("model-too-large", replace(SOUND, model=np.full_like(MODEL, 1e30))),
+]
 AT_THE_BOUNDS = replace(
     SOUND,
     round=LAST_ROUND,
@@ -55,7 +53,7 @@ def test_hostile_orders_are_refused_and_the_agent_starts_again(tmp_path: Path) -
     fed(tmp_path, 30)
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         await_samples(client, 30)
-        for reason, order in HOSTILE.items():
+        for reason, order in HOSTILE:
             with pytest.raises(RefusedError, match=reason):
                 client.participate(order)
         assert client.status().round == -1, "nothing of them is stored"

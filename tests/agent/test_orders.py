@@ -1,7 +1,5 @@
 """Orders that no device follows, whoever sends them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

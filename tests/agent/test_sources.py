@@ -1,7 +1,5 @@
 """Every kind of source, reading real files, folders, sockets and a real MQTT broker."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -9,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Arrival, Intake, Source
-from fedkeep.agent.form import SampleForm
+from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.link.framing import receive_frame, send_frame
@@ -200,23 +199,29 @@ def test_a_taken_address_is_named() -> None:
             source(kind="socket", address=address).open()
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[int]:
-    """A real mosquitto on a free port of the loopback."""
+@contextmanager
+def running_broker(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A real mosquitto on the loopback."""
     binary = shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")
     if binary is None:
         pytest.skip("there is no mosquitto broker on this machine")
     pytest.importorskip("paho.mqtt", reason="paho-mqtt is not installed")
-    port = free_port()
-    config = tmp_path / "mosquitto.conf"
+    config = folder / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
     process = subprocess.Popen([binary, "-c", str(config)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         _connect(f"tcp://127.0.0.1:{port}").close()
-        yield port
+        yield process
     finally:
         process.terminate()
         process.wait()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[int]:
+    port = free_port()
+    with running_broker(tmp_path, port):
+        yield port
 
 
 def publish(port: int, payloads: list[bytes]) -> None:
@@ -259,6 +264,27 @@ def test_mqtt_keeps_what_was_not_acknowledged(broker: int) -> None:
     assert [a.id for a in again] == [2], "the broker sends again what no commit had answered for"
 
 
+def test_a_broker_that_is_killed_and_comes_back_is_heard_again(tmp_path: Path) -> None:
+    port = free_port()
+    made, intake = source(kind="mqtt", topic="sensors/#", port=port), Intake(8, FORM)
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    heard: list[int] = []
+    for number in (1, 2):
+        with running_broker(tmp_path, port) as process:
+            if number == 1:
+                thread.start()
+            deadline = time.monotonic() + 20
+            while number not in heard and time.monotonic() < deadline:
+                publish(port, [sample(number)])  # until the agent has found the broker, nobody keeps it
+                heard += [arrival.id for arrival in intake.take(8, 0.2, 0.0)]
+            process.kill()
+    intake.stop()
+    thread.join()
+    made.close()
+    assert {1, 2} <= set(heard)
+
+
 def test_a_broker_that_comes_late_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("paho.mqtt", reason="paho-mqtt is not installed")
     made, intake = source(kind="mqtt", topic="t", port=free_port()), Intake(8, FORM)
@@ -284,6 +310,9 @@ def test_a_broker_that_comes_late_is_found(tmp_path: Path, caplog: pytest.LogCap
         ({"kind": "lines", "path": "/nowhere"}, "cannot read /nowhere"),
         ({"kind": "socket", "address": "http://x"}, "address must be tcp"),
         ({"kind": "lines", "format": "xml"}, "format"),
+        ({"kind": "mqtt", "topic": "a/#/b"}, "topic must be levels apart by /"),
+        ({"kind": "mqtt", "topic": ""}, "topic must be levels"),
+        ({"kind": "mqtt", "topic": "a", "port": 99999}, "port must be between 1 and 65535"),
     ],
 )
 def test_wrong_source_tables_are_named(table: dict[str, Any], message: str) -> None:

@@ -1,7 +1,5 @@
 """`fedkeep agent store` on files: sound, damaged, encrypted, encoded, foreign."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedkeep.agent.agent import Agent
+from fedkeep.agent.arrivals import Arrival
+from fedkeep.agent.assembly import AssembledAgent
 from fedkeep.agent.inspecting import inspect
 from fedkeep.cli.agent_store import store as commands
 from fedkeep.core.errors import ConfigError
@@ -133,3 +134,62 @@ def test_an_empty_store_is_written_out_too(tmp_path: Path) -> None:
             0, f"0 samples of shape [6] written to {tmp_path / name}\n"
         )  # fmt: skip
         assert (tmp_path / name).exists()
+
+
+def sparse(agent: Agent, first: int, count: int) -> None:
+    """Samples of 400 numbers, mostly zero; every tenth is noise that nothing can deflate."""
+    for id_ in range(first, first + count):
+        rng = np.random.default_rng(id_)
+        x = rng.standard_normal(400) * (rng.random(400) < (1 if id_ % 10 == 9 else 0.05))
+        agent.intake.offer(Arrival(x.astype(np.float32), id_ % LABELS, id_, "mill"), wait=True)
+        agent.step(0.0)
+    assert agent.commit()
+
+
+def held_by(assembly: AssembledAgent) -> dict[int, np.ndarray]:
+    stored = assembly.agent.store.stored().batch
+    return dict(zip(stored.ids.tolist(), stored.x, strict=True))
+
+
+@pytest.mark.parametrize("encoding", ["float32", "int8"])
+def test_deflated_samples_lose_nothing_unless_they_must_and_can_be_packed_anew(tmp_path: Path, encoding: str) -> None:
+    limit = 450 if encoding == "float32" else 130
+    plain: dict[str, Any] = {"samples": {"shape": [400]}, "store": {"budget": 500_000, "encoding": encoding}}
+    small = {**plain, "store": {**plain["store"], "deflate_to": limit}}
+    assembly = make_agent(tmp_path, **plain)
+    room = assembly.layout.capacity
+    sparse(assembly.agent, 0, 40)
+    held = held_by(assembly)
+    assembly.disk.close()
+    assert "see [store] deflate_to" in ask("check", tmp_path / "a.store")[1]
+    assembly = make_agent(tmp_path, **small)
+    assert assembly.layout.capacity > (3 if encoding == "float32" else 1.4) * room
+    packed = held_by(assembly)
+    rounded = {id_ for id_ in held if not np.array_equal(held[id_], packed[id_])}
+    assert {9, 29} <= rounded <= {9, 19, 29, 39}
+    assert all(np.abs(held[id_] - packed[id_]).max() < np.abs(held[id_]).max() for id_ in held)
+    sparse(assembly.agent, 40, 40)
+    packed = held_by(assembly)
+    assert 1 <= assembly.agent.counters.counts()["coarsened"] <= 4
+    assembly.disk.close()
+    for tables in (small, plain):
+        assembly = make_agent(tmp_path, **tables)
+        now = held_by(assembly)
+        assert all(np.array_equal(packed[id_], now[id_]) for id_ in packed | now)
+        assert {note.source for note in assembly.agent.store.notes()} == {"mill"}
+        assembly.disk.close()
+    with pytest.raises(ConfigError, match="deflate_to must be from "):
+        make_agent(tmp_path, **{**plain, "store": {**plain["store"], "deflate_to": 5000}})
+
+
+def test_one_lost_copy_of_what_samples_are_read_with_costs_nothing(tmp_path: Path) -> None:
+    path, held = filled(tmp_path, store={"encoding": "int8"})
+    geometry = inspect(path).label.geometry
+    image = path.read_bytes()
+    apart = [at for copy in (0, 1) if (at := image.find(f"apart.{copy}.scales".encode())) > 0]
+    assert len({(at - geometry.cell(0)) // geometry.cell_size for at in apart}) == 2
+    for at in apart:
+        path.write_bytes(image[:at] + b"?" + image[at + 1 :])
+        again = make_agent(tmp_path, store={"encoding": "int8"})
+        assert all(np.array_equal(x, held_by(again)[id_]) for id_, x in held.items())
+        again.disk.close()

@@ -1,7 +1,5 @@
 """A real browser before a real server."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil
@@ -35,7 +33,7 @@ def fleet() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser() -> "Iterator[Browser]":
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     binary = os.environ.get("FEDKEEP_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if binary is None:
@@ -49,7 +47,7 @@ def browser() -> Iterator[Browser]:
 class Complaints(list[str]):
     """What a page wrote to its console as an error, and exceptions nobody caught."""
 
-    def listen(self, page: Page) -> None:
+    def listen(self, page: "Page") -> None:
         page.on("console", lambda message: self.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.append(str(error)))
 
@@ -60,7 +58,7 @@ def complaints() -> Complaints:
 
 
 @pytest.fixture
-def page(browser: Browser, complaints: Complaints) -> Iterator[Page]:
+def page(browser: "Browser", complaints: Complaints) -> "Iterator[Page]":
     """A page that fails the test by any complaint it leaves in `complaints`."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     opened = context.new_page()
@@ -102,10 +100,10 @@ def hall() -> Iterator[Hall]:
 
 
 @pytest.fixture
-def show(hall: Hall, page: Page) -> Callable[[Path], Page]:
+def show(hall: Hall, page: "Page") -> "Callable[[Path], Page]":
     """Opens the live page of a directory and waits for its charts."""
 
-    def open_page(directory: Path) -> Page:
+    def open_page(directory: Path) -> "Page":
         page.goto(hall.serve(directory).url)
         page.locator("#content").wait_for()
         return page

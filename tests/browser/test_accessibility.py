@@ -1,7 +1,5 @@
 """What assistive technology finds on the page, by axe-core, and the report opened from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, fleet: dict[str, Any]) -> Pat
     return directory
 
 
-def violations(page: Page, axe: str) -> list[str]:
+def violations(page: "Page", axe: str) -> list[str]:
     page.evaluate(axe)
     found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
     return [f"{v['id']}: {v['nodes'][0]['html']} ({v['nodes'][0]['failureSummary']})" for v in found]
@@ -46,7 +44,7 @@ def violations(page: Page, axe: str) -> list[str]:
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)])
 def test_axe_finds_nothing_wrong(
-    show: Callable[[Path], Page], page: Page, runs: Path, axe: str, scheme: Literal["light", "dark"], width: int
+    show: "Callable[[Path], Page]", page: "Page", runs: Path, axe: str, scheme: Literal["light", "dark"], width: int
 ) -> None:
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 800})
@@ -61,13 +59,13 @@ def test_axe_finds_nothing_wrong(
     assert violations(page, axe) == []
 
 
-def test_axe_finds_nothing_wrong_where_there_is_nothing(hall: Any, page: Page, tmp_path: Path, axe: str) -> None:
+def test_axe_finds_nothing_wrong_where_there_is_nothing(hall: Any, page: "Page", tmp_path: Path, axe: str) -> None:
     page.goto(hall.serve(tmp_path).url)
     expect(page.locator("#status")).to_contain_text("Waiting for a run")
     assert violations(page, axe) == []
 
 
-def test_every_control_has_a_name(show: Callable[[Path], Page], runs: Path) -> None:
+def test_every_control_has_a_name(show: "Callable[[Path], Page]", runs: Path) -> None:
     page = show(runs)
     controls = page.locator("button:visible, select:visible, [tabindex='0']:visible")
     for control in controls.all():
@@ -75,7 +73,7 @@ def test_every_control_has_a_name(show: Callable[[Path], Page], runs: Path) -> N
         assert named, control.evaluate("node => node.outerHTML")
 
 
-def test_a_report_opens_from_a_file_and_works_alone(page: Page, runs: Path, tmp_path: Path, axe: str) -> None:
+def test_a_report_opens_from_a_file_and_works_alone(page: "Page", runs: Path, tmp_path: Path, axe: str) -> None:
     found = read_runs(runs)
     file = tmp_path / "report.html"
     file.write_text(html(found, compare(found), "my runs", ["Use ode.", "- few seeds"]), encoding="utf-8")

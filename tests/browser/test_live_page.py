@@ -1,7 +1,5 @@
 """The live page as a person meets it, in headless Chromium."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +47,7 @@ def test_it_updates_while_a_run_is_written(show: Show, tmp_path: Path, fleet: di
     expect(page.locator("#legend button")).to_have_text(["ode", "fifo"])
 
 
-def test_it_waits_for_the_first_run(hall: Any, page: Page, tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_it_waits_for_the_first_run(hall: Any, page: "Page", tmp_path: Path, fleet: dict[str, Any]) -> None:
     page.goto(hall.serve(tmp_path).url)
     expect(page.get_by_role("heading", name="Nothing to show yet")).to_be_visible()
     expect(page.locator("#content")).to_be_hidden()
@@ -135,7 +133,7 @@ def test_the_axis_may_be_bytes_and_tasks_stay_apart(show: Show, tmp_path: Path, 
 
 
 def test_it_survives_a_restart_of_the_server(
-    hall: Any, page: Page, complaints: list[str], tmp_path: Path, fleet: dict[str, Any]
+    hall: Any, page: "Page", complaints: list[str], tmp_path: Path, fleet: dict[str, Any]
 ) -> None:
     run = fleet["FakeRun"](tmp_path / "ode-0.jsonl")
     run.advance(20)
@@ -152,7 +150,7 @@ def test_it_survives_a_restart_of_the_server(
     complaints[:] = [text for text in complaints if "Failed to load resource: net::ERR" not in text]
 
 
-def test_a_token_is_asked_for_once(hall: Any, page: Page, complaints: list[str], runs: Path) -> None:
+def test_a_token_is_asked_for_once(hall: Any, page: "Page", complaints: list[str], runs: Path) -> None:
     server = hall.serve(runs, token="a-secret-of-some-length")
     refused = page.goto(server.url.split("?")[0])
     assert refused is not None
@@ -214,7 +212,7 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
     expect(page.locator("#panels")).to_contain_text("refused: constructor")
 
 
-def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page: Page, runs: Path) -> None:
+def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page: "Page", runs: Path) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     show(runs)
     expect(page.locator("#gallery td canvas").first).to_be_visible()
@@ -224,7 +222,7 @@ def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page:
     assert page.locator(".scroll").evaluate_all(cut) == []
 
 
-def test_a_long_status_leaves_the_name_alone_on_a_phone(show: Show, page: Page, runs: Path) -> None:
+def test_a_long_status_leaves_the_name_alone_on_a_phone(show: Show, page: "Page", runs: Path) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     show(runs)
     page.locator("#status").evaluate("node => { node.textContent = 'Stopped, 210 of 230 runs finished' }")

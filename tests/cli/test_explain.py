@@ -1,7 +1,5 @@
 """`fedkeep list NAME` and `fedkeep explain KEY`: what the classes say of themselves, and nothing left unsaid."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

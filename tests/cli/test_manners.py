@@ -1,7 +1,5 @@
 """How the command line behaves: help on one screen, quiet in pipes, plain without colour, a sentence for a mistake."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

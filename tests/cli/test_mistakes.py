@@ -1,7 +1,5 @@
 """What a new user gets wrong, answered in one sentence that says what to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -42,7 +40,9 @@ def broken():
 
 
 def relu():
-    return nn.Sequential(nn.Linear(8, 3), nn.ReLU())
+    net = nn.Sequential(nn.Linear(8, 3), nn.ReLU())
+    nn.init.constant_(net[0].bias, 100.0)  # all it says is positive: no sample shows the ReLU
+    return net
 
 
 def conv():
@@ -110,7 +110,7 @@ def test_a_model_that_does_not_fit_the_data_is_told(folder: Path, model: str, to
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("nets.py:no_module",), "the factory must make a torch.nn.Module, it made list"),
+        (("nets.py:no_module",), "the factory of the model must make a torch.nn.Module, it made list"),
         (("nets.py:broken",), "the factory of the model raised KeyError: 'width'"),
         (("nets.py:relu",), "take out what comes after it, such as a ReLU"),
         (("nets.py:conv", "--shape", "5,64"), "cannot take samples of shape [5, 64] (--shape): "),

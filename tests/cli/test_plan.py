@@ -1,7 +1,5 @@
 """`fedkeep plan` as an operator meets it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -119,7 +117,7 @@ BAD = {
     "key missing": ('{"velocity": [[1, 2]]}', "capacity"),
     "bad limit": (
         '{"capacity": [1], "velocity": [[1]], "clients_per_label": 0}',
-        "clients_per_label must be at least 1",
+        "clients_per_label must be 1 or more",
     ),
     "no device": ('{"capacity": [], "velocity": []}', "there is no device in it"),
     "no label": ('{"capacity": [1], "velocity": [[]]}', "there is no label in it"),
@@ -156,7 +154,7 @@ def test_other_mistakes_end_in_one_sentence(shell: Shell) -> None:
     good = shell.file("fleet.json", json.dumps(EXAMPLE))
     check_refused(shell.plan(good + ".json"), "No such file")
     check_refused(shell.plan(shell.file("fleet.txt", "")), ".json or .csv file")
-    check_refused(shell.plan(good, "--labels-per-client", "0"), "labels_per_client must be at least 1, got 0")
+    check_refused(shell.plan(good, "--labels-per-client", "0"), "labels_per_client must be 1 or more, got 0")
     check_refused(shell.plan(good, "--coordinator", "exact", "--quantities", "lp"), "leave out --quantities")
 
 

@@ -1,7 +1,5 @@
 """Every registered policy keeps every law, in every variant."""
 
-from __future__ import annotations
-
 import pytest
 
 import fedkeep.registry

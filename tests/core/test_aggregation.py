@@ -1,7 +1,5 @@
 """Eq. 2 and its relatives on hand numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

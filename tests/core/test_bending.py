@@ -1,7 +1,5 @@
 """A device whose slots bend: never over capacity, no label shut out for ever, the same however the stream is cut."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +15,8 @@ from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.reservoir import Reservoir
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Learner
-from fedkeep.core.server import Schedule, Server
+from fedkeep.core.rounds import Schedule
+from fedkeep.core.server import Server
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, Profile, TrainOrder
 from fedkeep.core.velocity import KnownVelocity

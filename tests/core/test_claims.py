@@ -1,13 +1,12 @@
 """A label is given to another where its holder stores nothing; a rate that no arrivals bear out counts as they do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.estimators import ParticipantsEstimator
-from fedkeep.core.server import Schedule, Server
+from fedkeep.core.rounds import Schedule
+from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, Report, Vector
 
 MODEL: Vector = np.ones(4, dtype=np.float32)

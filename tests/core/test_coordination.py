@@ -1,7 +1,5 @@
 """Laws that every plan and every change of a plan keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations, product
@@ -315,7 +313,7 @@ def test_unsound_fleets_and_options_are_refused() -> None:
         Fleet.numbered([1, 2], [[1.0]])
     with pytest.raises(ValueError, match="ascending order"):
         Fleet(np.array([2, 1]), np.array([1, 1]), np.ones((2, 1)))
-    with pytest.raises(ValueError, match="clients_per_label must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="clients_per_label must be 1 or more, got 0"):
         Greedy(0)
     with pytest.raises(ConfigError, match="evn"):
         Greedy(quantities="evn").plan(Fleet.numbered([1], [[1.0]]))

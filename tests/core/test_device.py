@@ -1,7 +1,5 @@
 """A device's life: late or eager, cut any way, restarted anywhere."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

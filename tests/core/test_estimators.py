@@ -1,7 +1,5 @@
 """Eq. 7 and 8 on hand numbers, and what must never stay in a sum."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A fleet's accuracy by hand, and with a device that claims too much."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedkeep.core.evaluations import merge_evaluations

@@ -1,7 +1,5 @@
 """The gist: its formulas against hand numbers, and by Monte Carlo what it promises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,7 +41,7 @@ class Fixed:
     def mean_gradient(self) -> Vector:
         return self.weighted_gradient(np.ones(len(self.gradients)))
 
-    def inner(self, other: Fixed) -> FloatArray:
+    def inner(self, other: "Fixed") -> FloatArray:
         products: FloatArray = (self.gradients * other.gradients).sum(axis=1)
         return products
 

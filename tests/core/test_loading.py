@@ -1,7 +1,5 @@
 """`module:name` and `file.py:name` lead to what they say, or to a sentence."""
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path

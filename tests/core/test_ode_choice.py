@@ -1,7 +1,5 @@
 """ODE's two ways of choosing: the greatest values, or a draw in which they are odds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

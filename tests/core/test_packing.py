@@ -1,7 +1,5 @@
 """Vectors in fewer bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

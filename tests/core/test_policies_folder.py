@@ -1,7 +1,5 @@
 """A policy is one file: whatever lies in the folder is known by its name."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Regions: labels, centroids in either space, and the whole as one."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import numpy as np

@@ -1,17 +1,17 @@
 """The server's rounds: every report counts once, at the right time, or is refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, ParticipantsEstimator
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
-from fedkeep.core.server import Schedule, Server
+from fedkeep.core.rounds import Schedule
+from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
 
 LABELS = 3
@@ -76,6 +76,21 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
     order = server.open_round([0])[0]
     assert order.accepted_round == 0, "the device may forget what it sent"
     np.testing.assert_allclose(order.direction, (1 * 12 + 3 * 6) / 18, rtol=1e-6)  # type: ignore[arg-type]
+
+
+def test_a_robust_mean_believes_no_late_estimator() -> None:
+    """No update of the same round bears it out: a liar would only have to be late."""
+    server = server_of()
+    server.aggregation = Aggregation("robust")
+    server.open_round([0, 1])
+    server.receive(1, report(0, gradient=-1.0))
+    server.close_round()
+    before = server.open_round([2])[2].direction
+    server.receive(0, report(0, gradient=3.0))
+    server.close_round()
+    order = server.open_round([0])[0]
+    np.testing.assert_array_equal(order.direction, before)  # type: ignore[arg-type]
+    assert order.accepted_round is None, "the device keeps what it has not been thanked for"
 
 
 @pytest.mark.parametrize("estimator", [IncrementalEstimator(), ParticipantsEstimator()])
@@ -258,3 +273,27 @@ def test_under_a_plan_made_elsewhere_no_report_weighs_more_than_ten_mean_devices
         refusals = each.close_round().refusals
         assert [(r.device, r.reason) for r in refusals] == [(1, "weight-cut")]
         assert f"counts as {10.01 * mean:g}" in refusals[0].detail
+
+
+def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_refused() -> None:
+    server = server_of()
+    server.open_round(range(6))
+    for device, step in enumerate((0.1, 0.1, 0.1, 0.1, 3.0, 30.0)):
+        server.receive(device, report(0, 1 + step))
+    summary = server.close_round()
+    assert [(r.device, r.reason) for r in summary.refusals] == [(4, "update-cut"), (5, "large-update")]
+    assert summary.accepted == (0, 1, 2, 3, 4)
+    np.testing.assert_allclose(server.model, 1 + (4 * 0.1 + 10 * 0.1) / 5, rtol=1e-5)
+
+
+def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
+    server = server_of()
+    server.aggregation = Aggregation("robust")
+    for sign in (1.0, -1.0):
+        server.open_round(range(6))
+        for device in range(6):
+            gradient = sign if device == 5 else 1.0
+            server.receive(device, report(server.round, float(server.model[0]) - 0.1, gradient=gradient))
+        server.close_round()
+    assert 5 not in server.estimator.snapshot()["devices"]
+    assert 4 in server.estimator.snapshot()["devices"]

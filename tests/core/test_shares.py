@@ -1,7 +1,5 @@
 """Shares of the stream and the slots that follow from them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The store against a naive one, and the laws it must keep."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

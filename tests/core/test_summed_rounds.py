@@ -1,7 +1,5 @@
 """Rounds closed from sums alone: the model and the state of a server that saw every report."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
@@ -11,7 +9,8 @@ from fedkeep.core.aggregation import Aggregation, UpdateSum
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, IncrementalEstimator
-from fedkeep.core.server import Schedule, Server
+from fedkeep.core.rounds import Schedule
+from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
 
 MODEL = np.array([1.0, -2.0, 0.5, 3.0], dtype=np.float32)

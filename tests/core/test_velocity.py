@@ -1,7 +1,5 @@
 """The velocity meter: right rates, bounded memory, no dependence on chunks or on clocks that jump."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -93,11 +91,11 @@ def test_memory_does_not_grow() -> None:
 
 
 def test_unsound_options_and_snapshots_are_refused() -> None:
-    with pytest.raises(ValueError, match="length must be more than 0, got 0"):
+    with pytest.raises(ValueError, match="length must be above 0, got 0"):
         MeterWindow(length=0)
-    with pytest.raises(ValueError, match="least must be more than 0, got 0"):
+    with pytest.raises(ValueError, match="least must be above 0, got 0"):
         MeterWindow(least=0)
-    with pytest.raises(ValueError, match="buckets must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="buckets must be 1 or more, got 0"):
         MeterWindow(buckets=0)
     with pytest.raises(ValueError, match="counts must be of shape"):
         VelocityMeter(3).restore(VelocityMeter(2).snapshot())

@@ -1,7 +1,5 @@
 """What each kind of sample weight is unbiased for, on a fleet whose stores are full."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -4,8 +4,6 @@ Usage: file_server.py FOLDER MODE, where MODE is "ranges" (honours Range), "plai
 (closes every connection after 1000 bytes). Prints its port; appends a line a request to FOLDER/requests.log.
 """
 
-from __future__ import annotations
-
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files found, fetched, resumed and refused, against a real server on loopback."""
 
-from __future__ import annotations
-
 import gzip
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The page on one's own data: its code runs, and its experiments resolve and load."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """A user's own data: every form, and a helpful sentence for every way to get it wrong."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

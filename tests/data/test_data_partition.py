@@ -1,7 +1,5 @@
 """Laws of every partition, and the shapes that the tasks rely on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.quantities import apportion
 from fedkeep.data import PARTITIONS, Ownership, partition_from
-from fedkeep.data.split import apportion, hold_out
+from fedkeep.data.federation import hold_out
 
 TABLES: list[dict[str, Any]] = [
     {"name": "labels", "devices": 7, "labels": 3, "minimum": 2},
@@ -87,7 +86,7 @@ def test_dirichlet_gets_more_even_with_alpha() -> None:
         ({"name": "dirichlet", "alpha": 0}, "alpha must be above 0, got 0"),
         ({"name": "dirichlet", "alpha": "much"}, "'partition.alpha' cannot be 'much': expected 'float'"),
         ({"name": "dirichlet", "devices": 2.5}, "'partition.devices' cannot be 2.5: expected 'int'"),
-        ({"name": "labels", "devices": 0}, "devices must be at least 1, got 0"),
+        ({"name": "labels", "devices": 0}, "devices must be 1 or more, got 0"),
     ],
 )
 def test_a_wrong_table_is_refused_with_a_hint(table: dict[str, Any], message: str) -> None:

@@ -1,7 +1,6 @@
 """Laws of streams: endless, exact in rate, each sample once a pass, and blind to how they are cut."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Batch
 from fedkeep.data import Federation, ModelSpec, Ownership, Stream, StreamOptions
 
@@ -140,12 +140,12 @@ def test_outliers_are_far_away_and_leave_the_data_untouched() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drift": 1.5}, "drift must be from 0 to 1, got 1.5"),
-        ({"label_noise": -0.1}, "label_noise must be from 0 to 1"),
-        ({"rounds_per_pass": 0}, "rounds_per_pass must be at least 1, got 0"),
-        ({"drift_passes": 0}, "drift_passes must be at least 1, got 0"),
-        ({"outlier_scale": -1}, "outlier_scale must not be negative"),
-        ({"burst": -1.0}, "burst must not be negative"),
+        ({"drift": 1.5}, "drift must be between 0 and 1, got 1.5"),
+        ({"label_noise": -0.1}, "label_noise must be between 0 and 1"),
+        ({"rounds_per_pass": 0}, "rounds_per_pass must be 1 or more, got 0"),
+        ({"drift_passes": 0}, "drift_passes must be 1 or more, got 0"),
+        ({"outlier_scale": -1}, "outlier_scale must be 0 or more"),
+        ({"burst": -1.0}, "burst must be 0 or more"),
         ({"burst": 2.0, "shuffle": False}, "leave out shuffle = false"),
     ],
 )
@@ -186,3 +186,11 @@ def test_an_encoded_stream_brings_the_same_samples_a_little_rounded() -> None:
     assert 0 < np.abs(eight.x - plain.x).max() < 0.02 * largest
     assert 0 < np.abs(half.x - plain.x).max() < 0.001 * largest
     np.testing.assert_array_equal(streams["int8"].training_set(0).x, fleet.x)
+
+
+def test_a_deflated_stream_rounds_what_does_not_fit() -> None:
+    wide = replace(federation((50,)), x=np.random.default_rng(0).normal(size=(50, 200)).astype(np.float32))
+    tight, plain = (Stream(wide, StreamOptions(deflate_to=limit), seed=0).between(0, 0, 50) for limit in (500, None))
+    assert 0 < np.abs(tight.x - plain.x).max() < 0.01 * np.abs(plain.x).max()
+    with pytest.raises(ConfigError, match="deflate_to must be from 82 to below the 800 bytes"):
+        Stream(wide, StreamOptions(deflate_to=800), seed=0).between(0, 0, 50)

@@ -1,7 +1,5 @@
 """LEAF's generator, against figures and digests of LEAF's own program."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tasks on their real files (FEDKEEP_DATA), and on small files of the same form that the tests make."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import zipfile
@@ -14,11 +12,10 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
-from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, geotec, harbox, ustc
-from fedkeep.data.cache import RemoteFile, find
-from fedkeep.data.har import harbox_federation
-from fedkeep.data.idx import read_idx
-from fedkeep.data.prepared import AUDIO_MNIST, UJI_INDOOR, WESTERMO
+from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, geotec, ustc
+from fedkeep.data.cache import RemoteFile, find, read_idx
+from fedkeep.data.har import HARBOX, harbox_federation, read_harbox
+from fedkeep.data.prepared import AudioMnist, UjiIndoor, Westermo
 from fedkeep.data.traffic import Traffic
 
 
@@ -120,7 +117,7 @@ def harbox_zip(path: Path, rows: int = 250, columns: int = 10) -> Path:
 
 
 def test_harbox_from_a_file_of_its_form(tmp_path: Path) -> None:
-    windows = harbox.read(harbox_zip(tmp_path / "h.zip"))
+    windows = read_harbox(harbox_zip(tmp_path / "h.zip"))
     assert windows["x"].shape == (10, 900)
     assert windows["names"].tolist() == ["1", "2", "10"]
     assert windows["y"].tolist() == [0, 0, 3, 3, 2, 2, 1, 1, 4, 4]
@@ -137,7 +134,7 @@ def test_harbox_windows_are_consecutive_rows_without_the_clock(tmp_path: Path) -
     with zipfile.ZipFile(tmp_path / "h.zip", "w") as archive:
         rows = [" ".join(map(str, [1500000000000 + n, *range(n, n + 9)])) for n in range(199)]
         archive.writestr("7/Hop_train.txt", "\n".join(rows) + "\n\n")
-    x = harbox.read(tmp_path / "h.zip")["x"]
+    x = read_harbox(tmp_path / "h.zip")["x"]
     assert x.shape == (1, 900)
     np.testing.assert_array_equal(x.reshape(100, 9), np.arange(100)[:, None] + np.arange(9))
 
@@ -145,21 +142,21 @@ def test_harbox_windows_are_consecutive_rows_without_the_clock(tmp_path: Path) -
 @pytest.mark.parametrize(("columns", "message"), [(9, "has 9 columns, expected 10")])
 def test_a_damaged_harbox_is_refused(columns: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        harbox.read(harbox_zip(tmp_path / "h.zip", columns=columns))
+        read_harbox(harbox_zip(tmp_path / "h.zip", columns=columns))
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme.txt", "hello")
     with pytest.raises(DataError, match="is not HARBOX"):
-        harbox.read(tmp_path / "other.zip")
+        read_harbox(tmp_path / "other.zip")
 
 
 def test_harbox_must_be_fetched_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if find(harbox.FILE) is not None:
+    if find(HARBOX) is not None:
         pytest.skip("HARBOX is here")
     with pytest.raises(DataError, match="xmouyang/FL-Datasets-for-HAR"):
         TASKS["har"](dataset="harbox").load(seed=0)  # type: ignore[call-arg]
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
-    harbox_zip(tmp_path / harbox.FILE.name)
-    with pytest.raises(DataError, match=f"expected {harbox.FILE.checksum}"):
+    harbox_zip(tmp_path / HARBOX.name)
+    with pytest.raises(DataError, match=f"expected {HARBOX.checksum}"):
         TASKS["har"](dataset="harbox").load(seed=0)  # type: ignore[call-arg]
 
 
@@ -199,8 +196,8 @@ def test_the_generated_traffic_is_what_it_claims() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"applications_per_device": 21}, "applications_per_device must be 1..20, got 21"),
-        ({"samples": 10}, "samples must be at least 900"),
+        ({"applications_per_device": 21}, "applications_per_device must be between 1 and 20, got 21"),
+        ({"samples": 10}, "samples must be 900 or more"),
         ({"test_fraction": 0.0}, "test_fraction"),
         ({"partition": {"name": "natural"}}, "no devices of its own"),
     ],
@@ -293,7 +290,11 @@ def test_a_file_that_is_no_idx_is_refused(content: bytes, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("file", "devices", "labels", "train", "test"),
-    [(AUDIO_MNIST, 60, 10, 24_000, 6_000), (WESTERMO, 31, 8, 37_336, 11_321), (UJI_INDOOR, 29, 13, 16_291, 4_120)],
+    [
+        (AudioMnist.file, 60, 10, 24_000, 6_000),
+        (Westermo.file, 31, 8, 37_336, 11_321),
+        (UjiIndoor.file, 29, 13, 16_291, 4_120),
+    ],
     ids=lambda value: value.dataset if isinstance(value, RemoteFile) else None,
 )
 def test_prepared_sets_in_full(file: RemoteFile, devices: int, labels: int, train: int, test: int) -> None:
@@ -304,7 +305,7 @@ def test_prepared_sets_in_full(file: RemoteFile, devices: int, labels: int, trai
     assert (len(fleet.train.indices), len(fleet.test.indices)) == (train, test)
 
 
-@pytest.mark.parametrize("file", [WESTERMO, UJI_INDOOR], ids=lambda file: file.dataset)
+@pytest.mark.parametrize("file", [Westermo.file, UjiIndoor.file], ids=lambda file: file.dataset)
 def test_an_unshuffled_stream_of_a_prepared_set_follows_the_clock(file: RemoteFile) -> None:
     need(file)
     path = find(file)

@@ -9,8 +9,6 @@ ran is what that block prints; `...` stands for anything. Before a block that ca
 `<!-- not run: REASON -->`; before one that runs until it is stopped: `<!-- runs until stopped -->`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

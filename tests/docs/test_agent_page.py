@@ -1,7 +1,5 @@
 """docs/agent.md: its tables are those of the code, and a new user's walk through it works."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The benchmark of the gist runs, and what it says of bytes, which no machine changes, is as promised."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

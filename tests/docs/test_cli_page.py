@@ -1,7 +1,5 @@
 """The command line's page is what the commands say, and every verb is explained somewhere else too."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

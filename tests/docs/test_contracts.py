@@ -1,7 +1,5 @@
 """The contracts of imports leave no room out."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

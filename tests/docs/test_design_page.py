@@ -1,14 +1,17 @@
 """docs/design.md against the code: what it links to is there, its map names every room, a class name is used once."""
 
-from __future__ import annotations
-
 import ast
 import re
+import runpy
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+NUMBERS: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate_design.py"))
 LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./((?:src|experiments)/[\w/]+\.py)\)")
 
 
@@ -49,3 +52,10 @@ def test_a_public_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(path.relative_to(ROOT).as_posix())
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+@pytest.mark.parametrize(("name", "count"), NUMBERS["counted"]().items())
+def test_the_house_in_numbers_is_within_a_fiftieth_of_what_is_there(name: str, count: int) -> None:
+    (found,) = NUMBERS["row"](name).finditer(PAGE)
+    said = int(found[2].replace(",", ""))
+    assert abs(said - count) <= 2 + count / 50, "write it again with `python docs/generate_design.py`"

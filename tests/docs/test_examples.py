@@ -1,7 +1,5 @@
 """The examples run as they stand."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -27,6 +25,7 @@ def run(*command: str) -> str:
         ("quickstart.py", "draw       stores, per label"),
         ("new_policy.py", "unsure"),
         ("on_device.py", "round 4: trained on"),
+        ("fedboost.py", "every other one taught wrong: 0."),
     ],
 )
 def test_the_example_runs(example: str, says: str) -> None:

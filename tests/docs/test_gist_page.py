@@ -1,7 +1,5 @@
 """The gist's page has the options that the code has, and its picture is the one that the code draws."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The public names of the packages: a change here is a change for users, and belongs in the CHANGELOG."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

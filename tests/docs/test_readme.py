@@ -1,7 +1,5 @@
 """The README and the pages say what is so: links lead somewhere, the demo's table is the demo's."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The bare wheel, in an environment of its own without any extra, answers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

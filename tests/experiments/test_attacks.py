@@ -1,7 +1,5 @@
 """Attacks on uploaded estimators: they work without noise, and noise of the promised size stops them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from lab.attacks import (

@@ -1,7 +1,5 @@
 """The experiment files say what they mean, and the document says what ran, beside the paper's numbers."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -11,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from lab.charts import line_chart
+from lab.curves import Curve, ExperimentSummary, read_summary, write_summary
 from lab.document import write_results
 from lab.paper import read_paper
 from lab.results import Margin, Results
-from lab.summaries import Curve, ExperimentSummary, read_summary, write_summary
 from lab.verdicts import CLAIMS, verdicts
 from msgspec.structs import replace
 

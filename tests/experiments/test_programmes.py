@@ -1,7 +1,5 @@
 """Programmes: what is run and in which order, whose rate is whose, and what the tables say of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +7,13 @@ from pathlib import Path
 import pytest
 from lab.charts import bar_chart
 from lab.choosing import candidates
-from lab.compute import forward_passes
-from lab.curves import Curves
+from lab.costs import bytes_at_rest, forward_passes, vector_bytes
+from lab.curves import Curve, Curves
 from lab.findings import Findings, share_closed
 from lab.opening import opening
 from lab.programme import Contest, PlannedRun, Programme, read_programme
 from lab.running import next_runs, run_programme
-from lab.summaries import Curve
-from lab.tables import arena, gist_summary, write_table
-from lab.worth import bytes_at_rest, bytes_table, vector_bytes
+from lab.tables import arena, bytes_table, gist_summary, write_table
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.sim.experiment import resolve
@@ -216,10 +212,11 @@ def test_a_table_has_a_line_a_row_and_reads_back(tmp_path: Path) -> None:
 def test_the_opening_speaks_by_intervals(tmp_path: Path) -> None:
     found = with_finals(tmp_path)
     words = "\n".join(str(block) for block in opening({"arena": arena(found)}, found))
-    said = "`gist-local` against FIFO, at the task's rate: undecided on small +7.0; each at its own: not run yet"
-    assert said in words, "the interval holds 0"
+    said = "at the task's rate: ahead on none, behind on none, undecided on small (+7.0); each at its own: not run yet"
+    assert f"`gist-local` against FIFO, {said}" in words, "the interval holds 0"
+    assert "| small | 61.0 | (+7.0) | +10.0 |" in words, "undecided leads are in brackets"
     assert "small 70 %" in words
-    assert "10. Where a larger FIFO" in words
+    assert "10. A larger FIFO" in words
 
 
 def test_a_larger_fifo_that_is_the_better_buy_is_named(tmp_path: Path) -> None:
@@ -232,7 +229,7 @@ def test_a_larger_fifo_that_is_the_better_buy_is_named(tmp_path: Path) -> None:
     }
     found = with_finals(tmp_path)
     words = "\n".join(str(block) for block in opening({"arena": arena(found), "bytes": bytes_}, found))
-    assert "small (gist-local with 10 slots 85.0, FIFO with 100 slots 90.0)" in words
+    assert "small (FIFO with 100 slots 90.0, gist-local with 10 85.0)" in words
 
 
 def test_bytes_at_rest_and_what_a_gist_is_worth(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Bytes, times and memory of the agent over long runs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -13,8 +11,8 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import assemble, parse_config
-from fedkeep.agent.copies import discard_copies
 from fedkeep.agent.disk import FileDisk
+from fedkeep.agent.opening import discard_copies
 from fedkeep.agent.running import IdleMemory
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 

@@ -1,7 +1,5 @@
 """Runs the agent's fault tests in their long form and writes their table: `python -m tests.faults.agent_table`."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import tempfile
@@ -10,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults import agent_limits, light
-from tests.faults.corruption import try_corruptions
+from tests.faults.corruption import FORMS, try_corruptions
 from tests.faults.full_disk import try_every_call
 from tests.faults.hostile import KINDS, besiege
 from tests.faults.kills import POINTS, try_kills
@@ -95,8 +93,8 @@ def full(_folder: Path, scale: float) -> Row:
 def corruption(folder: Path, scale: float) -> Row:
     salvage = try_corruptions(folder, count=int(10_000 * scale))
     found = (
-        f"{salvage.corruptions} corruptions, {salvage.crashes} crashes, {salvage.wrong} wrong samples, "
-        f"{salvage.saved_percent:.2f} % saved"
+        f"{salvage.corruptions} corruptions of {len(FORMS)} encodings, {salvage.crashes} crashes, "
+        f"{salvage.wrong} wrong samples, {salvage.saved_percent:.2f} % saved"
     )
     met = not salvage.crashes + salvage.wrong and salvage.saved_percent >= 99
     return "random corruption of the file, roots included", "0 crashes, 0 wrong, >= 99 % saved", found, met

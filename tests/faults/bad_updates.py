@@ -1,7 +1,5 @@
 """Fourteen kinds of bad update, on each of model, estimator and profile, through Flower's own messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

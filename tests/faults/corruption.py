@@ -1,26 +1,25 @@
 """Damage to the file itself: flipped bits, lost and swapped sectors, garbage, a cut-off end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fedkeep.agent.audit import DecisionLog
-from fedkeep.agent.cells import decode_cell
-from fedkeep.agent.clock import AgeClock
+from fedkeep.agent.cells import PAGE, Geometry, decode_cell, decode_label
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.identity import Identity
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.opening import open_file
-from fedkeep.agent.record import SAMPLE
+from fedkeep.agent.ledgers import AgeClock
+from fedkeep.agent.opening import Identity, open_file
+from fedkeep.agent.record import SAMPLE, SampleForm
 from fedkeep.core.store import MemoryStore
-from tests.faults.script import FORM, REGIONS, sample, samples
+from fedkeep.core.types import AnyArray, Batch
+from tests.faults.script import FORM, REGIONS, samples
 
 OPTIONS = StoreOptions(budget=100_000, log_length=64)
 LAYOUT = plan(OPTIONS, FORM, 4_000)
+FORMS = (FORM, replace(FORM, encoding="int8"), replace(FORM, deflate_to=90))
 _SECTOR = 512
 
 
@@ -37,32 +36,48 @@ class Salvage:
         return 100 * self.saved / max(1, self.undamaged)
 
 
-def open_at(path: Path) -> DurableStore:
+def open_at(path: Path, form: SampleForm = FORM) -> DurableStore:
     """The store at `path` by the same way as the agent opens it."""
     options = StoreOptions(path=str(path), budget=OPTIONS.budget, log_length=64)
-    opened = open_file(options, FORM, LAYOUT, Identity(REGIONS))
-    quotas = np.full(REGIONS, LAYOUT.capacity // REGIONS)
-    store = DurableStore(opened.file, MemoryStore(quotas), FORM, DecisionLog(64, "ode"), AgeClock(), LAYOUT.capacity)
+    layout = plan(options, form, 4_000)
+    opened = open_file(options, form, layout, Identity(REGIONS))
+    quotas = np.full(REGIONS, layout.capacity // REGIONS)
+    store = DurableStore(opened.file, MemoryStore(quotas), form, DecisionLog(64, "ode"), AgeClock(), layout.capacity)
     store.load(opened.contents)
     store.restore({"quotas": quotas})
     store.close = opened.disk.close  # type: ignore[attr-defined]
     return store
 
 
-def make(path: Path) -> dict[int, int]:
-    """A full store in which many samples have been replaced; returns where the samples' cells lie, by id."""
-    store = open_at(path)
+@dataclass(frozen=True)
+class Sound:
+    """A store before anything happened to it."""
+
+    form: SampleForm
+    image: bytes
+    offered: dict[int, AnyArray]
+    """Every sample that ever came, as it is kept."""
+    places: dict[int, int]
+    """Where the cells of those that are stored lie."""
+
+
+def make(path: Path, form: SampleForm = FORM) -> Sound:
+    """A full store in which many samples have been replaced."""
+    geometry = plan(OPTIONS, form, 4_000).geometry
+    store = open_at(path, form)
+    offered: dict[int, AnyArray] = {}
     for first in range(0, 4 * LAYOUT.capacity, 8):
         batch = samples(first, 8)
+        batch = Batch(store.as_stored(batch.x), batch.y, batch.ids)
+        offered |= dict(zip(batch.ids.tolist(), batch.x, strict=True))
         store.offer(batch, batch.y, batch.ids / 7.0 % 1.0 + batch.ids / 500, batch.ids)
         store.commit({"estimator": np.full(300, float(first))})
     ids = set(store.stored().batch.ids.tolist())
     store.close()  # type: ignore[attr-defined]
-    return _places(path.read_bytes(), ids)
+    return Sound(form, path.read_bytes(), offered, _places(path.read_bytes(), ids, geometry))
 
 
-def _places(image: bytes, ids: set[int]) -> dict[int, int]:
-    geometry = LAYOUT.geometry
+def _places(image: bytes, ids: set[int], geometry: Geometry) -> dict[int, int]:
     places: dict[int, tuple[int, int]] = {}
     for index in range(geometry.cells):
         offset = geometry.cell(index)
@@ -99,9 +114,11 @@ def _swap(image: bytearray, rng: np.random.Generator) -> None:
 
 def _root(image: bytearray, rng: np.random.Generator) -> None:
     """One bit in one to four of the places where roots stand."""
-    places = [LAYOUT.geometry.root(half, copy) for half in (0, 1) for copy in (0, 1)]
+    label = decode_label(bytes(image[:PAGE]))
+    assert label is not None
+    places = [label.geometry.root(half, copy) for half in (0, 1) for copy in (0, 1)]
     for place in rng.permutation(places)[: int(rng.integers(1, 5))]:
-        image[int(place) + int(rng.integers(24 + LAYOUT.geometry.cells // 8))] ^= 1 << int(rng.integers(8))
+        image[int(place) + int(rng.integers(24 + label.geometry.cells // 8))] ^= 1 << int(rng.integers(8))
 
 
 def _cut(image: bytearray, rng: np.random.Generator) -> None:
@@ -112,26 +129,25 @@ KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (_flip, _z
 
 
 def try_corruptions(folder: Path, count: int, seed: int = 0) -> Salvage:
-    """Damages copies of one file in `count` ways and counts what comes back."""
+    """Damages copies of files, of one encoding after the other, in `count` ways and counts what comes back."""
     rng = np.random.default_rng(seed)
-    path = folder / "sound.store"
-    places = make(path)
-    sound = path.read_bytes()
+    stores = [make(folder / f"sound-{number}.store", form) for number, form in enumerate(FORMS)]
     salvage, broken = Salvage(), folder / "broken.store"
     for number in range(count):
-        image = bytearray(sound)
+        sound = stores[number // len(KINDS) % len(stores)]
+        image = bytearray(sound.image)
         KINDS[number % len(KINDS)](image, rng)
         broken.write_bytes(image)
         salvage.corruptions += 1
-        size = LAYOUT.geometry.cell_size
-        whole = {i for i, at in places.items() if image[at : at + size] == sound[at : at + size]}
-        _count(salvage, broken, whole)
+        size = plan(OPTIONS, sound.form, 4_000).geometry.cell_size
+        whole = {i for i, at in sound.places.items() if image[at : at + size] == sound.image[at : at + size]}
+        _count(salvage, broken, sound, whole)
     return salvage
 
 
-def _count(salvage: Salvage, path: Path, whole: set[int]) -> None:
+def _count(salvage: Salvage, path: Path, sound: Sound, whole: set[int]) -> None:
     try:
-        store = open_at(path)
+        store = open_at(path, sound.form)
         held = store.stored()
         store.commit({})
         store.close()  # type: ignore[attr-defined]
@@ -139,6 +155,6 @@ def _count(salvage: Salvage, path: Path, whole: set[int]) -> None:
         salvage.crashes += 1
         return
     ids = held.batch.ids.tolist()
-    salvage.wrong += sum(not np.array_equal(x, sample(i)) for x, i in zip(held.batch.x, ids, strict=True))
+    salvage.wrong += sum(not np.array_equal(x, sound.offered[i]) for x, i in zip(held.batch.x, ids, strict=True))
     salvage.undamaged += len(whole)
     salvage.saved += len(whole & set(ids))

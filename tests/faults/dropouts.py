@@ -1,7 +1,5 @@
 """Replies that never come: what they cost in accuracy, and that no round stalls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

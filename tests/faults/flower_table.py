@@ -1,7 +1,5 @@
 """Runs the fault tests of the server and of Flower in their long form: `python -m tests.faults.flower_table`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A disk that is full, or fails, at one chosen call and works again afterwards."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """An agent with a gist that takes part until it is killed: `python -m tests.faults.gist_kills FOLDER`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

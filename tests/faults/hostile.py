@@ -1,7 +1,5 @@
 """Hostile records for every kind of source: whatever comes in, the agent goes on and keeps the sound ones."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Processes that really die: `kill -9` at random moments and at every call that the store makes on its disk."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Samples committed alone, without a root: a kill or a power cut costs nothing that was acknowledged."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Power cuts: every write and sync below the store is recorded, then replayed as far as a disk could have got."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Budgets raised and lowered over a store that is full: every sample is there each time, or nothing was touched."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,17 +1,15 @@
 """A fixed sequence of changes to a store: what a store must hold after each step is known in advance."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import CellFile, Contents
 from fedkeep.agent.cells import Geometry, Label
-from fedkeep.agent.clock import AgeClock
 from fedkeep.agent.disk import Disk
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.form import SampleForm
 from fedkeep.agent.layout import StoreLayout, StoreOptions, plan
+from fedkeep.agent.ledgers import AgeClock
+from fedkeep.agent.record import SampleForm
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State

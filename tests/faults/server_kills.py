@@ -5,8 +5,6 @@ devices keep files, without a SuperLink; it kills each at a random moment and pr
 the rounds are secure sums, and servers and devices die in the middle of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

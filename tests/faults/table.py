@@ -1,7 +1,5 @@
 """A page of fault tests in their long forms: each row is measured, printed, and written with its target."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Sequence

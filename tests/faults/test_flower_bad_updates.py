@@ -1,7 +1,5 @@
 """A bad update never counts, never ends the run, and its sender is named."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

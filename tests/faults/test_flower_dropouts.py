@@ -1,7 +1,5 @@
 """Lost replies cost accuracy, never a round; `python -m tests.faults.flower_table` prints the whole table."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.faults.dropouts import DEADLINE, try_dropout

@@ -1,7 +1,5 @@
 """Short forms of the sieges; `python -m tests.faults.agent_table` runs the long ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

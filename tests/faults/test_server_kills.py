@@ -1,7 +1,5 @@
 """A killed server resumes where it was; `python -m tests.faults.flower_table` runs the long form."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.faults.server_kills import try_kills

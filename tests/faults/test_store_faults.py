@@ -1,7 +1,5 @@
 """Short forms of the store's fault tests; `python -m tests.faults.agent_table` runs the long ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.faults import light

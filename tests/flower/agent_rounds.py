@@ -1,15 +1,12 @@
 """Real agents, asked by a server in this process: what a fleet learns with another store, in seconds."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path
 
 from fedkeep.deploy.deployment import Deployment
 from fedkeep.deploy.local_fleet import LocalFleet
-from fedkeep.flower.agent_device import AgentDevice
-from fedkeep.flower.client_app import make_client_app
+from fedkeep.flower.client_app import AgentDevice, make_client_app
 from fedkeep.flower.server_app import open_fleet
 from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.real_fleet import agent_answers, app_accuracy, app_config, start_agent, wait_until

@@ -1,7 +1,5 @@
 """The tests of this folder need the flower extra; without it they are not collected, and pytest says so."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 _MISSING = [name for name in ("flwr", "sqlalchemy", "cryptography") if find_spec(name) is None]

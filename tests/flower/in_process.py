@@ -1,7 +1,5 @@
 """A Grid whose nodes live in this process: to try or to debug an app without SuperLink and SuperNodes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

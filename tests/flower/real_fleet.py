@@ -1,14 +1,12 @@
 """What tests and benchmarks over real SuperLinks share: the example app, its settings, and how to wait."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,12 +15,73 @@ from flwr.app.user_config import UserConfig
 from flwr.common.config import flatten_dict
 
 from fedkeep.core.types import Vector
-from fedkeep.deploy.local_fleet import LocalFleet
+from fedkeep.deploy.credentials import provision
+from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.local_fleet import LocalFleet, free_port, resolved
 from fedkeep.sim.assembly import lay_ground
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 if str(APP) not in sys.path:
     sys.path.append(str(APP))
+_REVIVE_SECONDS = 5.0
+
+
+class Simulation(Deployment):
+    """A SuperLink that runs Flower's simulation, with virtual nodes instead of SuperNodes."""
+
+    def superlink(self) -> list[str]:
+        return [*super().superlink(), "--simulation"]
+
+    def run_virtual(self, app: Path, config: UserConfig, nodes: int) -> list[str]:
+        resources = f"num-supernodes={nodes} client-resources-num-cpus=1"
+        return [*self.run(app, config), "--federation-config", resources]
+
+
+class RealFleet(LocalFleet):
+    """A fleet whose SuperNodes run on this machine as well."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        super().__init__(deployment)
+        self._ports: dict[str, int] = {}
+        self._nodes: dict[str, tuple[Mapping[str, str | int], tuple[str, ...]]] = {}
+
+    @classmethod
+    def private(cls, root: Path, nodes: int, *, host: str = "127.0.0.1", insecure: bool = False) -> "RealFleet":
+        """A fleet of its own on free ports, with fresh keys for nodes `node-0`, `node-1`, ..."""
+        names = [f"node-{number}" for number in range(nodes)]
+        provision(root, [host, "localhost"], names)
+        return cls(Deployment(root, host, free_port(host), insecure=insecure))
+
+    def __enter__(self) -> "RealFleet":
+        return self
+
+    def start_node(
+        self, number: int, config: Mapping[str, str | int] | None = None, within: Sequence[str] = ()
+    ) -> None:
+        """Starts one SuperNode, or starts it again with the same key and settings.
+
+        `within` is a command that runs another one, such as `ip netns exec NAME`.
+        """
+        name = f"node-{number}"
+        before = self._nodes.get(name, ({"device": number}, ()))
+        settings, wrapper = (before[0] if config is None else config), tuple(within) or before[1]
+        self._nodes[name] = (settings, wrapper)
+        port = self._ports.setdefault(name, free_port())
+        self.start(name, [*wrapper, *resolved(self.deployment.supernode(name, port, settings))])
+
+    def revive_nodes(self) -> None:
+        """Starts nodes whose process has ended again, as systemd would; at most every few seconds each.
+
+        A SuperLink refuses a node that it holds for online, and so one that was killed, until its heartbeat runs
+        out; the SuperNode then ends.
+        """
+        for name in self._nodes:
+            if name in self.processes and self.is_due(name, _REVIVE_SECONDS):
+                self.start_node(int(name.removeprefix("node-")))
+
+    def run(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float) -> str:
+        """Submits the app, waits for its end and returns its log."""
+        return self.call([*self.deployment.run(app, config), "--stream"], timeout)
 
 
 def app_config(**settings: str | int | float | bool) -> UserConfig:
@@ -72,7 +131,7 @@ def kill_server_app(fleet: LocalFleet) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def start_nodes(fleet: LocalFleet, nodes: int, **settings: str) -> None:
+def start_nodes(fleet: RealFleet, nodes: int, **settings: str) -> None:
     for number in range(nodes):
         fleet.start_node(number, {"device": number, **settings})
 

@@ -1,7 +1,5 @@
 """A small fleet in one process: real strategy, real devices, Flower's own messages, no SuperLink."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -9,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fedkeep_app.catch_up import CatchUpDevice
 from flwr.app import Context, Message
 
 from fedkeep.core.types import State
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.codec import Sizes
 from fedkeep.flower.device_memory import DeviceMemory, FileMemory
-from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy

@@ -1,7 +1,5 @@
 """What crosses the wire comes back bit for bit, or is refused with a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """One command makes a fleet's keys; running it again changes no identity."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

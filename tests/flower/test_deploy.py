@@ -1,7 +1,5 @@
 """The files in deploy/ say what `fedkeep provision` says, and their tools accept them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -12,11 +10,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from flwr.common.config import flatten_dict
 
+from fedkeep.config import read_toml
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.deployment import Deployment
-from fedkeep.fleet.specification import read_fleet
-from fedkeep.flower.fleet_app import write_app
-from fedkeep.flower.server_app import fleet_of
+from fedkeep.fleet.specification import parse_fleet
+from fedkeep.flower.server_app import fleet_of, write_app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = ("fedkeep-server.service", "fedkeep-watch.service", "flower-superlink.service", "flower-supernode.service")
@@ -73,7 +71,7 @@ def test_a_specification_becomes_an_app_that_specifies_the_same_fleet(tmp_path: 
     spec = fleet_of(config)
     assert (spec.samples.shape, spec.samples.labels, spec.train.rounds) == ((1, 8, 8), 3, 7)
     assert (spec.deployment["rounds"], spec.deployment["state"]["run"]) == ({"min_devices": 2}, "mine")
-    assert spec.server().model.tobytes() == read_fleet(specification).server().model.tobytes()
+    assert spec.server().model.tobytes() == parse_fleet(read_toml(specification)).server().model.tobytes()
     specification.write_text("[samples]\nshape = [1]\nlabels = 3\n[tran]\nrounds = 7\n")
     with pytest.raises(ConfigError, match="unknown table 'tran': did you mean 'train'"):
         write_app(specification, tmp_path / "app", {})

@@ -1,7 +1,5 @@
 """Profiles that the server cannot read: a real key-holder process, real devices, Flower's messages in one process."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -26,9 +24,9 @@ from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.keyholder import planning
+from fedkeep.keyholder import planner as planning
 from fedkeep.keyholder.ckks import COARSE
-from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.keyholder.parties import KeyDirectory
 from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import Profiled, ProfileRequest
 from tests.flower.in_process import InProcessGrid

@@ -1,7 +1,5 @@
 """Collecting replies: by the deadline, whoever hangs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterable

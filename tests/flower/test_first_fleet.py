@@ -1,7 +1,5 @@
 """A first fleet's folder: what is written fits together, and only what was started is stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -9,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from fedkeep.agent.assembly import read_config
+from fedkeep.config import read_toml
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.first_fleet import FirstFleet
-from fedkeep.fleet.specification import read_fleet
+from fedkeep.fleet.specification import parse_fleet
 
 
 def test_specification_and_devices_fit_each_other(tmp_path: Path) -> None:
     fleet = FirstFleet(tmp_path / "f")
     fleet.create(2)
-    spec = read_fleet(fleet.root / "fleet.toml")
+    spec = parse_fleet(read_toml(fleet.root / "fleet.toml"))
     agents = [read_config(fleet.home(number) / "agent.toml") for number in fleet.devices()]
     assert fleet.devices() == [0, 1]
     for agent in agents:

@@ -1,7 +1,5 @@
 """Devices without an agent under a privacy budget: charged before they send, noised, and silent at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedkeep_app.catch_up import CatchUpDevice
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 
@@ -16,7 +15,6 @@ from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import LocalTraining, Report, TrainOrder
 from fedkeep.flower.codec import decode
 from fedkeep.flower.device_memory import ContextMemory
-from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.link.messages import DeviceRequest
@@ -72,7 +70,7 @@ def order_for(fleet: SmallFleet, round_: int, accepted: int | None = None) -> Tr
 
 
 def ledger_of(fleet: SmallFleet, number: int = 0) -> Ledger:
-    ledger, prefix = Ledger(), "gate/ledger."
+    ledger, prefix = Ledger(), "gate.ledger."
     state = fleet.memories[number].load()
     ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
     return ledger
@@ -162,7 +160,7 @@ def test_what_is_not_clipped_is_refused_and_nothing_is_charged() -> None:
     device = CatchUpDevice(parts.fleet.device(0), arrivals, parts.data.test_batch(0), memory, tight)
     with pytest.raises(RefusedError, match="unclipped"):
         device.participate(order_for(fleet, 0))
-    assert not memory.load()["gate/ledger.releases"].any()
+    assert not memory.load()["gate.ledger.releases"].any()
 
 
 def test_a_ledger_needs_a_memory_that_lasts() -> None:

@@ -1,7 +1,5 @@
 """An existing app, FedAvg and torch and all, adopts fedkeep by a Keeper and a wrapper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +9,11 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.flower import Keeper, Keeping
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
 from fedkeep.learn.torch_training import add_to_gradients
-from fedkeep.records import read_run
+from fedkeep.records import GistLine, read_run
 from tests.flower.in_process import InProcessGrid, make_node
 
 CENTRES = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32) * 2
@@ -178,6 +176,46 @@ def test_what_are_no_classes_is_refused_in_a_sentence(y: object, said: str) -> N
         keeper.offer(np.zeros((2, 5)), y)
 
 
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        ([["a"] * 5] * 2, "arrays or tensors of numbers"),
+        ([[1.0, 2.0], [3.0]], "arrays or tensors of numbers"),
+        (None, "one class number a sample"),
+        (np.zeros((2, 6)), r"takes no samples of shape \(6,\)"),
+    ],
+)
+def test_what_are_no_samples_is_refused_in_a_sentence(x: object, said: str) -> None:
+    with opened() as keeper, pytest.raises(ConfigError, match=said):
+        keeper.offer(x, [0, 1])
+
+
+def test_nothing_to_offer_is_no_mistake_and_a_tensor_may_be_part_of_a_graph() -> None:
+    with opened() as keeper:
+        keeper.offer(np.zeros((0, 5)), [])
+        assert keeper.status().offered == 0
+        keeper.offer(torch.zeros((2, 5), requires_grad=True), torch.tensor([0, 1]))
+        assert keeper.status().stored == 2
+
+
+def test_models_that_are_none_are_refused_in_a_sentence() -> None:
+    with opened() as keeper, pytest.raises(ConfigError, match="takes the message, its ArrayRecord or a vector"):
+        keeper.sync(net().state_dict())
+    with pytest.raises(ConfigError, match="the function that makes the module"):
+        opened(make=net())
+
+
+def test_a_keepers_file_of_another_form_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with opened(directory=str(tmp_path)) as keeper:
+        keeper.offer(*arrivals(0, 0, 8))
+    (file,) = tmp_path.glob("*.npz")
+    with np.load(file) as saved:
+        older = {name: saved[name] for name in saved.files if name != "form"}
+    np.savez(file, **older)
+    with pytest.raises(DataError, match="has form 0, not 1: remove it to begin anew"):
+        opened(directory=str(tmp_path))
+
+
 def test_a_model_with_one_output_is_refused_in_a_sentence() -> None:
     with opened(make=lambda: torch.nn.Linear(5, 1)) as keeper, pytest.raises(ConfigError, match="classifiers only"):
         keeper.offer(np.zeros((2, 5)), [0, 1])
@@ -245,6 +283,9 @@ def test_flowers_log_and_the_record_say_what_the_keepers_did(tmp_path: Path) -> 
     assert [(line.round, line.participants, line.arrivals) for line in run.rounds] == [
         (number, (0, 1, 2, 3), 160) for number in (1, 2, 3)
     ]
+    gists = run.of(GistLine)
+    assert [(line.round, line.participations) for line in gists] == [(2, 4), (3, 4)], "after a first model"
+    assert gists[-1].worth > 9, "more than the keepers store"
     assert run.end is not None
 
 

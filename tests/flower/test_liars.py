@@ -1,7 +1,5 @@
 """Plausible lies through the real strategy and Flower's own messages: the run goes on nearly as without the liar."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +28,26 @@ def moved(factor: float) -> Lie:
 def any_direction(told: dict[str, Any], model: np.ndarray) -> None:
     push = np.random.default_rng(0).standard_normal(len(model))
     told["model"] = (model + 999 * push / np.linalg.norm(push)).astype(np.float32)
+
+
+def against_the_last_step() -> Lie:
+    """Inner-product manipulation with what a device knows: three times the fleet's last step, turned round."""
+    seen: list[np.ndarray] = []
+
+    def lie(told: dict[str, Any], model: np.ndarray) -> None:
+        seen.append(model.copy())
+        told["model"] = (model - 3 * (model - seen[max(len(seen) - 2, 0)])).astype(np.float32)
+
+    return lie
+
+
+def gist_in_line(told: dict[str, Any], model: np.ndarray) -> None:
+    """Any direction, as long as the honest update, and the longest gist that leads there."""
+    push = np.random.default_rng(0).standard_normal(len(model))
+    push *= np.linalg.norm(told["model"] - model) / np.linalg.norm(push)
+    told["model"] = (model + push).astype(np.float32)
+    if told["local_gradient"] is not None:
+        told["local_gradient"] = (-1e3 * push[-len(told["local_gradient"]) :]).astype(np.float32)
 
 
 def turned_estimator(told: dict[str, Any], model: np.ndarray) -> None:
@@ -76,6 +94,7 @@ LIES: dict[str, tuple[Lie, bool]] = {
     "sign flipped, x3": (moved(-3.0), False),
     "sign flipped, x10": (moved(-10.0), False),
     "any direction, length 999": (any_direction, False),
+    "inner product, x3": (against_the_last_step(), False),
     "estimator turned, x10": (turned_estimator, False),
     "inflated profile, sign flipped": (moved(-1.0), True),
     "inflated profile, any direction": (any_direction, True),
@@ -94,6 +113,18 @@ def test_one_liar_of_ten_costs_the_run_little(name: str, clean: float) -> None:
     assert (named | outvoted >= {LIAR}) == (name != "estimator turned, x10")
     assert outvoted <= {LIAR}
     assert all(outcome.metrics()["outvoted"] == list(outcome.summary.outvoted) for outcome in outcomes)
+
+
+def test_a_gist_in_line_with_its_update_ends_no_run() -> None:
+    def drawing() -> SmallFleet:
+        return SmallFleet(devices=10, rounds=ROUNDS, options=ALL, policy="draw", table={"gist": {"name": "shared"}})
+
+    honest, made = drawing(), drawing()
+    made.apps[LIAR] = lying(made.apps[LIAR], gist_in_line, inflated=True)
+    strategy, outcomes = played(made)
+    assert made.accuracy(strategy) > 0.8 * honest.accuracy(played(honest)[0])
+    assert {refusal.device for outcome in outcomes for refusal in outcome.refusals} <= {LIAR}
+    assert {device for outcome in outcomes for device in outcome.summary.outvoted} <= {LIAR}
 
 
 def test_an_inflated_profile_counts_as_four_devices_at_most() -> None:

@@ -1,7 +1,5 @@
 """What a fleet starts ends with it, wherever it went."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedkeep.deploy.deployment import Deployment

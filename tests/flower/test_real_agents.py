@@ -1,7 +1,5 @@
 """Agents that stream, SuperNodes with keys, a SuperLink with TLS: fifteen rounds, and devices killed on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,12 +12,20 @@ from pathlib import Path
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower.state_store import StateStore
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import Status
 from tests.flower.agent_rounds import accuracy_with
-from tests.flower.real_fleet import APP, agent_answers, app_accuracy, app_config, saved_round, start_agent, wait_until
+from tests.flower.real_fleet import (
+    APP,
+    RealFleet,
+    agent_answers,
+    app_accuracy,
+    app_config,
+    saved_round,
+    start_agent,
+    wait_until,
+)
 
 pytestmark = pytest.mark.real
 
@@ -42,7 +48,7 @@ SETTINGS: UserConfig = {
 class Deployed:
     """A fleet of agents under fire."""
 
-    def __init__(self, fleet: LocalFleet, state: Path) -> None:
+    def __init__(self, fleet: RealFleet, state: Path) -> None:
         self.fleet, self.state = fleet, state
         self.killed: Counter[int] = Counter()
         self.sockets = [start_agent(fleet, number, NODES, rate=RATE) for number in range(NODES)]
@@ -100,14 +106,14 @@ def saved_accuracy(state: Path) -> float:
     """How good the model is that the server has saved."""
     saved = StateStore(str(state), "default").load()
     assert saved is not None
-    return app_accuracy(saved.state["server/model"], app_config(task__devices=NODES))
+    return app_accuracy(saved.state["server.model"], app_config(task__devices=NODES))
 
 
 def test_devices_are_killed_mid_round_and_come_back_as_themselves(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     state, began = tmp_path / "state.db", time.monotonic()
-    with LocalFleet.private(tmp_path / "fleet", NODES) as fleet:
+    with RealFleet.private(tmp_path / "fleet", NODES) as fleet:
         deployed = Deployed(fleet, state)
         for kill in range(KILLS):
             deployed.await_round(2 + kill)

@@ -1,7 +1,5 @@
 """`fedkeep fleet` as a new user types it: rounds on a page, server and device killed, both back, all stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

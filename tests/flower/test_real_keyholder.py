@@ -1,7 +1,5 @@
 """A real SuperLink, SuperNodes with keys and a key-holder over TLS: the plain plan, from profiles nobody could read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +10,11 @@ from flwr.app.user_config import UserConfig
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.deploy.credentials import provision
-from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.ckks import COARSE
-from fedkeep.keyholder.directory import KeyDirectory
+from fedkeep.keyholder.parties import KeyDirectory
 from fedkeep.sim.assembly import assemble
-from tests.flower.real_fleet import APP, app_config, start_nodes, wait_until
+from tests.flower.real_fleet import APP, RealFleet, app_config, start_nodes, wait_until
 from tests.keyholder.holder_process import HolderProcess
 from tests.keyholder.plain_plans import on_the_grid
 
@@ -37,7 +34,7 @@ SETTINGS: UserConfig = {
 def test_a_deployment_plans_from_encrypted_profiles(tmp_path: Path) -> None:
     keys, root, state = KeyDirectory(tmp_path / "keys"), tmp_path / "fleet", tmp_path / "state.db"
     digest = keys.create(COARSE).name.hex()
-    with LocalFleet.private(root, NODES) as fleet:
+    with RealFleet.private(root, NODES) as fleet:
         provision(root, [fleet.deployment.host], [], keyholder_hosts=["127.0.0.1"])
         holder = HolderProcess(keys.root, root)
         holder.start()
@@ -53,10 +50,10 @@ def test_a_deployment_plans_from_encrypted_profiles(tmp_path: Path) -> None:
             holder.kill()
     saved = StateStore(str(state), "default").load()
     assert saved is not None
-    assert np.isnan(saved.state["roster/velocities"]).all(), "the server knows no velocity"
+    assert np.isnan(saved.state["roster.velocities"]).all(), "the server knows no velocity"
     plain = _plain_quotas()
-    np.testing.assert_array_equal(saved.state["server/plan.devices"], np.arange(NODES))
-    np.testing.assert_array_equal(saved.state["server/plan.quotas"], plain)
+    np.testing.assert_array_equal(saved.state["server.plan.devices"], np.arange(NODES))
+    np.testing.assert_array_equal(saved.state["server.plan.quotas"], plain)
 
 
 def _plain_quotas() -> np.ndarray:

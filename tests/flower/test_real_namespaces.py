@@ -1,7 +1,5 @@
 """Server and devices as separate hosts, in network namespaces of their own: a cut link heals, identities stay."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -16,9 +14,8 @@ import numpy as np
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.sim.engine import Simulator
-from tests.flower.real_fleet import APP, app_config, saved_round, wait_until
+from tests.flower.real_fleet import APP, RealFleet, app_config, saved_round, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -71,7 +68,7 @@ def test_a_cut_link_heals_and_the_run_ends_as_if_nothing_had_been(network: Netwo
     state, output = tmp_path / "state.db", tmp_path / "model.npy"
     settings: UserConfig = {"task.devices": NODES, "train.rounds": ROUNDS, "train.participation": 1.0}
     settings |= {"rounds.deterministic": True, "rounds.min-devices": NODES}
-    with LocalFleet.private(tmp_path / "fleet", NODES, host=network.server) as fleet:
+    with RealFleet.private(tmp_path / "fleet", NODES, host=network.server) as fleet:
         fleet.start_superlink()
         fleet.register()
         for number in range(NODES):
@@ -91,6 +88,6 @@ def test_a_cut_link_heals_and_the_run_ends_as_if_nothing_had_been(network: Netwo
     assert np.abs(np.load(output) - simulator.server.model).max() < 1e-6
 
 
-def _ended(fleet: LocalFleet, output: Path) -> bool:
+def _ended(fleet: RealFleet, output: Path) -> bool:
     fleet.revive_nodes()
     return output.exists()

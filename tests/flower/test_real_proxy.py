@@ -1,7 +1,5 @@
 """deploy/nginx-fleet.conf before a real SuperLink: devices reach the Fleet API, within a size, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -15,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedkeep.deploy.deployment import Deployment
-from fedkeep.deploy.local_fleet import LocalFleet, free_port
-from tests.flower.real_fleet import wait_until
+from fedkeep.deploy.local_fleet import free_port
+from tests.flower.real_fleet import RealFleet, wait_until
 from tests.flower.wire_node import wire_node
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
@@ -26,10 +24,10 @@ CONF = Path(__file__).parents[2] / "deploy" / "nginx-fleet.conf"
 
 
 @pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
     """A fleet whose address is the proxy's; its SuperLink listens behind it."""
     root = tmp_path_factory.mktemp("proxied")
-    with LocalFleet.private(root / "fleet", nodes=1) as fleet:
+    with RealFleet.private(root / "fleet", nodes=1) as fleet:
         fleet.start_superlink()
         fleet.register()
         front = free_port()
@@ -42,7 +40,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
         setup = f"daemon off; pid {root}/nginx.pid; error_log stderr; {user}"
         fleet.start("nginx", [str(NGINX), "-p", str(root), "-c", str(root / "nginx.conf"), "-g", setup])
         wait_until(lambda: _answers(fleet, front), 30, f"nginx: {fleet.log('nginx')}")
-        yield LocalFleet(Deployment(fleet.deployment.root, "127.0.0.1", front))
+        yield RealFleet(Deployment(fleet.deployment.root, "127.0.0.1", front))
 
 
 def temporary(root: Path) -> str:
@@ -50,7 +48,7 @@ def temporary(root: Path) -> str:
     return "".join(f"  {kind}_temp_path {root}/{kind};\n" for kind in kinds) + "  access_log off;\n"
 
 
-def _answers(fleet: LocalFleet, port: int) -> bool:
+def _answers(fleet: RealFleet, port: int) -> bool:
     try:
         ask(fleet, port, "/")
     except httpx.TransportError:
@@ -58,13 +56,13 @@ def _answers(fleet: LocalFleet, port: int) -> bool:
     return True
 
 
-def ask(fleet: LocalFleet, port: int, path: str, size: int = 0) -> httpx.Response:
+def ask(fleet: RealFleet, port: int, path: str, size: int = 0) -> httpx.Response:
     trusted = ssl.create_default_context(cafile=str(fleet.deployment.credentials.ca_certificate))
     url = f"https://127.0.0.1:{port}{path}"
     return httpx.post(url, content=bytes(size), verify=trusted, trust_env=False, timeout=30)
 
 
-def test_a_device_joins_through_the_proxy(proxied: LocalFleet) -> None:
+def test_a_device_joins_through_the_proxy(proxied: RealFleet) -> None:
     key = load_ssh_private_key(proxied.deployment.credentials.node_key("node-0").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     with wire_node(proxied, key) as node:
@@ -72,11 +70,11 @@ def test_a_device_joins_through_the_proxy(proxied: LocalFleet) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/control/list-runs", "/v1/runtime/push-task-output", "/"])
-def test_nothing_but_the_fleet_api_is_reached(proxied: LocalFleet, path: str) -> None:
+def test_nothing_but_the_fleet_api_is_reached(proxied: RealFleet, path: str) -> None:
     assert ask(proxied, proxied.deployment.port, path).status_code == 403
 
 
-def test_a_request_larger_than_the_limit_is_refused_unread(proxied: LocalFleet) -> None:
+def test_a_request_larger_than_the_limit_is_refused_unread(proxied: RealFleet) -> None:
     port, path = proxied.deployment.port, "/v1/fleet/push-object"
     assert ask(proxied, port, path, size=9 * 2**20).status_code == 413
     assert ask(proxied, port, path, size=7 * 2**20).status_code == 415, "as far as the SuperLink, which cannot read it"

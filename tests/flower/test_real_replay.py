@@ -1,7 +1,5 @@
 """A reply sent again over a real SuperLink, and another one to a message that was answered: neither counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +9,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app.user_config import UserConfig
 
 from fedkeep.core.types import Profile
-from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower import codec
 from fedkeep.link.messages import Profiled
-from tests.flower.real_fleet import APP, wait_until
+from tests.flower.real_fleet import APP, RealFleet, wait_until
 from tests.flower.wire_node import wire_node
 
 pytestmark = pytest.mark.real
@@ -27,7 +24,7 @@ def profile(capacity: int) -> Profile:
 
 
 def test_a_reply_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
-    with LocalFleet.private(tmp_path / "fleet", nodes=1) as fleet:
+    with RealFleet.private(tmp_path / "fleet", nodes=1) as fleet:
         fleet.start_superlink()
         fleet.register()
         key = load_ssh_private_key(fleet.deployment.credentials.node_key("node-0").read_bytes(), None)

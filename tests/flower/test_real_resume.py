@@ -1,7 +1,5 @@
 """`fedkeep serve`, SuperNodes with keys, TLS: the simulator's model, through `kill -9` of the server."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -9,11 +7,10 @@ import numpy as np
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.deploy.local_fleet import LocalFleet
 from fedkeep.flower.server_app import open_fleet
 from fedkeep.sim.engine import Simulator
 from tests.flower.in_process import InProcessGrid, make_node
-from tests.flower.real_fleet import APP, app_config, kill_server_app, saved_round, start_nodes, wait_until
+from tests.flower.real_fleet import APP, RealFleet, app_config, kill_server_app, saved_round, start_nodes, wait_until
 
 pytestmark = [
     pytest.mark.real,
@@ -30,7 +27,7 @@ SETTINGS: UserConfig = {
 }
 
 
-def start_serving(fleet: LocalFleet, settings: UserConfig, *more: str) -> None:
+def start_serving(fleet: RealFleet, settings: UserConfig, *more: str) -> None:
     """`fedkeep serve` as an operator types it."""
     where = fleet.deployment
     command = [sys.executable, "-m", "fedkeep", "serve", str(APP), "--credentials", str(where.root)]
@@ -42,7 +39,7 @@ def test_killed_servers_resume_to_the_bits_of_a_run_that_was_never_killed(tmp_pa
     output = tmp_path / "model.npy"
     settings: UserConfig = {key.replace("__", "."): value for key, value in SETTINGS.items()}
     settings |= {"output": str(output), "rounds.deterministic": "true"}
-    with LocalFleet.private(tmp_path / "fleet", NODES) as fleet:
+    with RealFleet.private(tmp_path / "fleet", NODES) as fleet:
         state = fleet.deployment.root / "state.db"
         start_serving(fleet, settings)
         wait_until(lambda: "the nodes are registered" in fleet.log("serve"), 300, "the SuperLink")

@@ -1,15 +1,12 @@
 """Secure sums over a real SuperLink with TLS and node keys: agents and a device without one, of which one drops out."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fedkeep.deploy.local_fleet import LocalFleet
-from tests.flower.real_fleet import APP, agent_answers, saved_round, start_agent, wait_until
+from tests.flower.real_fleet import APP, RealFleet, agent_answers, saved_round, start_agent, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -29,7 +26,7 @@ def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(tmp
         "privacy.secure-sum": True,
         "state.url": str(state),
     }
-    with LocalFleet.private(tmp_path / "fleet", NODES) as fleet:
+    with RealFleet.private(tmp_path / "fleet", NODES) as fleet:
         fleet.start_superlink()
         fleet.register()
         for number in (0, 1):

@@ -1,7 +1,5 @@
 """A real SuperLink as `fedkeep provision` sets it up: who has no key, or another's, gets nowhere."""
 
-from __future__ import annotations
-
 import datetime
 from base64 import b64encode
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from fedkeep.core.errors import FedkeepError
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
-from fedkeep.deploy.local_fleet import LocalFleet
+from tests.flower.real_fleet import RealFleet
 
 pytestmark = pytest.mark.real
 
@@ -53,33 +51,33 @@ class Signing:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
-    with LocalFleet.private(tmp_path_factory.mktemp("fleet"), nodes=2) as fleet:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
+    with RealFleet.private(tmp_path_factory.mktemp("fleet"), nodes=2) as fleet:
         fleet.start_superlink()
         fleet.register()
         yield fleet
 
 
-def client(fleet: LocalFleet, signing: Signing, ca: Path | None = None) -> FleetHttpClient:
+def client(fleet: RealFleet, signing: Signing, ca: Path | None = None) -> FleetHttpClient:
     interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signing]
     trusted = (ca or fleet.deployment.credentials.ca_certificate).read_bytes()
     return FleetHttpClient.from_server_address(fleet.deployment.address, False, trusted, interceptors)
 
 
-def key_of(fleet: LocalFleet, node: str) -> Key:
+def key_of(fleet: RealFleet, node: str) -> Key:
     path = fleet.deployment.credentials.node_key(node)
     key = load_ssh_private_key(path.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
 
 
-def activate(fleet: LocalFleet, key: Key, signing: Signing | None = None, ca: Path | None = None) -> int:
+def activate(fleet: RealFleet, key: Key, signing: Signing | None = None, ca: Path | None = None) -> int:
     public = public_key_to_bytes(key.public_key())
     with client(fleet, signing or Signing(key), ca) as link:
         return link.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=30)).node_id
 
 
-def test_a_registered_key_is_let_in_and_keeps_its_identity(fleet: LocalFleet) -> None:
+def test_a_registered_key_is_let_in_and_keeps_its_identity(fleet: RealFleet) -> None:
     key = key_of(fleet, "node-0")
     first = activate(fleet, key)
     with client(fleet, Signing(key)) as link:
@@ -87,12 +85,12 @@ def test_a_registered_key_is_let_in_and_keeps_its_identity(fleet: LocalFleet) ->
     assert first == activate(fleet, key)
 
 
-def test_an_unknown_key_is_refused(fleet: LocalFleet) -> None:
+def test_an_unknown_key_is_refused(fleet: RealFleet) -> None:
     with pytest.raises(httpx.HTTPStatusError, match="4"):
         activate(fleet, ec.generate_private_key(ec.SECP384R1()))
 
 
-def test_a_node_without_a_registered_key_cannot_register_itself(fleet: LocalFleet) -> None:
+def test_a_node_without_a_registered_key_cannot_register_itself(fleet: RealFleet) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     public = public_key_to_bytes(key.public_key())
     with client(fleet, Signing(key)) as link, pytest.raises(httpx.HTTPStatusError):
@@ -101,25 +99,25 @@ def test_a_node_without_a_registered_key_cannot_register_itself(fleet: LocalFlee
         activate(fleet, key)
 
 
-def test_a_server_of_another_ca_is_not_trusted(fleet: LocalFleet, tmp_path: Path) -> None:
+def test_a_server_of_another_ca_is_not_trusted(fleet: RealFleet, tmp_path: Path) -> None:
     other = provision(tmp_path / "other", ["127.0.0.1"], [])
     with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
         activate(fleet, key_of(fleet, "node-0"), ca=other.ca_certificate)
 
 
-def test_a_replayed_request_is_refused(fleet: LocalFleet) -> None:
+def test_a_replayed_request_is_refused(fleet: RealFleet) -> None:
     key = key_of(fleet, "node-0")
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         activate(fleet, key, Signing(key, age=3600))
 
 
-def test_a_tampered_signature_is_refused(fleet: LocalFleet) -> None:
+def test_a_tampered_signature_is_refused(fleet: RealFleet) -> None:
     key = key_of(fleet, "node-0")
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         activate(fleet, key, Signing(key, tampered=True))
 
 
-def test_a_node_cannot_read_another_nodes_messages(fleet: LocalFleet) -> None:
+def test_a_node_cannot_read_another_nodes_messages(fleet: RealFleet) -> None:
     victim = activate(fleet, key_of(fleet, "node-1"))
     request = PullMessagesRequest(node=Node(node_id=victim))
     with (
@@ -129,13 +127,13 @@ def test_a_node_cannot_read_another_nodes_messages(fleet: LocalFleet) -> None:
         link.PullMessages(request)
 
 
-def test_plain_http_is_not_answered(fleet: LocalFleet) -> None:
+def test_plain_http_is_not_answered(fleet: RealFleet) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://{fleet.deployment.address}/", timeout=5, trust_env=False)
 
 
-def test_a_taken_port_is_said_by_its_address(fleet: LocalFleet) -> None:
+def test_a_taken_port_is_said_by_its_address(fleet: RealFleet) -> None:
     taken = fleet.deployment
-    second = LocalFleet(Deployment(taken.root, taken.host, taken.port))
+    second = RealFleet(Deployment(taken.root, taken.host, taken.port))
     with second, pytest.raises(FedkeepError, match=taken.address):
         second.start_superlink()

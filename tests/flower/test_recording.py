@@ -1,16 +1,13 @@
 """A real fleet's record: the simulator's lines, each round once through any crash, followed by page and report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedkeep.flower.metrics import ServerMetrics
 from fedkeep.flower.recording import FleetRecorder
-from fedkeep.flower.rounds import RoundOptions
+from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.link.messages import Evaluated, Vitals

@@ -1,7 +1,5 @@
 """Replies that come again count once; `test_strategy.py` has the old report to a new order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

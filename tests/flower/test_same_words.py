@@ -1,7 +1,5 @@
 """The same words mean the same in the simulator, the agent, the Flower app and the Keeper."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 
@@ -11,11 +9,11 @@ from flwr.app import Context, RecordDict
 from flwr.app.user_config import UserConfig
 
 from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
-from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.service import Service
+from fedkeep.agent.summary import Evaluator
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower.agent_device import AgentDevice
+from fedkeep.flower.client_app import AgentDevice
 from fedkeep.flower.device_memory import ContextMemory
 from fedkeep.flower.keeper import Keeper
 from fedkeep.learn.models import learner_for

@@ -1,7 +1,5 @@
 """Secure sums over Flower's messages: the plain run's model, whoever drops out, and nothing ever in the clear."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -9,22 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedkeep_app.catch_up import CatchUpDevice
 from flwr.app import Context, Message, RecordDict
 
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import make_client_app
-from fedkeep.flower.node_device import CatchUpDevice
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.secure_rounds import MASK, SHARE, TRAIN, UNMASK
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.link.messages import Answered, DeviceReply, DeviceRequest, Participate, Reported
-from fedkeep.link.participant import reply_of
-from fedkeep.privacy import sum_messages as told
-from fedkeep.privacy.door import Door, make_door
+from fedkeep.link.messages import Answered, DeviceReply, DeviceRequest, Participate, Reported, reply_of
+from fedkeep.privacy import secure_sum as told
+from fedkeep.privacy.door import Door
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 
@@ -71,7 +68,7 @@ def test_noise_and_masks_go_together(tmp_path: Path) -> None:
         for secure in (False, True)
     ]
     servers = [played(of, 4).server for of in fleets]
-    ledgers = [of.memories[0].load()["gate/ledger.releases"].tolist() for of in fleets]
+    ledgers = [of.memories[0].load()["gate.ledger.releases"].tolist() for of in fleets]
     assert np.abs(servers[0].model - servers[1].model).max() < 1e-6
     directions = [server.estimator.direction() for server in servers]
     assert np.abs(directions[0] - directions[1]).max() < 1e-6  # type: ignore[operator]
@@ -227,7 +224,7 @@ def test_a_device_declines_to_mask_what_a_sum_would_hide(poison: float, reason: 
     options = replace(ALL, deterministic=deterministic)
     secure, plain = fleet(options=options), SmallFleet(devices=5, options=options, table=CLEAR)
     strategy = secure.strategy()
-    door = make_door(secure.experiment.privacy, strategy.sizes.gradient, lambda: None)
+    door = Door(secure.experiment.privacy, strategy.sizes.gradient, lambda: None)
     device = Poisoned(plain.device(2), poison, door)
     secure.apps[2] = make_client_app(lambda _: device)
     outcome = next(strategy.rounds(secure.grid(), 1))
@@ -330,7 +327,7 @@ def test_a_device_that_lost_its_memory_makes_the_sum_begin_anew(tmp_path: Path) 
     rounds = (strategy := secure.strategy()).rounds(secure.grid(), 4)
     next(rounds)
     memory = secure.memories[2]
-    memory.save({name: array for name, array in memory.load().items() if not name.startswith("sums/")})
+    memory.save({name: array for name, array in memory.load().items() if not name.startswith("sums.")})
     assert 2 in next(rounds).summary.accepted
     next(rounds)
     plain = SmallFleet(devices=4, options=ALL, table=CLEAR)

@@ -1,7 +1,5 @@
 """The server's memory holds whole rounds only, in SQLite and in a real PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

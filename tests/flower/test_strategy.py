@@ -1,7 +1,5 @@
 """Rounds that close, devices that come and go, runs that resume: the strategy over an in-process grid."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A node made by hand: it has a SuperNode's key, speaks Flower's Fleet API, and says what it likes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import push_object_contents_from_iterable
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from fedkeep.deploy.local_fleet import LocalFleet
-from tests.flower.real_fleet import wait_until
+from tests.flower.real_fleet import RealFleet, wait_until
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class WireNode:
 
 
 @contextmanager
-def wire_node(fleet: LocalFleet, key: ec.EllipticCurvePrivateKey) -> Iterator[WireNode]:
+def wire_node(fleet: RealFleet, key: ec.EllipticCurvePrivateKey) -> Iterator[WireNode]:
     """Joins the fleet with a key that is registered there."""
     ca = fleet.deployment.credentials.ca_certificate.read_bytes()
     joined = http_request_response(fleet.deployment.address, False, ca, (key, key.public_key()), max_retries=3)

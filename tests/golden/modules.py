@@ -1,6 +1,4 @@
-"""Modules that are no plain chain of layers: one that vmap trains for several devices at once, and one it cannot."""
-
-from __future__ import annotations
+"""Modules that are no plain chain of layers: one whose samples vmap measures at once, and one it cannot."""
 
 from torch import Tensor, nn
 

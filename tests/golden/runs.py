@@ -1,7 +1,5 @@
 """Short seeded runs that touch every way of training and choosing, and the facts by which they are known again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -33,7 +31,7 @@ class Fingerprint:
     """The model's way from its start, along random directions that never change."""
 
     @staticmethod
-    def of(participants: list[list[int]], stored: dict[int, list[int]], start: Vector, end: Vector) -> Fingerprint:
+    def of(participants: list[list[int]], stored: dict[int, list[int]], start: Vector, end: Vector) -> "Fingerprint":
         facts = json.dumps([participants, sorted(stored.items())])
         directions = np.random.default_rng(0).standard_normal((DIRECTIONS, len(end)))
         return Fingerprint(

@@ -1,7 +1,5 @@
 """Seeded runs end where they ended when `digests.json` was written: a change that alters numbers must say so."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 

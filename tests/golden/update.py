@@ -1,7 +1,5 @@
 """Writes `digests.json` anew, for a change that is meant to alter numbers: `python -m tests.golden.update [name..]`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

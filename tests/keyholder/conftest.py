@@ -1,7 +1,5 @@
 """The tests of this folder need the privacy extra."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 collect_ignore_glob = [] if find_spec("tenseal") and find_spec("cryptography") else ["test_*.py"]

@@ -1,7 +1,5 @@
 """A real key-holder in a process of its own, to be asked, killed and started again."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -9,8 +7,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkeep.keyholder.mutual_tls import planner_side
 from fedkeep.keyholder.planner import KeyHolderClient
+from fedkeep.keyholder.port import planner_side
 from fedkeep.link.addresses import Address
 
 SOURCE = Path(__file__).parents[2] / "src"

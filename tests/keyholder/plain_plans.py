@@ -1,7 +1,5 @@
 """Fleets in the clear as the key-holder sees them: velocities in the steps of a grid, and exact totals."""
 
-from __future__ import annotations
-
 from fedkeep.core.fleet import Fleet
 from fedkeep.keyholder.ckks import Scheme
 from fedkeep.keyholder.order import Grid, OrderedFleet

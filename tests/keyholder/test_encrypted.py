@@ -1,7 +1,5 @@
 """Plans from profiles that the server cannot read, and what every party refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +13,17 @@ from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Profile
 from fedkeep.keyholder import ckks
 from fedkeep.keyholder.ckks import COARSE, Scheme
-from fedkeep.keyholder.messages import EncryptedTables
 from fedkeep.keyholder.order import Comparisons, Grid
 from fedkeep.keyholder.parties import (
     EncryptedFleet,
+    KeyDirectory,
     KeyHolder,
+    PublicContext,
     encrypt_profile,
+    read_public_context,
     rows_that_fit,
 )
-from fedkeep.keyholder.public_context import PublicContext, read_public_context
+from fedkeep.keyholder.port import EncryptedTables
 from fedkeep.link.messages import EncryptedProfile
 
 pytest.importorskip("tenseal", reason="needs the privacy extra")
@@ -152,19 +152,20 @@ def test_a_device_sends_nothing_where_it_cannot_encrypt(keys: tuple[PublicContex
         encrypt_profile(replace(keys[1], summing=leaked), request, profile)
 
 
-def test_a_saved_key_decrypts_and_a_lost_one_is_refused(
-    holder: KeyHolder, tables: EncryptedTables, tmp_path: Path
-) -> None:
-    with pytest.raises(RefusedError, match="lost key"):
-        KeyHolder.load(tmp_path / "keys", COARSE)
-    holder.save(tmp_path / "keys")
+def test_a_saved_key_decrypts_and_a_lost_one_is_refused(tmp_path: Path) -> None:
+    directory = KeyDirectory(tmp_path / "keys")
+    saved = directory.create(COARSE)
     assert {(tmp_path / "keys" / f"{n}.key").stat().st_mode & 0o777 for n in ("comparing", "summing")} == {0o600}
-    with pytest.raises(FileExistsError):
-        holder.save(tmp_path / "keys")
-    restarted = KeyHolder.load(tmp_path / "keys", COARSE)
-    np.testing.assert_array_equal(restarted.plan(tables, GREEDY).quotas, holder.plan(tables, GREEDY).quotas)
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    for_server = PublicContext.unpack(directory.for_server.read_bytes())
+    tables = answered((for_server, saved), profiles(0))[0].tables(DEVICES)
+    restarted = directory.open()
+    np.testing.assert_array_equal(restarted.plan(tables, GREEDY).quotas, GREEDY.plan(Fleet.of(profiles(0))).quotas)
     with pytest.raises(RefusedError, match="public key not kept"):
         restarted.for_devices()
+    (tmp_path / "keys" / "summing.key").unlink()
+    with pytest.raises(RefusedError, match="lost key"):
+        directory.open()
 
 
 def test_the_wrong_key_reads_no_signs(tables: EncryptedTables) -> None:

@@ -1,7 +1,5 @@
 """The key-holder's door: whom it answers, what it refuses, and what it says when a key is lost."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl
@@ -10,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,12 +20,17 @@ from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
 from fedkeep.keyholder.ckks import COARSE
-from fedkeep.keyholder.directory import KeyDirectory
-from fedkeep.keyholder.messages import AskPlan, AskPublicKeys, EncryptedTables, KeyReply, Planned
-from fedkeep.keyholder.mutual_tls import planner_side
-from fedkeep.keyholder.parties import EncryptedFleet, encrypt_profile
+from fedkeep.keyholder.parties import EncryptedFleet, KeyDirectory, PublicContext, encrypt_profile
 from fedkeep.keyholder.planner import KeyHolderClient, KeyHolderUnreachableError, RemotePlanner
-from fedkeep.keyholder.public_context import PublicContext
+from fedkeep.keyholder.port import (
+    AskPlan,
+    AskPublicKeys,
+    EncryptedTables,
+    KeyReply,
+    Planned,
+    PublishedKeys,
+    planner_side,
+)
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
 from fedkeep.link.messages import Failed
@@ -79,7 +83,7 @@ def test_secret_keys_are_for_their_owner_and_nothing_secret_is_published(made: P
 
 
 def test_only_the_servers_certificate_gets_an_answer(made: Path, running: HolderProcess, tmp_path: Path) -> None:
-    assert running.client.public_keys().least_devices == 3
+    assert running.client.ask(AskPublicKeys(), PublishedKeys).least_devices == 3
     provision(tmp_path / "foreign", ["localhost"], [], keyholder_hosts=["127.0.0.1"])
     as_keyholder = tmp_path / "as-keyholder"
     as_keyholder.mkdir()
@@ -90,8 +94,8 @@ def test_only_the_servers_certificate_gets_an_answer(made: Path, running: Holder
     address = Address("127.0.0.1", running.port)
     for tls in (planner_side(tmp_path / "foreign"), planner_side(as_keyholder), nobody, None):
         with pytest.raises(KeyHolderUnreachableError, match="does not answer"):
-            KeyHolderClient(address, tls).public_keys()
-    assert running.client.public_keys().least_devices == 3, "it still answers the server"
+            KeyHolderClient(address, tls).ask(AskPublicKeys(), PublishedKeys)
+    assert running.client.ask(AskPublicKeys(), PublishedKeys).least_devices == 3, "it still answers the server"
 
 
 def test_the_server_talks_to_no_other_host(made: Path, tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_the_server_talks_to_no_other_host(made: Path, tmp_path: Path) -> None:
     impostor.start()
     try:
         with pytest.raises(KeyHolderUnreachableError, match="does not answer"):
-            impostor.client.public_keys()
+            impostor.client.ask(AskPublicKeys(), PublishedKeys)
     finally:
         impostor.kill()
 
@@ -108,7 +112,7 @@ def test_the_server_talks_to_no_other_host(made: Path, tmp_path: Path) -> None:
 def test_silent_connections_do_not_shut_the_server_out(running: HolderProcess) -> None:
     silent = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(6)]
     try:
-        assert running.client.public_keys().least_devices == 3
+        assert running.client.ask(AskPublicKeys(), PublishedKeys).least_devices == 3
     finally:
         for connection in silent:
             connection.close()
@@ -180,7 +184,7 @@ def test_keys_are_never_overwritten_and_missing_ones_are_named(made: Path, tmp_p
 
 def test_plans_for_others_or_for_more_than_they_hold_are_not_followed(tables: EncryptedTables) -> None:
     class Lying(KeyHolderClient):
-        def plan(self, request: AskPlan) -> Planned:
+        def ask(self, request: Any, expected: Any) -> Any:
             return Planned(lie)
 
     planner = RemotePlanner(Lying(Address("127.0.0.1", 1), None), Greedy())

@@ -1,7 +1,5 @@
 """The comparisons of a plan, and tables that compare alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

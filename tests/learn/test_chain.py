@@ -1,7 +1,5 @@
 """Chains of layers and fast pooling against torch itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -9,12 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
-from torch.func import functional_call  # noqa: E402
+from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from fedkeep.learn.chain import Chain  # noqa: E402
-from fedkeep.learn.pooling import FastPool, with_fast_pools  # noqa: E402
-from fedkeep.learn.torch_loss import output_error  # noqa: E402
+from fedkeep.learn.chain import (  # noqa: E402
+    Chain,
+    FastPool,
+    with_fast_pools,
+)
+from fedkeep.learn.network import output_error  # noqa: E402
 from fedkeep.learn.torch_models import har_dnn, lenet, logistic, traffic_cnn  # noqa: E402
 
 C, N = 3, 4
@@ -96,12 +97,28 @@ def test_a_layer_used_twice_makes_no_chain() -> None:
     assert Chain.of(nn.Sequential(layer, nn.ReLU(), layer)) is None
 
 
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d((3, 2))], ids=repr)
-def test_fast_pooling_is_pooling(pool: nn.MaxPool2d) -> None:
-    x = torch.randn(3, 2, 11, 7)
+@pytest.mark.parametrize("flat", [False, True], ids=["noise", "flat"])
+@pytest.mark.parametrize(
+    ("pool", "shape"),
+    [
+        (nn.MaxPool2d(2), (3, 2, 11, 7)),
+        (nn.MaxPool2d((3, 2)), (3, 2, 9, 4)),
+        (nn.MaxPool1d(2), (3, 2, 8)),
+        (nn.MaxPool1d(3), (3, 2, 11)),
+    ],
+    ids=repr,
+)
+def test_fast_pooling_is_pooling(pool: nn.Module, shape: tuple[int, ...], flat: bool) -> None:
+    """Forward, backward, differentiated twice and mapped over; also where all places of a window are equal."""
+    torch.manual_seed(0)
+    x = torch.ones(shape) if flat else torch.randn(shape)
     fast = with_fast_pools(nn.Sequential(nn.Sequential(pool)))
     assert any(isinstance(part, FastPool) for part in fast.modules())
-    torch.testing.assert_close(fast(x), pool(x), rtol=0, atol=0)
+    assert torch.equal(fast(x), pool(x))
+    mapped = [vmap(grad(lambda each, by=by: by(each[None]).pow(3).sum()))(x) for by in (fast, pool)]
+    assert torch.equal(*mapped)
     x.requires_grad_()
-    wanted = torch.autograd.grad(pool(x).square().sum(), x)[0]
-    torch.testing.assert_close(torch.autograd.grad(fast(x).square().sum(), x)[0], wanted, rtol=0, atol=0)
+    once = [torch.autograd.grad(by(x).pow(3).sum(), x, create_graph=True)[0] for by in (fast, pool)]
+    assert torch.equal(*once)
+    twice = [torch.autograd.grad(first.square().sum(), x)[0] for first in once]
+    torch.testing.assert_close(*twice)

@@ -1,7 +1,5 @@
 """Corrected local training, in every backend, against a loop that writes the formula out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import cast
 
@@ -63,7 +61,7 @@ def test_many_devices_train_by_the_formula(name: str, how: str, folder: Path) ->
     jobs[1] = Job(jobs[1].batch, jobs[1].weights, 1)
     jobs[3] = Job(jobs[3].batch, np.zeros(2), 3, jobs[3].correction)
     if isinstance(learner, TorchLearner):
-        assert is_stackable(learner._network, jobs, local) == (how != "mini-batches")
+        assert is_stackable(learner._network, jobs, local) == (how != "mini-batches" and "chain" in name)
     written = WrittenOut(case, learner.gradient_size)
     for trained, job in zip(learner.train_many(model, jobs, local), jobs, strict=True):
         np.testing.assert_allclose(trained, written.trained(model, job, local), rtol=0, atol=1e-5)

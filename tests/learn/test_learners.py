@@ -1,7 +1,5 @@
 """What holds of every learner: finite differences, chunks, frozen probes, refused layers, names of models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -16,10 +14,10 @@ from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn import torch_models
-from fedkeep.learn.autograd_measurements import AutogradMeasurements
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.models import learner_for
 from fedkeep.learn.torch_learner import TorchLearner
+from fedkeep.learn.torch_measurements import AutogradMeasurements
 
 TASKS: dict[str, tuple[tuple[int, ...], int]] = {
     "softmax": ((60,), 10),

@@ -1,7 +1,5 @@
 """The exported model: the same values as torch, new weights without the onnx library, nothing that runs code."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import Batch, LocalTraining
-from fedkeep.learn.onnx_weights import OnnxWeights
+from fedkeep.learn.onnx_learner import OnnxLearner, OnnxWeights
 from fedkeep.testing import check_learner
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -21,7 +19,6 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 import torch
 
 from fedkeep.learn.export import export, load_weights
-from fedkeep.learn.onnx_learner import OnnxLearner
 from fedkeep.learn.torch_learner import TorchLearner
 
 

@@ -1,7 +1,5 @@
 """The measurements of every learner against a loop that backpropagates one sample at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -15,10 +13,9 @@ import torch
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.types import AnyArray, Batch
 from fedkeep.learn import torch_models as models
-from fedkeep.learn.autograd_measurements import AutogradMeasurements
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.torch_learner import TorchLearner
-from fedkeep.learn.torch_measurements import HeadMeasurements, TorchMeasurements
+from fedkeep.learn.torch_measurements import AutogradMeasurements, HeadMeasurements, TorchMeasurements
 
 RELATIVE = 1e-5
 Factory = Callable[[], torch.nn.Module]
@@ -130,11 +127,12 @@ def check_against_loop(learner: FleetLearner, factory: Factory, batch: Batch, he
     assert seen.activations().shape[0] == len(batch)
 
 
+@pytest.mark.parametrize("n", [6, 13])
 @pytest.mark.parametrize(("name", "last_layers"), CASES)
-def test_torch_equals_one_by_one_backprop(name: str, last_layers: int | None) -> None:
+def test_torch_equals_one_by_one_backprop(name: str, last_layers: int | None, n: int) -> None:
     factory, shape, classes = NETWORKS[name]
     learner = TorchLearner(factory, last_layers)
-    check_against_loop(learner, factory, batch_of(shape, classes), head_parameters=1 if name == "strange" else 2)
+    check_against_loop(learner, factory, batch_of(shape, classes, n), head_parameters=1 if name == "strange" else 2)
 
 
 @pytest.mark.parametrize("last_layers", [None, 1, 2])
@@ -155,7 +153,7 @@ def test_numpy_equals_one_by_one_backprop(widths: tuple[int, ...], last_layers: 
 @pytest.mark.parametrize("last_layers", [None, 1, 2, 3])
 def test_autograd_measurements_agree_with_closed_forms(last_layers: int | None) -> None:
     learner = TorchLearner(models.lenet, last_layers)
-    model, batch = learner.initial(0), batch_of((1, 28, 28), 10)
+    model, batch = learner.initial(0), batch_of((1, 28, 28), 10, n=13)
     direction = learner.initial(1)[-learner.gradient_size :]
     fast = learner.probe(model).measure(batch)
     slow = AutogradMeasurements(learner._network, model, batch)

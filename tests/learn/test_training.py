@@ -1,7 +1,7 @@
 """Weighted local SGD (Eq. 12) against a loop written by hand, and many devices against one at a time."""
 
-from __future__ import annotations
-
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -25,7 +25,7 @@ def torch_learner(name: str, last_layers: int | None = None) -> FleetLearner:
 
 
 def module_learner(kind: str) -> FleetLearner:
-    """A module that vmap cannot train for several devices at once."""
+    """A module that is no chain of layers."""
     pytest.importorskip("torch")
     from torch import Tensor, nn
 
@@ -86,6 +86,16 @@ def test_torch_training_is_equation_12(name: str, shape: tuple[int, ...], classe
     check_against_hand(torch_learner(name), batch_of(shape, classes, 5), proximal)
 
 
+def test_a_large_store_trains_in_passes_as_in_one() -> None:
+    """300 samples do not go through the network at once; the step is the same."""
+    learner = torch_learner("lenet")
+    batch, model, local = batch_of((1, 28, 28), 10, 300), learner.initial(0), LocalTraining(learning_rate=0.1, epochs=1)
+    gamma = np.random.default_rng(2).uniform(0.1, 3.0, 300)
+    gradient = learner.probe(model).measure(batch).weighted_gradient(gamma * 300 / gamma.sum())
+    trained = learner.train(model, Job(batch, gamma, 0), local)
+    np.testing.assert_allclose(trained, model - 0.1 * gradient, atol=1e-6)
+
+
 def test_numpy_and_torch_train_alike_in_mini_batches() -> None:
     local = LocalTraining(learning_rate=0.05, epochs=3, batch_size=4, proximal=0.1)
     batch = batch_of((60,), 10, 11)
@@ -95,6 +105,22 @@ def test_numpy_and_torch_train_alike_in_mini_batches() -> None:
     trained = in_numpy.train(model, Job(batch, gamma, 5), local)
     np.testing.assert_allclose(in_torch.train(model, Job(batch, gamma, 5), local), trained, atol=1e-6)
     assert not np.allclose(in_numpy.train(model, Job(batch, gamma, 6), local), trained, atol=1e-6)
+
+
+def test_a_device_needs_no_symbolic_mathematics() -> None:
+    """torch loads sympy, half a second and 30 MB, for gradients that are asked for in a certain way."""
+    pytest.importorskip("torch")
+    program = (
+        "import sys; import numpy as np; from fedkeep.core.ports import Job\n"
+        "from fedkeep.core.types import Batch, LocalTraining\n"
+        "from fedkeep.learn.models import learner_for\n"
+        "learner = learner_for('lenet', (1, 28, 28), 10); model = learner.initial(0)\n"
+        "batch = Batch(np.ones((3, 1, 28, 28), dtype=np.float32), np.arange(3), np.arange(3))\n"
+        "learner.probe(model).measure(batch).mean_gradient()\n"
+        "learner.train(model, Job(batch, np.ones(3), 0), LocalTraining(0.1, 1))\n"
+        "sys.exit('sympy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_mini_batch_is_weighted_within_itself() -> None:

@@ -1,7 +1,5 @@
 """Weighted mean gradients of torch models, by closed forms and by autograd, against single samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

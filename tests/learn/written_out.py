@@ -1,7 +1,5 @@
 """The formulas written out in double precision by autograd, one sample at a time, and the learners to compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

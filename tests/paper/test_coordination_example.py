@@ -1,7 +1,5 @@
 """The worked example of the paper's appendix A, and Eq. 10 and 11 on its numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Regions agreed on by federated clustering, and coordination in them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
@@ -73,5 +71,5 @@ def test_the_same_seed_gives_the_same_regions() -> None:
 
 
 def test_unsound_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="regions must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="regions must be 1 or more, got 0"):
         Clusters(0)

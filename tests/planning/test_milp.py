@@ -1,7 +1,5 @@
 """The exact coordinator against brute force, and greedy against it."""
 
-from __future__ import annotations
-
 import sys
 from itertools import combinations, product
 
@@ -10,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.coordination import Relaxed
 from fedkeep.core.coordination import Fleet, Greedy
 from fedkeep.core.errors import FedkeepError, MissingExtraError
-from fedkeep.core.quantities import quantity_rule
+from fedkeep.core.quantities import apportion, quantity_rule
 from fedkeep.planning.clusters import Clusters
-from fedkeep.planning.lp import slot_targets
-from fedkeep.planning.milp import Exact, Relaxed
+from fedkeep.planning.solvers import Exact
 
 pytest.importorskip("scipy")
 
@@ -90,7 +88,7 @@ def test_lp_quantities_use_up_every_store_and_come_nearer_the_stream_than_even_o
     even, lp = (Greedy(2, 2, rule).plan(fleet) for rule in ("even", "lp"))
     assert np.array_equal(even.quotas > 0, lp.quotas > 0)
     assert np.array_equal(even.quotas.sum(axis=1), lp.quotas.sum(axis=1))
-    target = slot_targets(fleet.label_mass, int(even.quotas.sum()))
+    target = apportion(int(even.quotas.sum()), fleet.label_mass)
     missed = [int(np.abs(plan.quotas.sum(axis=0) - target).sum()) for plan in (even, lp)]
     assert missed[1] <= missed[0]
 

@@ -3,8 +3,6 @@
 Run by test_kills.py as a process of its own: `killed_sender.py LEDGER KILLS charge-first|send-first`.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -17,7 +15,7 @@ import numpy as np
 
 from fedkeep.core.types import LocalTraining, Report, State, TrainOrder
 from fedkeep.privacy.guard import Guard
-from fedkeep.privacy.ledger_file import LedgerFile
+from fedkeep.privacy.ledger import LedgerFile
 from fedkeep.privacy.options import PrivacyOptions
 
 P = 16

@@ -1,7 +1,5 @@
 """The noise and its accounting, checked against two libraries and by sampling."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """What passes the guard: noised, without an estimator, or nothing; charged before it goes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The ledger never counts less than what left the device, however often the device is killed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the ledger adds up, and what it does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +9,7 @@ from hypothesis import strategies as st
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
-from fedkeep.privacy.ledger import Charge, KeptLedger, Ledger
-from fedkeep.privacy.ledger_file import LedgerFile
+from fedkeep.privacy.ledger import Charge, KeptLedger, Ledger, LedgerFile
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 

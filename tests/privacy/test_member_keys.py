@@ -1,10 +1,9 @@
 """Invented devices cannot pose as members of a secure sum, and its inputs are bounded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,13 +11,14 @@ from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.coordination import Uncoordinated
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.estimators import GivenEstimator
-from fedkeep.core.server import Schedule, Server
+from fedkeep.core.rounds import Schedule
+from fedkeep.core.server import Server
 from fedkeep.core.types import LocalTraining, Report, TrainOrder, Vector
 from fedkeep.deploy.credentials import provision
-from fedkeep.privacy.fixed_point import FixedPoint
+from fedkeep.privacy.fixed_point import WORD, FixedPoint
 from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.secure_sum import Keys, MaskingDevice, PartyKeys, SumTerms, decode, encode
 from fedkeep.privacy.sum_member import SumMember
-from fedkeep.privacy.sum_messages import Keys, PartyKeys, SumTerms, decode, encode
 
 MODEL: Vector = np.zeros(4, dtype=np.float32)
 SESSION = b"s" * 16
@@ -88,8 +88,8 @@ def test_options_that_lack_a_half_are_named(tmp_path: Path) -> None:
 def test_an_update_longer_than_the_limit_is_cut_before_it_is_masked() -> None:
     member = SumMember(PrivacyOptions(secure_sum=True), 0)
     member.hold(report(2.0), ORDER, terms(0))
-    held = member.snapshot()["held.words"]
-    numbers = FixedPoint(1.0, 3, bits=64).decode(held)
+    held = msgspec.msgpack.decode(member.snapshot()["held"].tobytes(), type=MaskingDevice)
+    numbers = FixedPoint(1.0, 3).decode(np.frombuffer(held.words, WORD))
     assert np.linalg.norm(numbers[:4]) == pytest.approx(0.999, rel=1e-3)
 
 

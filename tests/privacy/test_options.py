@@ -1,7 +1,5 @@
 """What the `[privacy]` table refuses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The examples of docs/privacy.md print what they say."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

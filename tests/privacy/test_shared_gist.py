@@ -1,7 +1,5 @@
 """What a gist tells: the local one nothing, the shared one no more than its bound, of every sample again and again."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.agent.privacy import AgentPrivacy
+from fedkeep.agent.assembly import AgentPrivacy
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device

@@ -1,7 +1,5 @@
 """Privacy in whole simulations: repeatable, resumable, and refused where it would not hold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the server remembers between secure rounds, and when it begins its running sum anew."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,16 +8,16 @@ import pytest
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.estimators import IncrementalEstimator
+from fedkeep.core.rounds import Schedule
 from fedkeep.core.screening import Limits
-from fedkeep.core.server import Schedule, Server
+from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 
-from fedkeep.privacy import sum_messages as told
+from fedkeep.privacy import secure_sum as told
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.privacy.secure_sum import Masked, Unmasking
-from fedkeep.privacy.sum_book import OpenSum, SumBook
+from fedkeep.privacy.sum_book import SumBook
 from fedkeep.privacy.sum_member import SumMember
 
 P, G, DEVICES = 6, 4, 4
@@ -75,19 +73,19 @@ class Fleet:
         self.server.restore(before)
         self.book.restore(sums)
 
-    def _close(self, opened: OpenSum, keys: dict[int, told.Keys]) -> None:
+    def _close(self, opened: told.SumServer, keys: dict[int, told.Keys]) -> None:
         def ask(device: int, question: told.Request) -> bytes:
             self.members[device].restore(self.members[device].snapshot())
             return self.members[device].answer(told.encode(question))
 
         roster = opened.open({d: k.keys for d, k in keys.items()})
-        sealed = {d: told.decode(ask(d, told.PartyKeys(opened.session, roster)), told.Envelopes) for d in keys}
-        for d, envelopes in opened.route({d: e.envelopes for d, e in sealed.items()}).items():
-            masked = told.decode(ask(d, told.Envelopes(opened.session, envelopes)), told.MaskedWords)
-            opened.receive(d, Masked(masked.session, np.frombuffer(masked.words, dtype="<u8")))
+        sealed = {d: told.decode(ask(d, roster), told.Envelopes) for d in keys}
+        for d, envelopes in opened.route(sealed).items():
+            masked = told.decode(ask(d, envelopes), told.MaskedWords)
+            opened.receive(d, masked)
         survivors = opened.survivors()
         shares = {d: told.decode(ask(d, told.Survivors(opened.session, survivors)), told.OpenedShares) for d in keys}
-        total = opened.total({d: Unmasking(s.own_masks, s.masking_keys) for d, s in shares.items()})
+        total = opened.total(shares)
         self.book.close(opened, survivors, lost=any(k.lost for k in keys.values()), total=total)
 
     def expect(self, devices: list[int]) -> None:

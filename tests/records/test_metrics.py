@@ -1,7 +1,5 @@
 """The figures of a report, on numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping
@@ -12,9 +10,18 @@ import pytest
 from fedkeep.core.errors import MissingExtraError
 from fedkeep.records import End, Evaluation, GistLine, Header, Line, Round, Run, compare, frame
 from fedkeep.records.frame import as_csv
-from fedkeep.records.measures import area, best_accuracy, difference, final_accuracy, late_accuracy, pooled
+from fedkeep.records.measures import (
+    area,
+    best_accuracy,
+    coverage,
+    difference,
+    final_accuracy,
+    interval,
+    late_accuracy,
+    pooled,
+    quantile,
+)
 from fedkeep.records.metrics import rounds_to
-from fedkeep.records.student import coverage, interval, quantile
 from fedkeep.records.tables import explanation, markdown, sentences, tables
 
 

@@ -1,7 +1,5 @@
 """A run's file: what is written reads back, a resumed run gives the same bytes, a torn line does no harm."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -34,7 +32,7 @@ from fedkeep.records import (
     read_run,
     read_runs,
 )
-from fedkeep.records.codec import decode, encode
+from fedkeep.records.lines import decode, encode
 from fedkeep.records.reader import Tail
 from fedkeep.records.recorder import timing_path
 

@@ -1,7 +1,5 @@
 """A sweep on a real Ray cluster of two nodes: the same bytes as on one machine, and it goes on where it stopped."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -42,9 +40,9 @@ try:
     cells = expand(json.loads(sys.argv[1]))
     out = Path(sys.argv[2])
     told = []
-    run_sweep(cells[:2], out, jobs=1, resume=True, on="ray", listen=lambda step: told.append(step.round))
+    run_sweep(cells[:2], out, jobs=1, resume=True, on="ray", listen=lambda cell, round_, _: told.append(round_))
     first = {p.name: p.stat().st_mtime_ns for p in out.glob("*.jsonl")}
-    run_sweep(cells, out, jobs=1, resume=True, on="ray", listen=lambda step: told.append(step.round))
+    run_sweep(cells, out, jobs=1, resume=True, on="ray", listen=lambda cell, round_, _: told.append(round_))
     again = [name for name, when in first.items() if (out / name).stat().st_mtime_ns != when]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     print(json.dumps({"nodes": sum(node["Alive"] for node in ray.nodes()), "told": told, "again": again}))
@@ -70,7 +68,7 @@ def test_a_cluster_of_two_nodes_gives_the_same_bytes_and_resumes(tmp_path: Path)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said == {"nodes": 2, "told": [30] * 4, "again": []}
-    run_sweep(expand(TABLE), tmp_path / "here", jobs=1, resume=False, listen=lambda _: None)
+    run_sweep(expand(TABLE), tmp_path / "here", jobs=1, resume=False, listen=lambda *_: None)
     assert len(digests(tmp_path / "here")) == 4
     assert digests(tmp_path / "ray") == digests(tmp_path / "here")
     assert len(list((tmp_path / "ray").glob("*.timing.jsonl"))) == 4

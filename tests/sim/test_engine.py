@@ -1,7 +1,5 @@
 """The simulator: exact although lazy, the same bytes for the same seed, whole after a kill."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -199,7 +197,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_workers(tmp_path: Path) -> None:
     for jobs in (1, 2):
-        run_sweep(cells(), tmp_path / str(jobs), jobs=jobs, resume=False, listen=lambda _: None)
+        run_sweep(cells(), tmp_path / str(jobs), jobs=jobs, resume=False, listen=lambda *_: None)
     assert len(digests(tmp_path / "1")) == 4
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
 

@@ -1,7 +1,5 @@
 """Experiment files: every mistake is named, and a sweep is what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -127,7 +125,7 @@ def test_a_policy_in_a_file_of_ones_own_runs_in_worker_processes_too(tmp_path: P
         "train": {"rounds": 4},
         "sweep": {"seed": [0, 1]},
     }
-    run_sweep(expand(table), tmp_path / "out", jobs=2, resume=False, listen=lambda _: None)
+    run_sweep(expand(table), tmp_path / "out", jobs=2, resume=False, listen=lambda *_: None)
     assert len(list((tmp_path / "out").glob("mine-seed?.jsonl"))) == 2
 
 

@@ -1,7 +1,5 @@
 """Corrections that others would use: their formulas in small numbers, and what they come to in special cases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fake runs for the tests of the page."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

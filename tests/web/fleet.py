@@ -1,7 +1,5 @@
 """Records of runs that never happened, for the tests of all that reads records: valid, repeatable, lively."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from pathlib import Path

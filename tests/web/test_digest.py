@@ -1,7 +1,5 @@
 """What the page knows of a run: thinned out without losing a count, and following a file that changes."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,8 @@ from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
 from fedkeep.records import GistLine, Recorder, Round, Run, read_run
-from fedkeep.web.digest import BINS, ROWS, Digest
-from fedkeep.web.feed import DirectoryFeed
-from fedkeep.web.thinning import Thinned, evenly
-from fedkeep.web.view import RunView, Update
+from fedkeep.web.digest import BINS, ROWS, Digest, RunView, Thinned, evenly
+from fedkeep.web.feed import DirectoryFeed, Update
 
 
 @given(st.integers(0, 500))

@@ -1,7 +1,5 @@
 """The picture of a federation is well-formed SVG that shows the right bars."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

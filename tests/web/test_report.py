@@ -1,7 +1,5 @@
 """`fedkeep report`: the same figures in the terminal, as Markdown and as one file for the browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The live page's server, asked over a real socket."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

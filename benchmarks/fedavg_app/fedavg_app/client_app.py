@@ -1,7 +1,5 @@
 """A client as Flower's tutorials write it: a new torch process loads its data and trains for every message."""
 
-from __future__ import annotations
-
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

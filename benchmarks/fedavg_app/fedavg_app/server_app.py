@@ -1,7 +1,5 @@
 """FedAvg with Flower's own loop; it says how long each round took."""
 
-from __future__ import annotations
-
 import time
 
 import torch

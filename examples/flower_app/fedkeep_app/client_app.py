@@ -1,19 +1,14 @@
 """The devices: an agent's, where the node has one, or simulated ones that catch up when they are woken."""
 
-from __future__ import annotations
-
 from flwr.app import Context
 
-from fedkeep.flower.client_app import make_client_app
-from fedkeep.flower.node_device import NodeDevice
+from fedkeep.flower.client_app import NodeDevice, make_client_app, open_agent
 
 
 def open_device(context: Context) -> NodeDevice:
-    """The device behind this node; each kind is imported only where it is used, since this starts often."""
-    if socket := context.node_config.get("agent-socket"):
-        from fedkeep.flower.agent_device import AgentDevice
-
-        return AgentDevice(str(socket), context.run_config)
+    """The device behind this node; simulated ones are imported only where they are used, since this starts often."""
+    if context.node_config.get("agent-socket"):
+        return open_agent(context)
     from fedkeep_app.task import simulated_device
 
     return simulated_device(context)

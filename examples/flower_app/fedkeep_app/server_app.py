@@ -1,7 +1,5 @@
 """The server: fedkeep's strategy for the fleet that the run config specifies; it has no data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

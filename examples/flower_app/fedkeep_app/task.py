@@ -1,7 +1,5 @@
 """Simulated devices: each catches up on its own part of a task's stream when it is woken."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -10,13 +8,13 @@ from flwr.app import Context
 from flwr.app.user_config import UserConfig
 
 from fedkeep.fleet.specification import DEPLOYMENT_KEYS
-from fedkeep.flower.client_app import device_number
+from fedkeep.flower.client_app import NodeDevice, device_number
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
-from fedkeep.flower.node_device import CatchUpDevice, NodeDevice
 from fedkeep.flower.server_app import tables_of
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.sim.assembly import Ground, lay_ground
 from fedkeep.sim.experiment import Experiment, resolve
+from fedkeep_app.catch_up import CatchUpDevice
 
 NOT_THE_EXPERIMENT = {"samples", "state_dir", "output", *DEPLOYMENT_KEYS}
 

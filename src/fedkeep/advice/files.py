@@ -1,7 +1,5 @@
 """The files that an advice leaves: the experiment that should confirm it, and configurations that use it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedkeep.advice.panel import Panel

@@ -1,7 +1,5 @@
 """A first look at a fleet's data: what it is like, and what of it deserves worry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The methods that are tried, and the experiment they are tried in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from fedkeep.config import Table, merged

@@ -1,20 +1,18 @@
 """Tries the methods of a panel seed by seed, stops those that are decided, and keeps to a time."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedkeep.advice.panel import FIFO, RATES, Panel
 from fedkeep.config import Table
-from fedkeep.records import Run, read_run
+from fedkeep.records import Run, read_run, read_runs
 from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, record_path
-from fedkeep.sim.sweep import Place, Step, estimate_seconds, run_sweep
+from fedkeep.sim.sweep import Place, estimate_seconds, run_sweep
 
 FIRST_SEEDS, MOST_SEEDS = 3, 16
 LARGER = 4
@@ -93,14 +91,14 @@ class Trial:
 
     def runs(self) -> list[Run]:
         """The finished runs of the panel, for tables and charts."""
-        return [read_run(path) for path in sorted((self.folder / "runs").glob("*.jsonl")) if _is_record(path)]
+        return read_runs(self.folder / "runs")
 
     def _choose_rounds(self) -> None:
         """As many rounds as fit the time, or those that an earlier call chose; noted for the next."""
+        self._inputs = json.dumps({**self.panel.table(FIFO, 0), "rounds": 0}, sort_keys=True)
         noted = self.folder / "panel.json"
-        inputs = json.dumps({**self.panel.table(FIFO, 0), "rounds": 0}, sort_keys=True)
         known = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
-        if known.get("inputs") == inputs:
+        if known.get("inputs") == self._inputs:
             self.panel = replace(self.panel, rounds=known["rounds"], rates=known["rates"])
             return
         cells = [Cell(self.panel.table(method, 0), "") for method in self.panel.methods]
@@ -110,13 +108,11 @@ class Trial:
         rounds = int(0.7 * self.seconds * self.jobs / (runs * each))
         rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, rounds)) // 10 * 10
         self.panel = replace(self.panel, rounds=rounds)
-        self._note(inputs)
+        self._note()
 
-    def _note(self, inputs: str | None = None) -> None:
-        noted = self.folder / "panel.json"
-        known = inputs or json.loads(noted.read_text(encoding="utf-8"))["inputs"]
-        said = {"inputs": known, "rounds": self.panel.rounds, "rates": self.panel.rates}
-        noted.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    def _note(self) -> None:
+        said = {"inputs": self._inputs, "rounds": self.panel.rounds, "rates": self.panel.rates}
+        (self.folder / "panel.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
     def _tune(self) -> None:
         """The learning rate of each method, by the late accuracy of a shorter run apart from the others."""
@@ -131,36 +127,33 @@ class Trial:
         self._note()
 
     def _play(self, stage: str, wanted: Sequence[tuple[str, int]]) -> None:
-        cells = {key: Cell(self.panel.table(*key), "") for key in wanted}
-        try:
-            self._sweep(stage, list(cells.values()), self.folder / "runs")
-        finally:
-            for (method, seed), cell in cells.items():
-                self._take(method, seed, cell, self.folder / "runs")
+        self._play_tables(stage, {key: self.panel.table(*key) for key in wanted})
 
     def _play_larger(self) -> None:
         """The leader with a larger store, on the first seeds."""
         method = self.leader()
         capacity = LARGER * self.panel.slots(method)
         name = f"{method}, {capacity} samples"
-        tables = [{**self.panel.table(method, s, capacity=capacity), "label": name} for s in range(FIRST_SEEDS)]
-        cells = [Cell(table, "") for table in tables]
-        try:
-            self._sweep(f"a store of {capacity} samples", cells, self.folder / "runs")
-        finally:
-            for seed, cell in enumerate(cells):
-                self._take(name, seed, cell, self.folder / "runs")
+        tables = {s: self.panel.table(method, s, capacity=capacity) for s in range(FIRST_SEEDS)}
+        wanted = {(name, seed): {**table, "label": name} for seed, table in tables.items()}
+        self._play_tables(f"a store of {capacity} samples", wanted)
 
-    def _take(self, method: str, seed: int, cell: Cell, folder: Path) -> None:
-        if is_finished(cell, folder):
-            run = read_run(record_path(cell, folder))
-            self.finals.setdefault(method, {})[seed] = final_accuracy(run.evaluations)
+    def _play_tables(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:
+        """Plays runs by method and seed; what is finished counts, however this ends."""
+        cells, folder = {key: Cell(table, "") for key, table in wanted.items()}, self.folder / "runs"
+        try:
+            self._sweep(stage, list(cells.values()), folder)
+        finally:
+            for (method, seed), cell in cells.items():
+                if is_finished(cell, folder):
+                    run = read_run(record_path(cell, folder))
+                    self.finals.setdefault(method, {})[seed] = final_accuracy(run.evaluations)
 
     def _sweep(self, stage: str, cells: Sequence[Cell], folder: Path) -> None:
         progress = [0] * len(cells)
 
-        def listen(step: Step) -> None:
-            progress[step.cell] = step.round
+        def listen(cell: int, round_: int, _: float | None) -> None:
+            progress[cell] = round_
             self._tell(stage, sum(progress))
 
         self._tell(stage, 0)
@@ -175,10 +168,6 @@ class Trial:
         self.tell(Told(stage, share, min(left, max(0.0, self.seconds - passed))))
         if passed > self.seconds:
             raise OutOfTimeError
-
-
-def _is_record(path: Path) -> bool:
-    return not path.name.endswith(".timing.jsonl")
 
 
 def as_task(data: str, extra: Table) -> Table:

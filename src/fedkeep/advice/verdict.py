@@ -1,7 +1,5 @@
 """From figures to words: what to use, by how much, how sure that is, and what would change it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,9 +50,11 @@ def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complet
 
 
 def _use(trial: Trial, method: str) -> Iterator[str]:
-    seeds, capacity = len(trial.finals.get(method, {})), trial.panel.slots(method)
-    mean = _mean(trial, method)
-    reached = "" if mean is None else f" It reached {mean:.1%} with {capacity} samples a device ({_seeds(seeds)})."
+    reached, finals = "", list(trial.finals.get(method, {}).values())
+    if finals:
+        seeds = "one seed" if len(finals) == 1 else f"{len(finals)} seeds"
+        mean = sum(finals) / len(finals)
+        reached = f" It reached {mean:.1%} with {trial.panel.slots(method)} samples a device ({seeds})."
     if method != FIFO:
         lead = trial.against(method, FIFO)
         by = "" if lead is None else f": {_by(lead)} FIFO"
@@ -121,38 +121,26 @@ def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
         yield f"Only {trial.panel.rounds} rounds were tried: methods may stand otherwise after more."
 
 
-def _mean(trial: Trial, method: str) -> float | None:
-    finals = trial.finals.get(method, {})
-    return sum(finals.values()) / len(finals) if finals else None
-
-
 def _by(found: Difference | None) -> str:
     """ "ahead of by 2.1 +- 0.4 points", to be followed by a name."""
     if found is None:
         return "not yet compared with"
-    points = f"{abs(100 * found.mean):.1f}" + ("" if found.half_width is None else f" ± {100 * found.half_width:.1f}")
-    if found.verdict == "ahead":
-        return f"{points} points ahead of"
-    if found.verdict == "behind":
-        return f"{points} points behind"
-    if found.verdict == "level":
-        return "level (within a point) with"
-    return (
-        f"undecided ({100 * found.mean:+.1f}{points[points.find(' ± ') :] if ' ± ' in points else ''} points) against"
-    )
+    half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
+    words = {
+        "ahead": f"{abs(100 * found.mean):.1f}{half} points ahead of",
+        "behind": f"{abs(100 * found.mean):.1f}{half} points behind",
+        "level": "level (within a point) with",
+        "undecided": f"undecided ({100 * found.mean:+.1f}{half} points) against",
+    }
+    return words[found.verdict]
 
 
 def _to_decide(found: Difference) -> str:
     if found.verdict != "undecided":
         return ""
-    return (
-        f"; about {found.seeds_to_decide} seeds would decide it" if found.seeds_to_decide else "; hardly to be decided"
-    )
+    more = found.seeds_to_decide
+    return f"; about {more} seeds would decide it" if more else "; hardly to be decided"
 
 
 def _name(method: str) -> str:
     return "FIFO" if method == FIFO else method
-
-
-def _seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds"

@@ -1,7 +1,5 @@
 """The agent's own entry, without the command line's libraries: `python -m fedkeep.agent CONFIG.toml`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

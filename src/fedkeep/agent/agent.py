@@ -1,7 +1,5 @@
 """The agent: one device, its durable store, and the loop that values, keeps and commits."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -13,15 +11,16 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
-from fedkeep.agent.copies import discard_copies
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.form import SampleForm
 from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
+from fedkeep.agent.opening import discard_copies
 from fedkeep.agent.options import AgentOptions
+from fedkeep.agent.record import SampleForm
 from fedkeep.agent.screening import Magnitudes, screen
 from fedkeep.core.device import Device, Prepared
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Fate, Kept
+from fedkeep.core.state import snapshot_parts, take_under
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 from fedkeep.privacy.door import Door
@@ -103,7 +102,7 @@ class Agent:
         """Whether it is taking part in a round right now."""
         return self._training.locked()
 
-    def spending(self) -> Spending | None:
+    def spending(self) -> "Spending | None":
         """What the device's privacy ledger says; None where nothing is accounted for."""
         return self.door.spending()
 
@@ -111,12 +110,12 @@ class Agent:
 
     def restore(self, state: State, *, damaged: bool = False) -> None:
         """Becomes what a file says; what is missing of the state begins anew, the samples stay."""
-        found = _part(state, "device")
+        found = take_under("device", state)
         if damaged and not self._fresh.keys() <= found.keys():
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         self.device.restore(self._mended(found))
         for name, part in self._parts.items():
-            own = _part(state, name)
+            own = take_under(name, state)
             if own and part is not self.device:
                 part.restore(own)
         self.store.model_version = self.model_date.round
@@ -148,9 +147,6 @@ class Agent:
         for vector in (self.device.model, self.device.direction):
             if vector is not None:
                 vector.flags.writeable = False
-
-    def _state(self) -> State:
-        return {f"{name}.{key}": array for name, part in self._parts.items() for key, array in part.snapshot().items()}
 
     # -- the stream ------------------------------------------------------------------------------------------------
 
@@ -222,7 +218,9 @@ class Agent:
             self._awaited.append((arrival, fate))
 
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
+        coarse = self.store.codec.coarsened
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
+        self.counters.add("coarsened", self.store.codec.coarsened - coarse)
         measured = self.device.measure(batch)
         if measured is not None:
             self.door.see(batch.ids)
@@ -247,7 +245,7 @@ class Agent:
         awaited, self._awaited = self._awaited, []
         lost: str | None = None
         try:
-            self.store.commit(self._state() if whole else None, wipe=wipe)
+            self.store.commit(snapshot_parts(self._parts) if whole else None, wipe=wipe)
         except OSError as error:
             log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
             self._roll_back(judged)
@@ -362,7 +360,3 @@ _FATES = {
     int(Fate.REPLACED): "replaced",
     int(Fate.REFRESHED): "refreshed",
 }
-
-
-def _part(state: State, name: str) -> State:
-    return {key.removeprefix(f"{name}."): array for key, array in state.items() if key.startswith(f"{name}.")}

@@ -1,18 +1,16 @@
 """What sources hand to the agent, and the bounded queue in which it waits."""
 
-from __future__ import annotations
-
 import logging
+import reprlib
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fedkeep.agent.form import SampleForm
-from fedkeep.agent.quarantine import Quarantine
+from fedkeep.agent.record import SampleForm
 
 log = logging.getLogger(__name__)
 
@@ -176,3 +174,51 @@ class Intake:
             log.warning("the stream is faster than this device: valuing one arrival of %d", stride)
         else:
             log.info("keeping up again: valuing every arrival")
+
+
+_RECORDS = 64
+_BYTES = 512
+
+
+class Refused(NamedTuple):
+    time: float
+    source: str
+    reason: str
+    raw: str
+    """The beginning of the record."""
+
+
+class Quarantine:
+    """Holds the latest refusals."""
+
+    def __init__(self) -> None:
+        self._records: deque[Refused] = deque(maxlen=_RECORDS)
+        self._lock = threading.Lock()
+
+    def add(self, source: str, reason: str, raw: Any) -> None:
+        with self._lock:
+            self._records.append(Refused(time.time(), source, reason, shown(raw)))
+
+    def records(self) -> list[Refused]:
+        """The refusals, oldest first."""
+        with self._lock:
+            return list(self._records)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._records.clear()
+
+
+_short = reprlib.Repr()
+_short.maxlist = _short.maxtuple = _short.maxdict = 12
+_short.maxstring = _short.maxother = _short.maxlong = _BYTES
+
+
+def shown(raw: Any) -> str:
+    """The beginning of anything at all, as text."""
+    if isinstance(raw, bytes | bytearray | memoryview):
+        return bytes(raw[:_BYTES]).decode(errors="backslashreplace")
+    try:
+        return _short.repr(raw)[:_BYTES]
+    except Exception as error:  # noqa: BLE001 - whatever a hostile record does when it is looked at
+        return f"{type(raw).__name__} that cannot be shown ({type(error).__name__})"

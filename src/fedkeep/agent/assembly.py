@@ -1,33 +1,38 @@
 """From a configuration file to an agent that is ready to run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedkeep.agent.agent import Agent
+from fedkeep.config import Table, build
+from fedkeep.core.device import DeviceOptions
+from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.gist import GistOptions
+from fedkeep.core.state import take_under
+from fedkeep.core.types import State
+
+if TYPE_CHECKING:
+    from fedkeep.privacy.options import PrivacyOptions
+
+
 from pathlib import Path
 
 import numpy as np
 
 import fedkeep.core.policies
-from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.audit import DecisionLog
-from fedkeep.agent.clock import DAY, AgeClock
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.form import SampleForm
-from fedkeep.agent.identity import carried_over, check_model, identity_of
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
-from fedkeep.agent.ledgers import REMEMBERED
-from fedkeep.agent.opening import Opened, open_file
-from fedkeep.agent.options import AgentOptions, MetricsOptions, SampleOptions
-from fedkeep.agent.privacy import AgentPrivacy
+from fedkeep.agent.ledgers import DAY, REMEMBERED, AgeClock
+from fedkeep.agent.opening import Opened, carried_over, check_model, identity_of, open_file
+from fedkeep.agent.options import AgentOptions, SampleOptions
+from fedkeep.agent.record import SampleForm
 from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources import make_source
-from fedkeep.config import Table, build, merged, read_toml
-from fedkeep.core.device import DeviceOptions
-from fedkeep.core.errors import ConfigError
+from fedkeep.config import merged, read_toml
 from fedkeep.core.factory import make_device, memory_store, regions_for
-from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
@@ -36,10 +41,11 @@ from fedkeep.core.store import AfterUse
 from fedkeep.core.velocity import MeterWindow, VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
+from fedkeep.fleet.options import MetricsOptions
 from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
-from fedkeep.privacy.sample_costs import REMEMBERED as COSTED
-from fedkeep.privacy.sample_costs import ROW_BYTES as COST_BYTES
+from fedkeep.privacy.ledger import REMEMBERED as COSTED
+from fedkeep.privacy.ledger import ROW_BYTES as COST_BYTES
 
 assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
 _TABLES = (
@@ -75,8 +81,12 @@ class AgentConfig:
     sources: tuple[Source, ...]
 
     @property
+    def discounts(self) -> bool:
+        return self.after_use.name == "discount"
+
+    @property
     def form(self) -> SampleForm:
-        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape, self.store.encoding)
+        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape, self.store.encoding, self.store.deflate_to)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -105,7 +115,7 @@ def parse_config(table: Table) -> AgentConfig:
     sources = table.get("source", [])
     if not isinstance(sources, list):
         raise ConfigError("sources are written as [[source]], with two brackets")
-    return AgentConfig(
+    config = AgentConfig(
         preset=preset,
         agent=build(AgentOptions, table.get("agent", {}), "agent"),
         samples=samples,
@@ -121,6 +131,8 @@ def parse_config(table: Table) -> AgentConfig:
         privacy=dict(table.get("privacy", {})),
         sources=tuple(make_source(dict(t), i, sample_bytes) for i, t in enumerate(sources)),
     )
+    config.form.codec()  # says whether what is asked of it can be
+    return config
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     check_model(learner, config.samples.shape, config.samples.labels)
     privacy = AgentPrivacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
-    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
+    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy), discounts=config.discounts)
     identity = identity_of(config.model, config.samples.labels)
     opened = open_file(config.store, config.form, layout, identity)
     try:
@@ -146,7 +158,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
 
 
 def _around(
-    config: AgentConfig, opened: Opened, layout: StoreLayout, learner: Learner, privacy: AgentPrivacy | None
+    config: AgentConfig, opened: Opened, layout: StoreLayout, learner: Learner, privacy: "AgentPrivacy | None"
 ) -> AssembledAgent:
     """The agent around an open store."""
     regions = regions_for(config.policy, config.samples.labels)
@@ -193,10 +205,11 @@ def _window(seconds: float) -> MeterWindow:
 def budget_for(config: AgentConfig, samples: int) -> int:
     """The smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    return least_budget(config.store, config.form, _state_bytes(learner, config, None), samples)
+    state = _state_bytes(learner, config, None)
+    return least_budget(config.store, config.form, state, samples, discounts=config.discounts)
 
 
-def _state_bytes(learner: Learner, config: AgentConfig, privacy: AgentPrivacy | None) -> int:
+def _state_bytes(learner: Learner, config: AgentConfig, privacy: "AgentPrivacy | None") -> int:
     """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
     of a secure sum's.
 
@@ -211,3 +224,60 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: AgentPrivacy | 
     told = 8 if privacy is not None and privacy.clip is not None else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     return vectors + by_label + counted + 8 * REMEMBERED + 4096
+
+
+@dataclass(frozen=True)
+class AgentPrivacy:
+    """The table `[privacy]`; its libraries are loaded only where there is one, for they are not small."""
+
+    options: "PrivacyOptions"
+
+    @classmethod
+    def configured(cls, table: Table, device: DeviceOptions, gist: GistOptions) -> "AgentPrivacy":
+        from fedkeep.privacy.options import PrivacyOptions
+
+        options = build(PrivacyOptions, table, "privacy")
+        if options.protects("estimator") and options.unit == "sample" and device.gradient_from == "stored":
+            raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
+        if options.protects("estimator") and options.unit == "sample" and gist.shared:
+            raise ConfigError("a shared gist tells of a sample in many rounds: set privacy.unit = 'device'")
+        return cls(options)
+
+    @property
+    def clip(self) -> float | None:
+        """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
+        return self.options.clip if self.options.protects("estimator") else None
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the ledger tells samples apart by their ids."""
+        return self.options.counts_samples
+
+    def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
+        """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
+        from fedkeep.keyholder.parties import ProfileSealer
+        from fedkeep.privacy.door import Door
+        from fedkeep.privacy.ledger import LedgerFile
+
+        file = LedgerFile(agent.ledger_path)
+        said = take_under("gate.ledger", state)
+        try:
+            ledger = file.found(said, damaged=damaged and not said)
+        except RefusedError as refusal:
+            raise ConfigError(str(refusal)) from None
+
+        def keep(spent: State) -> None:
+            try:
+                file.commit(spent)
+            except OSError as error:
+                raise RefusedError(
+                    "disk", f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
+                ) from error
+
+        size = agent.device.learner.gradient_size
+        door = Door(self.options, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
+        agent.close_door(door)
+        if self.options.encrypted_profiles:
+            ProfileSealer(
+                self.options.public_context, self.options.context_digest
+            ).public()  # a file that is not there, or not the one pinned, is said now

@@ -1,7 +1,5 @@
 """Why a sample is stored, or is not: a bounded log of decisions."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

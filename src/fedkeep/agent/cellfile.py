@@ -8,8 +8,6 @@ A commit that only puts single cells in the place of others needs no root: each 
 one no longer does. That is one sync, and not a byte beside the cells. Such cells stay untouched until the next root.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -18,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.agent.cells import SEQUENCE_SHIFT, WIPE, FileCell, Geometry, Label, Root, decode_cell, decode_root
+from fedkeep.agent.cells import FAR, SEQUENCE_SHIFT, WIPE, FileCell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.agent.cipher import OVERHEAD, Cipher
 from fedkeep.agent.disk import Disk, StoreError
 
@@ -31,7 +29,6 @@ class Blob(NamedTuple):
 
     number: int
     kind: int
-    version: int
     data: bytes
 
 
@@ -176,13 +173,13 @@ class CellFile:
         """
         found, damage = {}, Damage()
         for half in (0, 1):
-            copies = [self._read_root(half, copy) for copy in range(self._geometry.copies)]
+            copies = [self._read_root(half, copy) for copy in (0, 1)]
             whole = [root for root in copies if root is not None]
             if whole:
                 found[half] = max(whole, key=lambda root: root.sequence)
                 damage.root_copies += len(copies) - len(whole)
         damage.roots = not found
-        damage.rolled_back = len(found) == 1 and self._geometry.copies > 1
+        damage.rolled_back = len(found) == 1
         return found, damage
 
     def _read_root(self, half: int, copy: int) -> Root | None:
@@ -225,10 +222,10 @@ class CellFile:
         if len(parts) != first.parts:
             return None
         if first.parts == 1 and self._cipher is None:
-            return Blob(number, first.kind, first.version, first.data)
+            return Blob(number, first.kind, first.data)
         opened = [self._open(cell) for _, cell in parts]
         pieces = [piece for piece in opened if piece is not None]
-        return Blob(number, first.kind, first.version, b"".join(pieces)) if len(pieces) == len(parts) else None
+        return Blob(number, first.kind, b"".join(pieces)) if len(pieces) == len(parts) else None
 
     def _open(self, cell: FileCell) -> bytes | None:
         return self._cipher.unseal(cell.data, _place(cell)) if self._cipher else cell.data
@@ -249,7 +246,7 @@ class CellFile:
         removed = [number for number in remove if number in self._places]
         freed = [index for number in removed for index in self._places[number]]
         cells = self._lay_out(add)
-        taken = self._take(len(cells))
+        taken = self._places_for(cells)
         live = self._live.copy()
         live[taken] = True
         live[freed] = False
@@ -293,7 +290,7 @@ class CellFile:
             pieces = [data[i : i + self.capacity] for i in range(0, len(data), self.capacity)] or [b""]
             for part, piece in enumerate(pieces):
                 cells.append(self._seal(FileCell(kind, number, part, len(pieces), piece)))
-        return cells
+        return sorted(cells, key=lambda cell: cell.kind == FAR)
 
     def _seal(self, cell: FileCell) -> FileCell:
         if self._cipher is None:
@@ -303,16 +300,20 @@ class CellFile:
     def _allocatable(self) -> NDArray[np.int64]:
         return np.flatnonzero(~self._live & ~self._young)
 
-    def _take(self, count: int) -> list[int]:
+    def _places_for(self, cells: list[FileCell]) -> list[int]:
         """Free cells, going round the file so that it wears evenly."""
         free = self._allocatable()
-        if len(free) < count:
-            raise StoreError(f"the store's budget has no room for {count} more cells: raise it or lower the capacity")
-        first = int(np.searchsorted(free, self._cursor))
-        taken = np.sort(np.roll(free, -first)[:count])
-        if count:
-            self._cursor = int(np.roll(free, -first)[count - 1]) + 1
-        return [int(index) for index in taken]
+        if len(free) < len(cells):
+            raise StoreError(
+                f"the store's budget has no room for {len(cells)} more cells: raise it or lower the capacity"
+            )
+        free = np.roll(free, -int(np.searchsorted(free, self._cursor)))
+        near = sum(cell.kind != FAR for cell in cells)
+        if near:
+            self._cursor = int(free[near - 1]) + 1
+        rest = free[near:]
+        far = np.roll(rest, len(rest) // 2)[: len(cells) - near]
+        return [*np.sort(free[:near]).tolist(), *np.sort(far).tolist()]
 
     def _write_cells(self, taken: list[int], cells: list[FileCell]) -> None:
         """Neighbouring cells go in one call."""
@@ -333,8 +334,7 @@ class CellFile:
         self._in_doubt = True
         self._disk.write(self._geometry.root(1 - self._half), root)
         self._disk.sync()
-        if self._geometry.copies > 1:
-            self._disk.write(self._geometry.root(1 - self._half, 1), root)
+        self._disk.write(self._geometry.root(1 - self._half, 1), root)
         self._in_doubt = False
         self._half = 1 - self._half
         self._young[:] = False

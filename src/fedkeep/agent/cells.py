@@ -8,34 +8,30 @@ A root lists the cells that count, as a bitmap under a sequence number; the newe
 its two places. A cell newer than that root may count by itself: it says so, and which cell it takes the place of.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
-FORMAT = 3
-"""Format 1 had no time and source in its samples (see `record.py`), format 2 its roots in one place only."""
-READABLE = (1, 2, 3)
+FORMAT = 4
 PAGE = 4096
 _LABEL = struct.Struct("<8sII")
 _LABEL_MAGIC = b"FEDKEEP\n"
 _ROOT = struct.Struct("<4sHHQII")
 _ROOT_MAGIC = b"ROOT"
-_CELL = struct.Struct("<4sBBHIIQQII")
-_CELL_MAGIC = b"CELL"
-_SELF_COUNTING = 3
-"""The first format whose cells may count by themselves; before, their fifth number was the sequence."""
+_CELL = struct.Struct("<2sBBIIIQII")
+_CELL_MAGIC = b"FC"
 SEQUENCE_SHIFT = 20
 """A blob's number is that of its transaction, shifted by this, and its place within it."""
 HEADER = _CELL.size
 _CHECKSUM = 4
 WIPE = 1
 """Flag of a root: free cells may still hold what was erased."""
-LIGHT = 1
-"""Flag of a cell: it counts without a root that says so."""
+FAR = 4
+"""The kind of a blob that is kept half a file away from what is written with it: the copy of something dear."""
+LIGHT = 0x80
+"""Beside a cell's kind: it counts without a root that says so."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,9 @@ class Geometry:
     cell_size: int
     cells: int
     root_size: int
-    copies: int = 1
-    """Of each root: two from format 3 on, at both ends of the file."""
 
     @classmethod
-    def within(cls, budget: int, cell_size: int) -> Geometry:
+    def within(cls, budget: int, cell_size: int) -> "Geometry":
         """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
         room = budget // PAGE * PAGE - 2 * PAGE
         # A cell takes four bits in the roots besides its bytes, and each root less than a page more than its bits.
@@ -59,7 +53,7 @@ class Geometry:
             cells += 1
         root_size = _root_size(cells)
         size = 2 * PAGE + 4 * root_size + -(-cells * cell_size // PAGE) * PAGE
-        return cls(size, cell_size, cells, root_size, copies=2)
+        return cls(size, cell_size, cells, root_size)
 
     @property
     def payload(self) -> int:
@@ -101,13 +95,13 @@ def claims_to_be_a_store(page: bytes) -> bool:
 
 
 def decode_label(page: bytes) -> Label | None:
-    """The label, or None if the page is damaged or of a format from the future."""
+    """The label, or None if the page is damaged or of another format."""
     magic, length, checksum = _LABEL.unpack_from(page)
     body = page[_LABEL.size : _LABEL.size + length]
     if magic != _LABEL_MAGIC or len(body) != length or crc32(body) != checksum:
         return None
     fields = json.loads(body)
-    if fields.pop("format") not in READABLE:
+    if fields.pop("format") != FORMAT:
         return None
     return Label(form=fields.pop("form"), geometry=Geometry(**fields))
 
@@ -128,7 +122,7 @@ class Root:
 
 def decode_root(area: bytes, cells: int) -> Root | None:
     magic, version, flags, sequence, count, checksum = _ROOT.unpack_from(area)
-    if magic != _ROOT_MAGIC or version not in READABLE or count != cells:
+    if magic != _ROOT_MAGIC or version != FORMAT or count != cells:
         return None
     bitmap = area[_ROOT.size : _ROOT.size + -(-cells // 8)]
     head = _ROOT.pack(magic, version, flags, sequence, count, 0)
@@ -147,7 +141,6 @@ class FileCell(NamedTuple):
     """Whether it counts without a root, from the moment it is whole."""
     frees: int | None = None
     """The cell that counts no more once this one does."""
-    version: int = FORMAT
 
     @property
     def sequence(self) -> int:
@@ -157,7 +150,7 @@ class FileCell(NamedTuple):
     def encode(self) -> bytes:
         freed = 0 if self.frees is None else self.frees + 1
         head = _CELL.pack(
-            _CELL_MAGIC, self.version, self.kind, LIGHT * self.light, self.part, self.parts, freed, self.blob,
+            _CELL_MAGIC, FORMAT, self.kind | LIGHT * self.light, self.part, self.parts, freed, self.blob,
             len(self.data), 0,
         )[:-_CHECKSUM]  # fmt: skip
         return head + _checksum(head, self.data).to_bytes(_CHECKSUM, "little") + self.data
@@ -170,11 +163,11 @@ def _checksum(head: bytes, data: bytes) -> int:
 
 def decode_cell(raw: bytes) -> FileCell | None:
     """The cell, or None if it is empty or damaged."""
-    magic, version, kind, flags, part, parts, freed, blob, length, checksum = _CELL.unpack_from(raw)
-    if magic != _CELL_MAGIC or version not in READABLE or length > len(raw) - HEADER or part >= parts:
+    magic, version, kind, part, parts, freed, blob, length, checksum = _CELL.unpack_from(raw)
+    if magic != _CELL_MAGIC or version != FORMAT or length > len(raw) - HEADER or part >= parts:
         return None
     data = raw[HEADER : HEADER + length]
     if _checksum(raw[: HEADER - _CHECKSUM], data) != checksum:
         return None
-    light = version >= _SELF_COUNTING and bool(flags & LIGHT)
-    return FileCell(kind, blob, part, parts, data, light, freed - 1 if light and freed else None, version)
+    light = bool(kind & LIGHT)
+    return FileCell(kind & ~LIGHT, blob, part, parts, data, light, freed - 1 if light and freed else None)

@@ -1,13 +1,11 @@
 """Encryption at rest: AES-GCM over the content of each cell."""
 
-from __future__ import annotations
-
 import os
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkeep.core.errors import ConfigError, MissingExtraError
+from fedkeep.core.errors import ConfigError, needing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -40,11 +38,9 @@ class Cipher:
             return None
 
 
-def _aead(key: bytes) -> AESGCM:
-    try:
+def _aead(key: bytes) -> "AESGCM":
+    with needing("encryption at rest", "agent"):
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError:
-        raise MissingExtraError("encryption at rest", "agent") from None
     return AESGCM(key)
 
 

@@ -1,16 +1,26 @@
 """Connections in a bounded number: beyond it, the one that has been silent the longest makes room."""
 
-from __future__ import annotations
-
 import logging
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+
+from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)
 _PAUSE = 0.2
+_LONGEST_PATH = 107
+
+
+class AddressTakenError(FedkeepError):
+    """Another program listens there."""
+
+    def __init__(self, address: str, detail: str | None) -> None:
+        super().__init__(f"cannot listen at {address}: {detail}; choose another address or stop what is there")
 
 
 class Connections:
@@ -92,3 +102,31 @@ def _serve(connection: socket.socket, connections: Connections, serve: Callable[
 def _shut(connection: socket.socket) -> None:
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A Unix socket that only its owner may use; a file left over from a dead process is replaced."""
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ConfigError(f"the path of a socket has at most {_LONGEST_PATH} bytes, not as many as {path}")
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        server.bind(str(path))
+        path.chmod(0o600)
+        server.listen()
+    except OSError as error:
+        server.close()
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError(f"there is no folder {path.parent} for the socket {path.name}") from error
+        raise
+    return server
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,7 +1,5 @@
 """The few calls that the store makes on its file; tests put a failing, dying or recording disk in their place."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -9,6 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from fedkeep.core.errors import FedkeepError
+from fedkeep.files import sync
+
+_CHUNK = 1 << 18
 
 
 class StoreError(FedkeepError):
@@ -28,14 +29,38 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
-class FileDisk:
+class ReadOnlyDisk:
+    """A file that is only looked at."""
+
+    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    def read(self, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._fd, length, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""
+        return data.ljust(length, b"\0")
+
+    def write(self, offset: int, data: bytes) -> None:  # noqa: ARG002 - nothing is written
+        raise OSError(errno.EROFS, "the file is open for reading only")
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class FileDisk(ReadOnlyDisk):
     """A preallocated file, readable by its owner only and open in one process at a time."""
 
     def __init__(self, path: Path, size: int) -> None:
+        super().__init__(path, os.O_RDWR | os.O_CREAT)
         self.path = path
         self.written = 0
         """Bytes handed to the file since it was opened: what the flash has to bear."""
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._own(size)
         except BaseException:
@@ -47,19 +72,20 @@ class FileDisk:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"{self.path} is in use by another agent: stop it first") from None
-        if os.fstat(self._fd).st_size >= size:
+        have = os.fstat(self._fd).st_size
+        if have >= size:
             return
         try:
             os.posix_fallocate(self._fd, 0, size)
+            # Space that was never written to is booked by the file system in pieces, which take blocks of their own.
+            for start in range(have, size, _CHUNK):
+                self.write(start, bytes(min(_CHUNK, size - start)))
             os.fsync(self._fd)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise StoreError(f"no room for the {size} bytes of {self.path}: free some or lower the budget") from error
-        _sync_folder(self.path.parent)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return _read(self._fd, offset, length)
+        sync(self.path.parent)  # a new file survives a power cut only once its folder is on the disk
 
     def write(self, offset: int, data: bytes) -> None:
         view = memoryview(data)
@@ -71,43 +97,3 @@ class FileDisk:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-class ReadOnlyDisk:
-    """A file that is only looked at."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return _read(self._fd, offset, length)
-
-    def write(self, offset: int, data: bytes) -> None:  # noqa: ARG002 - nothing is written
-        raise OSError(errno.EROFS, "the file is open for reading only")
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def _read(fd: int, offset: int, length: int) -> bytes:
-    try:
-        data = os.pread(fd, length, offset)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        data = b""
-    return data.ljust(length, b"\0")
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file survives a power cut only once its folder is on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,27 +1,25 @@
 """The store on disk: the core's in-memory store decides, this one makes its decisions survive a power cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np
 
 from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
-from fedkeep.agent.clock import AgeClock
-from fedkeep.agent.form import SampleForm
-from fedkeep.agent.ranks import COLUMNS, Ranks
-from fedkeep.agent.record import SAMPLE, Note, decode_sample, encode_sample
-from fedkeep.agent.shelf import Shelf
+from fedkeep.agent.ledgers import AgeClock
+from fedkeep.agent.record import SAMPLE, Note, SampleForm, decode_sample, encode_sample
+from fedkeep.agent.shelf import APART, COLUMNS, Ranks, Shelf
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
 
-_CODEC = "codec."
-SCALE_COPIES = 2
-"""Without its scales no encoded sample can be read, so they are kept twice."""
+COPIES = 2
+"""Of what samples cannot be read without: the scales of their encoding, and the names of their sources."""
+_SOURCES = "sources"
+SOURCE_NAMES = 256
+"""Bytes for the names of sources; those that came when it was full are known as long as the process lives."""
 
 
 class DurableStore:
@@ -33,24 +31,29 @@ class DurableStore:
     def __init__(
         self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
     ) -> None:
-        self._file, self._index, self._codec = file, index, form.codec()
+        self._file, self._index, self.codec = file, index, form.codec()
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
-        self._capacity, self._ranks = capacity, Ranks(capacity)
+        self._capacity = capacity
+        self._ranks = Ranks(capacity, discounts=index.after_use.name == "discount")
         self._shelf = Shelf()
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
-        self._staged: dict[int, AnyArray] = {}
+        self._staged: dict[int, bytes] = {}
+        self._settled: dict[bytes, bytes] = {}
+        """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
         self._replaced: dict[int, int] = {}
         """By staged sample, the blob whose place it takes."""
         self._obsolete: list[int] = []
         """Other blobs whose samples have left since the last commit."""
         self._samples: dict[int, bytes] = {}
-        self._scales_written = False
+        self._sources = [""]
+        self._readable = False
+        """Whether all that samples cannot be read without is on the disk."""
 
     # -- the port --------------------------------------------------------------------------------------------------
 
@@ -139,11 +142,18 @@ class DurableStore:
     @property
     def needs_whole(self) -> bool:
         """Whether samples staged now could not be read without the state that a whole commit writes."""
-        return self._codec.quantised and not self._scales_written
+        return bool(self._staged) and not self._readable
 
     def as_stored(self, x: AnyArray) -> AnyArray:
         """Samples as they come back from the file: what is valued and trained must be what is kept."""
-        return self._codec.settled(x) if len(x) else x.astype(np.float32)
+        if not len(x) or self.codec.is_plain(x):
+            return x.astype(np.float32, copy=False)
+        if self.codec.learn(x):
+            self._readable = False
+        rows = self.codec.encode(x)
+        settled = self.codec.decode(rows)
+        self._settled = {sample.tobytes(): row for sample, row in zip(settled, rows, strict=True)}
+        return settled
 
     def notes(self) -> list[Note]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
@@ -169,6 +179,7 @@ class DurableStore:
         keep = ~np.isin(state["ids"], gone)
         state.update({name: state[name][keep] for name in (*COLUMNS, "x", "y", "regions")})
         self._index.restore(state)
+        self._settled = {}
         self.log.forget(gone)
         for id_ in gone.tolist():
             self._let_go(id_, verdict)
@@ -179,10 +190,10 @@ class DurableStore:
         samples: dict[int, tuple[Blob, Note]] = {}
         self._samples, self._staged, self._replaced, self._obsolete = {}, {}, {}, []
         state = self._shelf.load(contents.blobs)
-        restore_codec(self._codec, state, contents.blobs)
-        self._scales_written = self._codec.ready
+        self._sources = restore_codec(self.codec, state, contents.blobs)
+        self._readable = self.codec.ready
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
-            note, x = decode_sample(blob)
+            note, x = decode_sample(blob, self._sources)
             note = note._replace(region=note.label if self._index.regions > 1 else 0)  # the policy may be another
             if note.id in samples:
                 self._obsolete.append(samples[note.id][0].number)
@@ -190,7 +201,7 @@ class DurableStore:
             self._samples[note.id] = x
         self._notes = {id_: note for id_, (_, note) in samples.items()}
         self._blobs = {id_: blob.number for id_, (blob, _) in samples.items()}
-        return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(_CODEC)}
+        return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(APART)}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
@@ -209,12 +220,12 @@ class DurableStore:
         if state is not None:
             if self._ranks.stale:
                 self._ranks.update(self._index.snapshot())
-            scales = self._codec.snapshot().values()
-            copies = {f"{_CODEC}{copy}": array for copy in range(SCALE_COPIES) for array in scales}
+            needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
+            copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             arrays = {**state, **self._ranks.arrays, **copies}
             changed, obsolete = self._shelf.changes(arrays)
         staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
-        add = [(SAMPLE, encode_sample(self._notes[id_], self._encoded(self._staged[id_]))) for id_ in staged]
+        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_], self._sources)) for id_ in staged]
         add += changed.values()
         remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
         if not add and not remove and not wipe:
@@ -222,7 +233,7 @@ class DurableStore:
         numbers = self._file.commit(add, remove, wipe=wipe, atomic=state is not None)
         if state is not None:
             self._shelf.committed(arrays, changed, numbers[len(staged) :])
-            self._scales_written = self._codec.ready
+            self._readable = self.codec.ready
         self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
         self._staged.clear()
         self._replaced.clear()
@@ -237,11 +248,11 @@ class DurableStore:
             return
         if fate is Fate.REPLACED:
             self._discard(note.displaced, note.id)
+        if note.source not in self._sources and len("\n".join([*self._sources, note.source]).encode()) <= SOURCE_NAMES:
+            self._sources.append(note.source)
+            self._readable = False
         self._notes[note.id] = note
-        self._staged[note.id] = np.array(x)
-
-    def _encoded(self, x: AnyArray) -> bytes:
-        return self._codec.encode(x[None]).tobytes()
+        self._staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
 
     def _discard(self, id_: int, by: int | None = None) -> Note | None:
         self._staged.pop(id_, None)
@@ -275,7 +286,7 @@ class DurableStore:
         """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
         columns = self._ranks.columns(self._notes.values())
         ids = columns["ids"].tolist()
-        x = self._codec.decode(np.frombuffer(b"".join(self._samples[i] for i in ids), np.uint8))
+        x = self.codec.decode([self._samples[i] for i in ids])
         self._samples = {}
         labels = np.array([self._notes[i].label for i in ids], dtype=np.int64)
         regions = np.array([self._notes[i].region for i in ids], dtype=np.int64)
@@ -284,14 +295,18 @@ class DurableStore:
 
 def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:
     """The notes and samples among a file's blobs."""
-    restore_codec(codec, Shelf().load(blobs), blobs)
-    pairs = [decode_sample(blob) for blob in blobs if blob.kind == SAMPLE]
-    return [note for note, _ in pairs], codec.decode(np.frombuffer(b"".join(x for _, x in pairs), np.uint8))
+    sources = restore_codec(codec, Shelf().load(blobs), blobs)
+    pairs = [decode_sample(blob, sources) for blob in blobs if blob.kind == SAMPLE]
+    return [note for note, _ in pairs], codec.decode([row for _, row in pairs])
 
 
-def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> None:
-    """Gives a codec the scales that stand among the state; samples without them cannot be read by anyone."""
-    copies = [state[name] for copy in range(SCALE_COPIES) if (name := f"{_CODEC}{copy}") in state]
-    codec.restore({"scales": copies[0]} if copies else {})
+def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:
+    """Gives a codec the scales that stand among the state, and returns the names of the samples' sources.
+
+    Samples without their scales cannot be read by anyone; without those names, only less is known of them.
+    """
+    kept = {name.split(".", 2)[2]: array for name, array in state.items() if name.startswith(APART)}
+    codec.restore(kept)
     if not codec.ready and any(blob.kind == SAMPLE for blob in blobs):
         raise ConfigError("the scales of the store's encoding are lost in both places: its samples cannot be read")
+    return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")

@@ -1,24 +1,21 @@
 """How the store's budget of bytes is divided: samples, the device's state, and room for a second copy of both."""
 
-from __future__ import annotations
-
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from fedkeep.agent.audit import CHUNK, ROW_BYTES
 from fedkeep.agent.cells import HEADER, PAGE, Geometry
 from fedkeep.agent.cipher import OVERHEAD, Cipher, read_key
-from fedkeep.agent.durable_store import SCALE_COPIES
-from fedkeep.agent.form import SampleForm
-from fedkeep.agent.ranks import RANK_BYTES
-from fedkeep.agent.record import META_BYTES
-from fedkeep.core.encoding import SCALE_BYTES, EncodingName
+from fedkeep.agent.durable_store import COPIES, SOURCE_NAMES
+from fedkeep.agent.record import META_BYTES, SampleForm
+from fedkeep.agent.shelf import rank_bytes
+from fedkeep.core.bounds import within
+from fedkeep.core.encoding import SCALE_BYTES, VERSIONS, EncodingName
 from fedkeep.core.errors import ConfigError
 
-_ALIGNMENT = 16
+_ALIGNMENT = 4
 _SMALL_ARRAYS = 12
 """Cells for the arrays of a device whose size is no multiple of a cell."""
 
@@ -44,18 +41,16 @@ class StoreOptions:
     """An environment variable with that key, instead of a file."""
     encoding: EncodingName | None = None
     """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
+    deflate_to: int | None = None
+    """Bytes into which each sample is deflated, without loss where that is enough, else rounded until it fits; \
+`fedkeep agent store check` says what would do. None: not deflated."""
     damaged_bytes: int = 0
     """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
 
     def __post_init__(self) -> None:
-        for name in ("ttl_days", "clock_tolerance_hours", "log_length", "damaged_bytes"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {value}")
-        if not 1 <= self.commit_ms <= 10_000:
-            raise ValueError(f"commit_ms must be between 1 and 10000, got {self.commit_ms}")
-        if self.budget < 8 * PAGE:
-            raise ValueError(f"budget must be at least {8 * PAGE} bytes, got {self.budget}")
+        within(self, "ttl_days", "clock_tolerance_hours", "log_length", "damaged_bytes", least=0)
+        within(self, "commit_ms", least=1, most=10_000)
+        within(self, "budget", least=8 * PAGE)
         if self.key_file is not None and self.key_env is not None:
             raise ValueError("key_file and key_env must not both be set")
 
@@ -86,40 +81,46 @@ class StoreLayout:
     """The samples that one commit may replace; there is room for both the old and the new ones."""
     state_bytes: int
     """What is committed besides samples."""
+    discounts: bool
+    """Whether scores count for less after use: then there is more to keep of each sample."""
 
 
-def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
+def plan(options: StoreOptions, form: SampleForm, state_bytes: int, *, discounts: bool = False) -> StoreLayout:
     """The most samples for a budget, with room for a second copy of whatever one commit can change.
 
     `state_bytes` is what the device commits besides samples: model, direction, estimator.
     """
-    layout = _layout(options, form, state_bytes)
+    layout = _layout(options, form, state_bytes, discounts=discounts)
     if layout.capacity:
         return layout
-    least = least_budget(options, form, state_bytes, 1)
+    least = least_budget(options, form, state_bytes, 1, discounts=discounts)
     raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
 
 
-def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
+def least_budget(
+    options: StoreOptions, form: SampleForm, state_bytes: int, samples: int, *, discounts: bool = False
+) -> int:
     """The smallest budget, in whole pages, that holds this many samples."""
     low, high = 8, (8 * state_bytes + 64 * (form.nbytes + 512) * (samples + 64)) // PAGE + 1024
     while low + 1 < high:
         middle = (low + high) // 2
-        fits = _layout(replace(options, budget=middle * PAGE), form, state_bytes).capacity >= samples
+        tried = _layout(replace(options, budget=middle * PAGE), form, state_bytes, discounts=discounts)
+        fits = tried.capacity >= samples
         low, high = (low, middle) if fits else (middle, high)
     return high * PAGE
 
 
-def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int, *, discounts: bool) -> StoreLayout:
     overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
-    scales = SCALE_COPIES * SCALE_BYTES * int(np.prod(form.shape, dtype=np.int64)) if form.codec().quantised else 0
+    scales = VERSIONS * SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
+    needed = COPIES * (-(-(scales + 128) // payload) + -(-(SOURCE_NAMES + 64) // payload))
 
     def cells(capacity: int) -> int:
-        state = -(-(state_bytes + scales) // payload) + _SMALL_ARRAYS
-        ranks = -(-RANK_BYTES * capacity // payload) + capacity // 64 + 1
+        state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
+        ranks = -(-rank_bytes(discounts=discounts) * capacity // payload) + capacity // 64 + 1
         chunks = -(-options.decisions // CHUNK) + _reserve(capacity) // CHUNK + 2
         log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
         return capacity + _reserve(capacity) + 2 * (state + ranks) + log_cells
@@ -128,7 +129,7 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
-    return StoreLayout(geometry, low, _reserve(low), state_bytes)
+    return StoreLayout(geometry, low, _reserve(low), state_bytes, discounts)
 
 
 def _reserve(capacity: int) -> int:

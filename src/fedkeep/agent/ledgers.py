@@ -1,10 +1,10 @@
 """Small state that is committed with the samples: what was counted, and what was erased."""
 
-from __future__ import annotations
-
 import json
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +20,8 @@ class CounterBook:
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str, count: int = 1) -> None:
-        self._counts[name] += count
+        if count:
+            self._counts[name] += count
 
     def add_all(self, counts: Counter[str]) -> None:
         self._counts.update(counts)
@@ -69,3 +70,52 @@ class Tombstones:
     def restore(self, state: State) -> None:
         self._ids = {}
         self.add(state["ids"].tolist())
+
+
+DAY = 86_400.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def _boot_seconds() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _boot_name() -> str:
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+class AgeClock:
+    """Seconds of the agent's life, as far as they are sure to have passed."""
+
+    def __init__(
+        self,
+        tolerance: float = DAY,
+        wall: Callable[[], float] = time.time,
+        boot: Callable[[], float] = _boot_seconds,
+        boot_name: Callable[[], str] = _boot_name,
+    ) -> None:
+        self._tolerance, self._wall, self._boot = tolerance, wall, boot
+        self._boot_name = boot_name()
+        self._age_at_start = 0.0
+        self._start = boot()
+
+    def now(self) -> float:
+        """The age; it never goes back."""
+        return self._age_at_start + max(0.0, self._boot() - self._start)
+
+    def wall(self) -> float:
+        """What the device takes for the time of day; for people to read."""
+        return self._wall()
+
+    def snapshot(self) -> State:
+        return {"seconds": np.array([self.now(), self._wall(), self._boot()]), "boot": np.array(self._boot_name)}
+
+    def restore(self, state: State) -> None:
+        """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""
+        age, wall, boot = state["seconds"].tolist()
+        if self._boot_name and str(state["boot"]) == self._boot_name:
+            between = self._boot() - boot
+        else:
+            between = self._wall() - wall - self._tolerance
+        self._age_at_start = age + max(0.0, between)
+        self._start = self._boot()

@@ -1,7 +1,5 @@
 """The agent's numbers for Prometheus, gathered when they are asked for."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,11 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.connections import Connections, accept_until
-from fedkeep.agent.options import MetricsOptions
-from fedkeep.agent.sources.records import AddressTakenError
+from fedkeep.agent.connections import AddressTakenError, Connections, accept_until
 from fedkeep.agent.summary import QUANTILES, summarise
-from fedkeep.core.errors import MissingExtraError
+from fedkeep.core.errors import needing
+from fedkeep.fleet.options import MetricsOptions
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -41,7 +38,7 @@ class Collector:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         status = summarise(self._agent)
@@ -56,17 +53,12 @@ class Collector:
             ("model_round", "The round of the model last received, -1 before the first", status.round),
             ("sample_bytes", "Bytes of the budget that one stored sample takes", status.sample_bytes),
             ("seconds_per_sample", "Time to value and judge one sample", self._agent.seconds_per_sample),
+            ("epsilon_spent", "Epsilon spent of the privacy budget", status.epsilon_spent),
+            ("epsilon_budget", "Epsilon that may be spent", status.epsilon_budget),
+            ("model_age_seconds", "Seconds since the model and g_hat were received", status.model_age_seconds),
         ):
-            yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
-        if status.epsilon_spent is not None:
-            yield GaugeMetricFamily(
-                "fedkeep_epsilon_spent", "Epsilon spent of the privacy budget", status.epsilon_spent
-            )
-        if status.epsilon_budget is not None:
-            yield GaugeMetricFamily("fedkeep_epsilon_budget", "Epsilon that may be spent", status.epsilon_budget)
-        if status.model_age_seconds is not None:
-            text = "Seconds since the model and g_hat were received"
-            yield GaugeMetricFamily("fedkeep_model_age_seconds", text, status.model_age_seconds)
+            if value is not None:
+                yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
         if status.gist is not None:
             for field, value in msgspec.structs.asdict(status.gist).items():
                 if isinstance(value, float | int):
@@ -91,10 +83,8 @@ def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] |
     """
     if not options.port:
         return None
-    try:
+    with needing("the metrics endpoint", "agent"):
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-    except ImportError:
-        raise MissingExtraError("the metrics endpoint", "agent") from None
     registry = CollectorRegistry()
     registry.register(Collector(agent))
     try:

@@ -1,25 +1,30 @@
 """Opening the store's file: its own and no other, under the right label, key and size, whatever a crash left of it."""
 
-from __future__ import annotations
-
 import errno
+import json
 import logging
+import os
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.cells import PAGE, Geometry, Label, claims_to_be_a_store, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
-from fedkeep.agent.copies import set_aside
 from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
-from fedkeep.agent.form import SampleForm
-from fedkeep.agent.identity import Identity
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
-from fedkeep.agent.record import META_BYTES, SAMPLE, decode_note, decode_sample, encode_sample
+from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note
 from fedkeep.agent.shelf import older_arrays
-from fedkeep.core.errors import ConfigError
+from fedkeep.config import Table
+from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.ports import Learner
+from fedkeep.core.types import State
+from fedkeep.files import beside, put_in_place
 
 log = logging.getLogger(__name__)
 _FOR_GOOD = (
@@ -37,11 +42,11 @@ class Opened:
     file: CellFile
     contents: Contents
     disk: FileDisk
-    before: Identity | None
+    before: "Identity | None"
     """For what it was made, if that is known."""
 
 
-def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, identity: Identity) -> Opened:
+def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, identity: "Identity") -> Opened:
     """The file, made or found, and what is in it.
 
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
@@ -53,7 +58,7 @@ def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, iden
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
         if not path.exists() or not path.stat().st_size:
-            _make(path, wanted, cipher)
+            _make(path, [], wanted, cipher)[0].close()
         elif beside(path).exists() and _is_left_over(beside(path)):
             beside(path).unlink()  # of a move that was killed: its bytes are in no budget
         return _open(path, options, form, layout, wanted, cipher)
@@ -79,9 +84,10 @@ def _open(
         _check_labels(contents, wanted, path)
         _fit(path, file, contents, options, form, layout)
         if found.geometry != wanted.geometry:
-            moved = _move(path, contents.blobs, wanted, cipher)
+            moved = _make(path, _repacked(contents.blobs, found, form), wanted, cipher)
             disk.close()
             disk, file = moved
+            log.info("%s moved to a budget of %d bytes with all it held", path, wanted.geometry.size)
             contents = Contents(file.load().blobs, contents.damage)
         elif not both or found != wanted:
             file.write_label(wanted)
@@ -108,7 +114,7 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
     if likely is not None and _holds_cells(path, likely):
         return Label(likely, {}), False
     if claims_to_be_a_store(first):
-        raise ConfigError(f"{path} was made by a later version of fedkeep, or is damaged at both ends: left untouched")
+        raise ConfigError(f"{path} was made by another version of fedkeep, or is damaged at both ends: left untouched")
     raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 
@@ -121,9 +127,9 @@ def _holds_cells(path: Path, geometry: Geometry) -> bool:
     return not contents.damage.roots or bool(contents.blobs)
 
 
-def _form(form: SampleForm, cipher: Cipher | None, identity: Identity) -> dict[str, Any]:
+def _form(form: SampleForm, cipher: Cipher | None, identity: "Identity") -> dict[str, Any]:
     key = cipher.name if cipher else None
-    sample = {"dtype": form.name, "shape": list(form.shape), "key": key}
+    sample = {"dtype": form.name, "shape": list(form.shape), "deflate_to": form.deflate_to, "key": key}
     return {**sample, "labels": identity.labels, "model": identity.model}
 
 
@@ -142,8 +148,9 @@ def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) 
 
 def _check_records(contents: Contents, form: SampleForm, path: Path) -> None:
     """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
-    lengths = {len(blob.data) for blob in contents.blobs if blob.kind == SAMPLE and blob.version > 1}
-    if not contents.blobs or lengths - {META_BYTES + form.nbytes}:
+    lengths = [len(blob.data) - META_BYTES for blob in contents.blobs if blob.kind == SAMPLE]
+    least = form.nbytes if form.deflate_to is None else 1
+    if not contents.blobs or any(not least <= length <= form.nbytes for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
             "left untouched; set them as they were when it was made"
@@ -178,7 +185,7 @@ def _fit(
         file.discard(gone)
     count = len({decode_note(blob).id for blob in contents.blobs if blob.kind == SAMPLE})
     if count > layout.capacity:
-        least = least_budget(options, form, layout.state_bytes, count)
+        least = least_budget(options, form, layout.state_bytes, count, discounts=layout.discounts)
         raise ConfigError(
             f"{path} holds {count} samples and [store] budget = {options.budget} has room for {layout.capacity}: "
             f"set it to {least} or more, or first erase some (`fedkeep agent store export` takes them out)"
@@ -188,7 +195,7 @@ def _fit(
 def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
     """The numbers of blobs that go: earlier records of the same, then samples beyond the capacity.
 
-    Regions take turns, each with its highest scores first, so that none is lost to another's larger values.
+    Labels take turns, each with its highest scores first, so that none is lost to another's larger values.
     """
     newest: dict[int, Blob] = {}
     gone = older_arrays(blobs)
@@ -201,35 +208,27 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
     turns: Counter[int] = Counter()
     ranked = []
     for note, number in notes:
-        ranked.append((turns[note.region], number))
-        turns[note.region] += 1
+        ranked.append((turns[note.label], number))
+        turns[note.label] += 1
     return gone | {number for _, number in sorted(ranked)[capacity:]}
 
 
-def _make(path: Path, label: Label, cipher: Cipher | None) -> None:
-    """An empty store, under its name only once it is whole."""
-    disk, _ = _make_beside(path, label, cipher)
-    beside(path).replace(path)
-    disk.close()
-
-
-def beside(path: Path) -> Path:
-    """Where a file is made before it takes its name."""
-    return path.with_name(path.name + ".new")
-
-
-def _make_beside(path: Path, label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
+def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
+    """A store with these blobs, under its name, and in the place of what was there, only once it is whole."""
     new = beside(path)
     if new.exists() and not _is_left_over(new):
         raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
     new.unlink(missing_ok=True)
-    try:
+    with ExitStack() as undo:
+        undo.callback(new.unlink, missing_ok=True)
         disk = FileDisk(new, label.geometry.size)
+        undo.callback(disk.close)
         file = CellFile(disk, label.geometry, cipher)
         file.format(label)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+        for start in range(0, len(blobs), _AT_ONCE):
+            file.commit([(blob.kind, blob.data) for blob in blobs[start : start + _AT_ONCE]], [])
+        put_in_place(new, path)
+        undo.pop_all()
     return disk, file
 
 
@@ -240,21 +239,123 @@ def _is_left_over(path: Path) -> bool:
     return claims_to_be_a_store(first) or not first.strip(b"\0")
 
 
-def _move(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
-    """All blobs in a new file, which takes the old one's name once it is whole."""
-    disk, file = _make_beside(path, label, cipher)
+def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
+    """The blobs with their samples deflated as they are from now on."""
+    before = replace(form, deflate_to=found.form.get("deflate_to", form.deflate_to))
+    if before == form:
+        return blobs
+    old, new = before.codec(), form.codec()
+    packed = {
+        blob.number: blob.data[:META_BYTES] + new.packed(old.unpacked(blob.data[META_BYTES:]))
+        for blob in blobs
+        if blob.kind == SAMPLE
+    }
+    return [blob._replace(data=packed.get(blob.number, blob.data)) for blob in blobs]
+
+
+def copies_of(path: Path) -> list[Path]:
+    """The copies set aside so far, oldest first."""
+    found = [
+        file for file in path.parent.glob(f"{path.name}.damaged-*") if file.suffix.removeprefix(".damaged-").isdigit()
+    ]
+    return sorted(found, key=lambda file: int(file.name.rpartition("-")[2]))
+
+
+def set_aside(path: Path, allowed: int) -> None:
+    """Keeps a copy of a damaged file for whoever wants to look, if all copies stay within `allowed` bytes."""
+    import shutil  # a megabyte that most agents never need
+
+    copies = copies_of(path)
+    if sum(file.stat().st_size for file in (path, *copies)) > allowed:
+        log.warning("no copy of the damaged file is kept: [store] damaged_bytes = %d has no room for one", allowed)
+        return
+    number = int(copies[-1].name.rpartition("-")[2]) + 1 if copies else 1
+    aside = path.with_name(f"{path.name}.damaged-{number}")
     try:
-        for start in range(0, len(blobs), _AT_ONCE):
-            file.commit([(blob.kind, _upgraded(blob)) for blob in blobs[start : start + _AT_ONCE]], [])
-        beside(path).replace(path)
-    except BaseException:
-        disk.close()
-        beside(path).unlink(missing_ok=True)
+        with aside.open("xb") as copy, path.open("rb") as file:
+            aside.chmod(0o600)
+            shutil.copyfileobj(file, copy)
+        log.warning("a copy of the damaged file is at %s", aside)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        log.warning("there was no room to set a copy of the damaged file aside (%s)", error.strerror)
+
+
+def discard_copies(path: Path) -> None:
+    """Overwrites and removes all copies: they hold samples that must not outlive the store's own."""
+    for aside in copies_of(path):
+        with aside.open("r+b") as file:
+            file.write(bytes(aside.stat().st_size))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.unlink()
+
+
+_LEARNED = (
+    "device.model", "device.direction", "device.estimator.", "device.window.", "device.told.", "device.gist.",
+    "device.memory.", "gate.clean", "gate.noisy", "sums.",
+)  # fmt: skip
+_COUNTED = ("device.", *_LEARNED)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the samples of a store are for; when it changes, the samples stay and what was learned begins anew."""
+
+    labels: int
+    model: str = ""
+    """Tells models apart whose vectors mean different things."""
+
+
+def identity_of(model: Table, labels: int) -> Identity:
+    """A model is known by its table, and by its file's content where it has one."""
+    table = {**model, "path": _digest(Path(str(model["path"])))} if "path" in model else dict(model)
+    return Identity(labels, json.dumps(table, sort_keys=True, default=str)[:512])
+
+
+def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
+    """Has the model look at one sample of zeros, before anything is written."""
+    try:
+        outputs = learner.logits(np.zeros(learner.size, dtype=np.float32), np.zeros((1, *shape), dtype=np.float32))
+    except FedkeepError:
         raise
-    log.info("%s moved to a budget of %d bytes with all it held", path, label.geometry.size)
-    return disk, file
+    except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the model does not take such samples
+        reason = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; set the shape it was made for"
+        ) from None
+    if outputs.shape != (1, labels):
+        raise ConfigError(
+            f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: set labels to the model's"
+        )
 
 
-def _upgraded(blob: Blob) -> bytes:
-    """Its bytes in the present format."""
-    return encode_sample(*decode_sample(blob)) if blob.kind == SAMPLE else blob.data
+def carried_over(state: State, before: Identity | None, now: Identity, learner: Learner, regions: int) -> State:
+    """What of a store's state still means the same; samples always do."""
+    if before is not None and before.labels != now.labels:
+        log.warning(
+            "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew",
+            before.labels,
+            now.labels,
+        )
+        return _without(state, _COUNTED)
+    counts = state.get("device.shares.counts", state.get("device.store.quotas"))
+    if counts is not None and counts.shape != (regions,):
+        log.warning("[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew")
+        return _without(state, _COUNTED)
+    model = state.get("device.model")
+    if (before is not None and before.model != now.model) or (model is not None and model.shape != (learner.size,)):
+        log.warning("[model] is another than before: samples stay, what was learned begins anew")
+        return _without(state, _LEARNED)
+    return state
+
+
+def _without(state: State, prefixes: tuple[str, ...]) -> State:
+    return {name: array for name, array in state.items() if not name.startswith(prefixes)}
+
+
+def _digest(path: Path) -> str:
+    try:
+        return blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error

@@ -1,10 +1,10 @@
 """The agent's configuration file, as dataclasses; other tables belong to the store, the policy and the sources."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
+
+from fedkeep.core.bounds import within
 
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
@@ -35,18 +35,13 @@ class AgentOptions:
     """How far back arrivals are counted for the device's profile."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= 4096:
-            raise ValueError(f"batch must be between 1 and 4096, got {self.batch}")
+        within(self, "batch", least=1, most=4096)
         if self.queue < 2 * self.batch:
             raise ValueError(f"queue must be at least twice batch ({2 * self.batch}), got {self.queue}")
-        if not 0 < self.cpu_cap <= 1:
-            raise ValueError(f"cpu_cap must be above 0 and at most 1, got {self.cpu_cap}")
-        if not 0 <= self.nice <= 19:
-            raise ValueError(f"nice must be between 0 and 19, got {self.nice}")
-        if not 0 <= self.linger_ms <= 1000:
-            raise ValueError(f"linger_ms must be between 0 and 1000, got {self.linger_ms}")
-        if not self.velocity_window_seconds > 0:
-            raise ValueError(f"velocity_window_seconds must be above 0, got {self.velocity_window_seconds}")
+        within(self, "cpu_cap", above=0, most=1)
+        within(self, "nice", least=0, most=19)
+        within(self, "linger_ms", least=0, most=1000)
+        within(self, "velocity_window_seconds", above=0)
 
 
 @dataclass(frozen=True)
@@ -63,26 +58,10 @@ class SampleOptions:
     """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
 
     def __post_init__(self) -> None:
-        if not self.limit > 0:
-            raise ValueError(f"limit must be above 0, got {self.limit}")
-        if not self.outlier >= 0:
-            raise ValueError(f"outlier must be 0 or more, got {self.outlier}")
+        within(self, "limit", above=0)
+        within(self, "outlier", least=0)
+        within(self, "labels", least=1, most=_MOST_LABELS)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}")
-        if not 1 <= self.labels <= _MOST_LABELS:
-            raise ValueError(f"labels must be between 1 and {_MOST_LABELS}, got {self.labels}")
-
-
-@dataclass(frozen=True)
-class MetricsOptions:
-    """The table `[metrics]`: where Prometheus finds the agent's numbers."""
-
-    port: int = 0
-    """0: no endpoint."""
-    host: str = "127.0.0.1"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be between 0 and 65535, got {self.port}")

@@ -1,23 +1,23 @@
 """How a stored sample and an array of state become bytes, and come back."""
 
-from __future__ import annotations
-
 import json
+import math
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from fedkeep.agent.cellfile import Blob
+from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.types import AnyArray
 
 SAMPLE = 1
-SOURCE_BYTES = 32
-_FIRST = struct.Struct("<qiiqdiidq")
-"""Format 1: id, label, region, arrival, score, uses, model version, floor, displaced."""
-_ADDED = struct.Struct("<dd32s")
-"""What format 2 added: age clock, wall time, source."""
-META_BYTES = _FIRST.size + _ADDED.size
+_NOTE = struct.Struct("<qqdfqiiIdH")
+"""Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
+META_BYTES = _NOTE.size
+_LATEST = (1 << 32) - 1
 
 
 class Note(NamedTuple):
@@ -41,28 +41,29 @@ class Note(NamedTuple):
     source: str = ""
 
 
-def encode_sample(note: Note, content: bytes) -> bytes:
-    """A record: the note, and the sample as its codec encoded it."""
-    first = _FIRST.pack(
-        note.id, note.label, note.region, note.arrival, note.score, note.uses, note.model_version, note.floor,
-        note.displaced,
+def encode_sample(note: Note, content: bytes, sources: list[str]) -> bytes:
+    """A record: the note, and the sample as its codec encoded it.
+
+    `sources` are the names that numbers stand for, the first of them none.
+    """
+    taken = min(_LATEST, math.ceil(max(0.0, note.taken)))
+    head = _NOTE.pack(
+        note.id, note.arrival, note.score, note.floor, note.displaced, note.label, note.model_version, taken, note.wall,
+        sources.index(note.source) if note.source in sources else 0,
     )  # fmt: skip
-    source = note.source.encode()[:SOURCE_BYTES]
-    return first + _ADDED.pack(note.taken, note.wall, source) + content
+    return head + content
 
 
-def decode_note(blob: Blob) -> Note:
-    """What is known of the sample of a record of any format."""
-    first = _FIRST.unpack_from(blob.data)
-    if blob.version == 1:
-        return Note(*first)
-    taken, wall, source = _ADDED.unpack_from(blob.data, _FIRST.size)
-    return Note._make((*first, taken, wall, source.rstrip(b"\0").decode(errors="replace")))
+def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
+    """What is known of the sample of a record; of a source whose name is lost, nothing."""
+    id_, arrival, score, floor, displaced, label, version, taken, wall, source = _NOTE.unpack_from(blob.data)
+    name = sources[source] if source < len(sources) else ""
+    return Note(id_, label, label, arrival, score, 0, version, floor, displaced, float(taken), wall, name)
 
 
-def decode_sample(blob: Blob) -> tuple[Note, bytes]:
-    """The parts of a record of any format."""
-    return decode_note(blob), blob.data[_FIRST.size if blob.version == 1 else META_BYTES :]
+def decode_sample(blob: Blob, sources: Sequence[str]) -> tuple[Note, bytes]:
+    """The parts of a record."""
+    return decode_note(blob, sources), blob.data[META_BYTES:]
 
 
 def encode_array(name: str, array: AnyArray) -> bytes:
@@ -80,3 +81,52 @@ def decode_array(data: bytes) -> tuple[str, AnyArray]:
     name, kind, shape = json.loads(data[4 : 4 + length])
     dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
     return name, np.frombuffer(data, dtype, offset=4 + length).reshape(shape).copy()
+
+
+@dataclass(frozen=True)
+class SampleForm:
+    """What every sample of a store looks like."""
+
+    dtype: np.dtype[np.generic]
+    """Of what arrives."""
+    shape: tuple[int, ...]
+    encoding: EncodingName | None = None
+    """In how few bytes it is stored; None: as it arrives."""
+    deflate_to: int | None = None
+    """Into how many bytes it is deflated; None: it is not."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of a stored sample, at most."""
+        return self.codec().nbytes
+
+    def codec(self) -> SampleCodec:
+        return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
+
+    @property
+    def name(self) -> str:
+        """What a stored sample is, for the label of the file."""
+        return self.dtype.str if self.encoding is None else self.encoding
+
+    def shaped(self, x: object) -> AnyArray | None:
+        """The numbers in the samples' shape and type; None if they are not such numbers."""
+        try:
+            array = np.asarray(x)
+            if array.dtype.kind not in "fiu":
+                return None
+            if array.dtype != self.dtype:
+                array = self._converted(array)
+        except Exception:  # noqa: BLE001 - whatever a hostile object does when it is looked at
+            return None
+        if array.shape == self.shape:
+            return array
+        return array.reshape(self.shape) if array.ndim == 1 and array.size == np.prod(self.shape) else None
+
+    def _converted(self, array: AnyArray) -> AnyArray:
+        """As the store keeps it; whole numbers that do not fit are no samples."""
+        if self.dtype.kind in "iu":
+            limits = np.iinfo(self.dtype.str)
+            if not np.all((array >= limits.min) & (array <= limits.max)):
+                raise ValueError("out of range")
+        with np.errstate(over="ignore"):
+            return array.astype(self.dtype)

@@ -1,7 +1,5 @@
 """The agent's life as a process: start everything, value until told to stop, stop everything."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import logging
@@ -17,11 +15,10 @@ from types import FrameType
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.assembly import AgentConfig, assemble
-from fedkeep.agent.evaluation import Evaluator
 from fedkeep.agent.metrics import serve_metrics
 from fedkeep.agent.service import Service
-from fedkeep.agent.systemd import notify, watch
-from fedkeep.agent.voice import Voice, introduce
+from fedkeep.agent.summary import Evaluator
+from fedkeep.agent.voice import Voice, introduce, notify, watch
 from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)

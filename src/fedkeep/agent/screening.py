@@ -1,13 +1,11 @@
 """From what sources hand over to a batch in which every sample is one."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, sample_id
-from fedkeep.agent.form import SampleForm
+from fedkeep.agent.record import SampleForm
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Batch, BoolArray
 
@@ -15,8 +13,8 @@ from fedkeep.core.types import AnyArray, Batch, BoolArray
 class Magnitudes:
     """How large samples usually are, by the largest number of each: what is far beyond would outweigh all others.
 
-    The usual is a median of what came last, refused samples included, so that a stream whose scale really changes is
-    believed after a while.
+    The usual is a median of what came before, or at first of what came together, refused samples included, so that a
+    stream whose scale really changes is believed after a while.
     """
 
     _LATEST, _LEAST = 64, 16
@@ -29,7 +27,8 @@ class Magnitudes:
         """Which samples are too large, of finite ones."""
         flat = x.reshape(len(x), -1)
         largest = np.maximum(flat.max(axis=1).astype(np.float64), -flat.min(axis=1).astype(np.float64))
-        usual = float(np.median(self._seen)) if len(self._seen) >= self._LEAST else 0.0
+        known = self._seen if len(self._seen) >= self._LEAST else [*self._seen, *largest.tolist()]
+        usual = float(np.median(known)) if len(known) >= self._LEAST else 0.0
         self._seen.extend(largest[-self._LATEST :].tolist())
         huge: BoolArray = largest > (
             min(self._limit, self._outlier * usual) if usual and self._outlier else self._limit
@@ -41,53 +40,39 @@ def screen(
     arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int], magnitudes: Magnitudes
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """The sound samples as a batch with their arrivals, and the others with the reason of each."""
-    rows: list[tuple[Arrival, AnyArray, float]] = []
-    refused: list[tuple[Arrival, str]] = []
-    for arrival in arrivals:
-        x = arrival.x
-        label = _number(arrival.y)
-        if x is None:
-            refused.append((arrival, "shape"))
-        elif label is None:
-            refused.append((arrival, "label"))
-        elif not isinstance(arrival.id, str | int | float | None):
-            refused.append((arrival, "id"))
-        else:
-            rows.append((arrival, x, label))
-    if not rows:
-        return _empty(form), [], refused
-    x = np.stack([row[1] for row in rows])
-    y = np.array([row[2] for row in rows])
-    sound = screen_samples(x, y, form.shape, labels)[0]
+    reasons = [_unreadable(arrival) for arrival in arrivals]
+    read = [i for i, reason in enumerate(reasons) if not reason]
+    x = np.stack([arrivals[i].x for i in read]) if read else np.empty((0, *form.shape), form.dtype)
+    y = np.array([_number(arrivals[i].y) for i in read], dtype=np.float64)
+    sound = screen_samples(x, y, form.shape, labels)[0] if read else np.zeros(0, dtype=bool)
     unlabelled = _unlabelled(y, labels)
-    refused += [(rows[i][0], "label" if unlabelled[i] else "not-finite") for i in np.flatnonzero(~sound).tolist()]
-    finite = np.flatnonzero(sound)
-    if len(finite):
-        huge = finite[magnitudes.huge(x[finite] if len(finite) < len(x) else x)]
-        refused += [(rows[i][0], "huge") for i in huge.tolist()]
-        sound[huge] = False
-    return _identified(rows, x.astype(form.dtype, copy=False), y, sound, erased, refused)
-
-
-def _identified(
-    rows: list[tuple[Arrival, AnyArray, float]],
-    x: AnyArray,
-    y: AnyArray,
-    sound: BoolArray,
-    erased: frozenset[int],
-    refused: list[tuple[Arrival, str]],
-) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
-    """Gives every sample its number; those that were erased on request do not come back."""
-    kept, ids = [], []
-    for i in np.flatnonzero(sound).tolist():
-        id_ = sample_id(rows[i][0].id, x[i].tobytes())
-        if id_ in erased:
-            refused.append((rows[i][0], "erased"))
+    huge = np.zeros(len(read), dtype=bool)
+    if sound.any():
+        huge[sound] = magnitudes.huge(x[sound] if not sound.all() else x)
+    x = x.astype(form.dtype, copy=False)
+    rows, ids = [], []
+    for row, i in enumerate(read):
+        if not sound[row]:
+            reasons[i] = "label" if unlabelled[row] else "not-finite"
+        elif huge[row]:
+            reasons[i] = "huge"
+        elif (id_ := sample_id(arrivals[i].id, x[row].tobytes())) in erased:
+            reasons[i] = "erased"
         else:
-            kept.append(i)
+            rows.append(row)
             ids.append(id_)
-    batch = Batch(x[kept], y[kept].astype(np.int64), np.array(ids, dtype=np.int64))
-    return batch, [rows[i][0] for i in kept], refused
+    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(ids, dtype=np.int64))
+    refused = [(arrival, reason) for arrival, reason in zip(arrivals, reasons, strict=True) if reason]
+    return batch, [arrivals[read[row]] for row in rows], refused
+
+
+def _unreadable(arrival: Arrival) -> str:
+    """Why an arrival cannot even be looked at as a sample; nothing if it can."""
+    if arrival.x is None:
+        return "shape"
+    if _number(arrival.y) is None:
+        return "label"
+    return "" if isinstance(arrival.id, str | int | float | None) else "id"
 
 
 def _number(y: object) -> float | None:
@@ -103,8 +88,3 @@ def _unlabelled(y: AnyArray, labels: int) -> BoolArray:
     with np.errstate(invalid="ignore"):
         known: BoolArray = np.isfinite(y) & (y == np.floor(y)) & (y >= 0) & (y < labels)
     return ~known
-
-
-def _empty(form: SampleForm) -> Batch:
-    none = np.empty(0, dtype=np.int64)
-    return Batch(np.empty((0, *form.shape), form.dtype), none, none)

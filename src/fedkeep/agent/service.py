@@ -1,7 +1,5 @@
 """The agent's side of the local API: answers one message after another on a Unix socket."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading
@@ -9,28 +7,12 @@ from pathlib import Path
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
-from fedkeep.agent.connections import Connections, accept_until
-from fedkeep.agent.evaluation import Evaluator
+from fedkeep.agent.connections import AddressTakenError, Connections, accept_until, listen_unix
 from fedkeep.agent.record import Note
-from fedkeep.agent.sources.records import AddressTakenError, listen_unix
-from fedkeep.agent.summary import stored_summary, summarise
+from fedkeep.agent.summary import Evaluator, stored_summary, summarise
 from fedkeep.core.errors import FedkeepError, RefusedError
+from fedkeep.link import messages
 from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.messages import (
-    AskRefused,
-    AskStatus,
-    AskStored,
-    AskWhy,
-    Erase,
-    Erased,
-    Failed,
-    Reasons,
-    RefusedRecord,
-    RefusedRecords,
-    Reply,
-    Request,
-)
-from fedkeep.link.participant import reply_of
 from fedkeep.link.wire import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
@@ -72,54 +54,54 @@ class Service:
                 self._connections.touch(connection)
                 send_frame(connection, to_bytes(self.answer(payload)))
         except RefusedError as refusal:
-            send_frame(connection, to_bytes(Failed(refusal.reason, refusal.detail)))
+            send_frame(connection, to_bytes(messages.Failed(refusal.reason, refusal.detail)))
 
-    def answer(self, payload: bytes) -> Reply:
+    def answer(self, payload: bytes) -> messages.Reply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         try:
-            return self._reply(from_bytes(payload, Request))
+            return self._reply(from_bytes(payload, messages.Request))
         except RefusedError as refusal:
-            return Failed(refusal.reason, refusal.detail)
+            return messages.Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
-            return Failed("error", str(error))
+            return messages.Failed("error", str(error))
         except Exception as error:
             log.exception("a request could not be answered")
-            return Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
+            return messages.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
 
-    def _reply(self, request: Request) -> Reply:
+    def _reply(self, request: messages.Request) -> messages.Reply:
         match request:
-            case AskStatus():
+            case messages.AskStatus():
                 return summarise(self._agent)
-            case AskStored():
+            case messages.AskStored():
                 return stored_summary(self._agent)
-            case AskRefused():
+            case messages.AskRefused():
                 records = self._agent.intake.quarantine.records()
-                return RefusedRecords(tuple(RefusedRecord(*record) for record in records))
-            case AskWhy():
+                return messages.RefusedRecords(tuple(messages.RefusedRecord(*record) for record in records))
+            case messages.AskWhy():
                 return self._why(request.id)
-            case Erase():
+            case messages.Erase():
                 return self._erase(request)
             case _:
-                return reply_of(self._agent, self._evaluator.evaluate, request)
+                return messages.reply_of(self._agent, self._evaluator.evaluate, request)
 
-    def _why(self, name: str) -> Reasons:
+    def _why(self, name: str) -> messages.Reasons:
         id_ = sample_id(name, b"")
         with self._agent.lock:
             decisions = self._agent.store.log.about(id_)
             stored = id_ in self._agent.store.stored().batch.ids
-        return Reasons(id_, bool(stored), tuple(decisions))
+        return messages.Reasons(id_, bool(stored), tuple(decisions))
 
-    def _erase(self, request: Erase) -> Erased:
-        if request == Erase():
+    def _erase(self, request: messages.Erase) -> messages.Erased:
+        if request == messages.Erase():
             raise RefusedError("erase", "say what to erase: an id, a label, a source or a time")
         with self._agent.lock:
             ids = [note.id for note in self._agent.store.notes() if _matches(note, request)]
             if request.id is not None and not ids:
                 ids = [sample_id(request.id, b"")]  # gone already: its tombstone and its traces in the log still count
-            return Erased(self._agent.erase(ids))
+            return messages.Erased(self._agent.erase(ids))
 
 
-def _matches(note: Note, request: Erase) -> bool:
+def _matches(note: Note, request: messages.Erase) -> bool:
     return (
         (request.id is None or note.id == sample_id(request.id, b""))
         and (request.label is None or note.label == request.label)

@@ -1,19 +1,25 @@
 """Named arrays in the store's file, of which a commit writes only those that changed."""
 
-from __future__ import annotations
-
 import struct
+from collections.abc import Iterable
 from hashlib import blake2b
+from typing import Any
+
+import numpy as np
 
 from fedkeep.agent.cellfile import Blob
-from fedkeep.agent.record import decode_array, encode_array
+from fedkeep.agent.cells import FAR
+from fedkeep.agent.record import Note, decode_array, encode_array
 from fedkeep.core.types import AnyArray, State
 
 ARRAY = 2
 PACK = 3
+_ARRAYS = (ARRAY, PACK, FAR)
 _SMALL = 256
 """Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
 _PACK_NAME = ""
+APART = "apart."
+"""How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -30,7 +36,7 @@ class Shelf:
         """The newest array of each name; what was known before is forgotten."""
         self._blobs, self._frozen, self._digests = {}, {}, {}
         self._stale = sorted(older_arrays(blobs))
-        newest = {_name(b): b for b in blobs if b.kind in (ARRAY, PACK) and b.number not in self._stale}
+        newest = {_name(b): b for b in blobs if b.kind in _ARRAYS and b.number not in self._stale}
         self._blobs = {name: blob.number for name, blob in newest.items()}
         self._digests = {name: _digest(blob.data) for name, blob in newest.items()}
         pack = newest.pop(_PACK_NAME, None)
@@ -39,7 +45,7 @@ class Shelf:
 
     def changes(self, state: State) -> tuple[dict[str, tuple[int, bytes]], list[int]]:
         """The blobs that a commit of `state` must write, by name, and the blobs that it makes obsolete."""
-        small = {name: array for name, array in state.items() if array.nbytes <= _SMALL}
+        small = {name: array for name, array in state.items() if _is_small(name, array)}
         changed: dict[str, tuple[int, bytes]] = {}
         pack = b"".join(_with_length(encode_array(name, array)) for name, array in sorted(small.items()))
         if self._digests.get(_PACK_NAME) != _digest(pack):
@@ -49,7 +55,7 @@ class Shelf:
                 continue
             data = encode_array(name, array)
             if self._digests.get(name) != _digest(data):
-                changed[name] = (ARRAY, data)
+                changed[name] = (FAR if name.startswith(f"{APART}1") else ARRAY, data)
         large = state.keys() - small.keys()
         gone = [name for name in self._blobs if name in changed or (name and name not in large)]
         return changed, [*self._stale, *(self._blobs[name] for name in gone)]
@@ -59,18 +65,22 @@ class Shelf:
         self._stale.clear()
         self._blobs.update(zip(changed, numbers, strict=True))
         self._digests.update((name, _digest(data)) for name, (_, data) in changed.items())
-        large = {name for name, array in state.items() if array.nbytes > _SMALL} | {_PACK_NAME}
+        large = {name for name, array in state.items() if not _is_small(name, array)} | {_PACK_NAME}
         self._blobs = {name: number for name, number in self._blobs.items() if name in large}
         self._digests = {name: digest for name, digest in self._digests.items() if name in large}
         # What nobody may write to is unchanged as long as it is the same object; a large model is hashed only once.
         self._frozen = {name: array for name, array in state.items() if not array.flags.writeable}
 
 
+def _is_small(name: str, array: AnyArray) -> bool:
+    return array.nbytes <= _SMALL and not name.startswith(APART)
+
+
 def older_arrays(blobs: list[Blob]) -> set[int]:
     """The numbers of arrays of which there is a newer one of the same name."""
     newest: dict[str, int] = {}
     gone: set[int] = set()
-    for number, name in sorted((blob.number, _name(blob)) for blob in blobs if blob.kind in (ARRAY, PACK)):
+    for number, name in sorted((blob.number, _name(blob)) for blob in blobs if blob.kind in _ARRAYS):
         if name in newest:
             gone.add(newest[name])
         newest[name] = number
@@ -98,3 +108,84 @@ def _unpack(pack: bytes) -> State:
 
 def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
+
+
+_BUCKET = 64
+"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes."""
+_RANK = np.dtype([("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i4"), ("tiers", "i1")])
+_DISCOUNTED = np.dtype([*_RANK.descr, ("effective", "<f8")])
+"""Where the score that counts is not the sample's own: `after_use` is `discount`."""
+COLUMNS = _DISCOUNTED.names or ()
+_FLOATS = ("scores", "effective")
+_PREFIX = "ranks."
+_RANKED = 1
+"""The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
+
+
+def rank_bytes(*, discounts: bool) -> int:
+    """Of one sample."""
+    return (_DISCOUNTED if discounts else _RANK).itemsize
+
+
+class Ranks:
+    """The arrays as they stand in the file, and the samples of which they no longer tell the truth."""
+
+    def __init__(self, capacity: int, *, discounts: bool) -> None:
+        self._buckets = max(1, -(-capacity // _BUCKET))
+        self._dtype = _DISCOUNTED if discounts else _RANK
+        self._changed: set[int] | None = set()
+        """Samples whose rank differs from what is written; None stands for all."""
+        self.arrays: State = {}
+
+    def load(self, state: State) -> State:
+        """Takes its own arrays out of a file's state and returns the others."""
+        self.arrays = {name: array for name, array in state.items() if name.startswith(_PREFIX)}
+        self._changed = set()
+        return {name: array for name, array in state.items() if name not in self.arrays}
+
+    def touch(self, id_: int) -> None:
+        if self._changed is not None:
+            self._changed.add(id_)
+
+    def touch_all(self) -> None:
+        self._changed = None
+
+    def forget(self, id_: int) -> None:
+        if self._changed is not None:
+            self._changed.discard(id_)
+
+    @property
+    def stale(self) -> bool:
+        return self._changed is None or bool(self._changed)
+
+    def update(self, state: State) -> None:
+        """Brings the arrays up to date with the snapshot of a `MemoryStore`."""
+        written = self._changed if self._changed is not None else set(state["ids"].tolist())
+        known = {int(id_) for array in self.arrays.values() for id_ in array["ids"]}
+        keep = np.isin(state["ids"], np.array(sorted(known | written), dtype=np.int64))
+        rows = np.zeros(int(keep.sum()), dtype=self._dtype)
+        for name in self._dtype.names or ():
+            rows[name] = state[name][keep]
+        buckets = rows["ids"] % self._buckets
+        changed = {id_ % self._buckets for id_ in written}
+        for bucket in range(self._buckets) if self._changed is None else changed:
+            self.arrays[f"{_PREFIX}{bucket}"] = rows[buckets == bucket]
+        self.arrays = {name: array for name, array in self.arrays.items() if len(array)}
+        self._changed = set()
+
+    def columns(self, notes: Iterable[Note]) -> dict[str, AnyArray]:
+        """The ranks of these samples, by arrival: as written here, or as their records have it."""
+        ranks = {int(row["ids"]): row for array in self.arrays.values() for row in array}
+        rows = sorted((_row(note, ranks.get(note.id)) for note in notes), key=lambda row: row[2])
+        columns = zip(*rows, strict=True) if rows else [[] for _ in COLUMNS]
+        return {
+            name: np.array(column, dtype=np.float64 if name in _FLOATS else np.int64)
+            for name, column in zip(COLUMNS, columns, strict=True)
+        }
+
+
+def _row(note: Note, rank: AnyArray | None) -> tuple[Any, ...]:
+    """A rank counts unless it is of an earlier stay of the same sample."""
+    if rank is not None and rank["arrivals"] >= note.arrival:
+        return tuple(rank["scores" if name not in (rank.dtype.names or ()) else name] for name in COLUMNS)
+    return note.id, note.score, note.arrival, note.uses, _RANKED, note.score

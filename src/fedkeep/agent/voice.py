@@ -1,14 +1,15 @@
 """What the agent says of itself: at its start, now and then, and at its end; on a terminal a line that lives."""
 
-from __future__ import annotations
-
 import logging
+import os
+import socket
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
-
-from fedkeep.agent.systemd import notify
 
 if TYPE_CHECKING:
     from fedkeep.agent.agent import Agent
@@ -22,7 +23,7 @@ _FIRST_SECONDS = 2.0
 _LIVE_SECONDS = 0.5
 
 
-def introduce(config: AgentConfig, assembly: AssembledAgent) -> None:
+def introduce(config: "AgentConfig", assembly: "AssembledAgent") -> None:
     """What this agent is, how many samples fit, and what it waits for."""
     agent, layout = assembly.agent, assembly.layout
     model = config.model.get("path") or config.model.get("name", "softmax")
@@ -44,7 +45,7 @@ def introduce(config: AgentConfig, assembly: AssembledAgent) -> None:
 class Voice:
     """Says what has changed, and no more often than anyone would want to read it."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: "Agent") -> None:
         self._agent = agent
         self._told = Counter(agent.counters.counts())
         self._start = self._told.copy()
@@ -100,3 +101,33 @@ def _refusals(counts: Counter[str]) -> str:
     """What was wrong with records, by reason; a sample that is merely worth less is not wrong."""
     found = {name.removeprefix("refused."): n for name, n in counts.items() if name.startswith("refused.")}
     return ", ".join(f"{n} {name}" for name, n in sorted(found.items()) if f"refused.{name}" not in _ORDINARY)
+
+
+def notify(message: str) -> None:
+    """Sends a line such as `READY=1`; a listener that is gone is no fault of the agent."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def watchdog_seconds() -> float | None:
+    """How often systemd wants to hear from this process; None: it does not watch."""
+    period = os.environ.get("WATCHDOG_USEC", "")
+    meant = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(period) / 2e6 if period.isdecimal() and meant else None
+
+
+def watch(alive: Callable[[], bool], stopped: threading.Event) -> None:
+    """Says that the agent is alive for as long as it is; training may hold up the stream, and counts as life."""
+    period = watchdog_seconds()
+    if period is None:
+        return
+
+    def tell() -> None:
+        while not stopped.wait(period):
+            if alive():
+                notify("WATCHDOG=1")
+
+    threading.Thread(target=tell, name="watchdog", daemon=True).start()

@@ -2,14 +2,26 @@
 
 import sys
 
+from fedkeep.core.errors import FedkeepError
+
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command; the verbs are loaded here, so that Ctrl-C while they load is no traceback either."""
+    """Runs the command; a mistake ends in a sentence and exit code 2, Ctrl-C in no traceback, even while verbs load."""
     try:
-        from fedkeep.cli.app import main as run
+        from fedkeep.cli.app import app
 
-        run()
+        app()
     except KeyboardInterrupt:
         sys.exit(130)
+    except FedkeepError as error:
+        sys.exit(_told(str(error)))
+    except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
+        parts = (error.filename, error.strerror or error)
+        sys.exit(_told(": ".join(str(part) for part in parts if part is not None)))
+
+
+def _told(mistake: str) -> int:
+    print(f"fedkeep: {mistake}", file=sys.stderr)
+    return 2

@@ -1,8 +1,5 @@
 """`fedkeep advise`: what to keep, on one's own data, in words."""
 
-from __future__ import annotations
-
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +14,10 @@ from fedkeep.advice.files import write_files
 from fedkeep.advice.look import describe, look
 from fedkeep.advice.panel import FIFO, Panel
 from fedkeep.advice.trial import OutOfTimeError, Told, Trial, as_task
-from fedkeep.advice.verdict import Advice
 from fedkeep.advice.verdict import advise as judge
 from fedkeep.cli.progress import plainly
 from fedkeep.cli.report import write_page
-from fedkeep.cli.run import make_folder, place
+from fedkeep.cli.run import PROCESSORS, Jobs, On, make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare
 from fedkeep.sim.assembly import build_learner, load_data
@@ -51,12 +47,8 @@ def advise(
         int | None, typer.Option(min=2, help="Divide the samples among so many devices, if the data names none.")
     ] = None,
     model: Annotated[str, typer.Option(help="softmax, mlp, or module:factory.")] = "softmax",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")] = (
-        os.cpu_count() or 1
-    ),
-    on: Annotated[
-        str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
-    ] = "here",
+    jobs: Jobs = PROCESSORS,
+    on: On = "here",
     out: Annotated[Path | None, typer.Option(help="Where everything goes. [default: advice/NAME]")] = None,
 ) -> None:
     """Say what devices should keep of data like yours.
@@ -92,7 +84,9 @@ def advise(
     seeds = max(max(runs) for runs in trial.finals.values()) + 1
     for path in write_files(folder, trial.panel, advice.method, federation, seeds):
         typer.echo(f"wrote {path}", err=True)
-    _write_report(folder, trial, advice, Path(data).name)
+    runs = [run for run in trial.runs() if run.end is not None]
+    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {Path(data).name}", str(advice).splitlines())
+    (folder / "advice.txt").write_text(f"{advice}\n", encoding="utf-8")
 
 
 def _run(trial: Trial) -> bool:
@@ -112,12 +106,6 @@ def _samples(size: str, sample_bytes: int) -> int:
     if samples < 1:
         raise ConfigError(f"{size} is less than one sample of this data, which takes {sample_bytes} bytes")
     return samples
-
-
-def _write_report(folder: Path, trial: Trial, advice: Advice, title: str) -> None:
-    runs = [run for run in trial.runs() if run.end is not None]
-    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {title}", str(advice).splitlines())
-    (folder / "advice.txt").write_text(f"{advice}\n", encoding="utf-8")
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """`fedkeep agent`: runs the device agent, and asks a running one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from datetime import datetime
@@ -13,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkeep.agent.assembly import read_config
-from fedkeep.cli.agent_store import store
+from fedkeep.cli.agent_store import store, when
 from fedkeep.core.errors import ConfigError
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import Erase, GistStatus, Reason, Status
@@ -83,7 +81,7 @@ def refused(socket: Socket = "fedkeep.sock") -> None:
         records = client.refused()
     console = Console(soft_wrap=True, markup=False)
     for record in records:
-        console.print(f"{_when(record.time)}  {record.source}  {record.reason}  {record.raw}")
+        console.print(f"{when(record.time)}  {record.source}  {record.reason}  {record.raw}")
     if not records:
         console.print("none was refused since the agent started")
 
@@ -99,7 +97,7 @@ def why(
     console = Console(soft_wrap=True)
     console.print(f"sample {id_} is {'stored' if reasons.stored else 'not stored'}")
     for decision in reasons.decisions:
-        console.print(f"  {_when(decision.time)}  {explain(decision, reasons.id)}")
+        console.print(f"  {when(decision.time)}  {explain(decision, reasons.id)}")
     if not reasons.decisions:
         console.print("  no decision on it is remembered: it never came, or too many came since")
 
@@ -163,10 +161,6 @@ def explain(decision: Reason, id_: int) -> str:
             return "removed when its time to live was over"
         case _:
             return f"dropped when the plan or its value changed, {under}"
-
-
-def _when(time: float) -> str:
-    return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _duration(seconds: float) -> str:

@@ -1,8 +1,5 @@
-"""The `fedkeep` command: gathers the verbs and turns a user's mistakes into one sentence."""
+"""The `fedkeep` command: gathers the verbs."""
 
-from __future__ import annotations
-
-import sys
 from typing import Annotated
 
 import typer
@@ -23,7 +20,6 @@ from fedkeep.cli.report import report
 from fedkeep.cli.run import run
 from fedkeep.cli.serve import serve
 from fedkeep.cli.watch import watch
-from fedkeep.core.errors import FedkeepError
 
 typer.core.HAS_RICH = False  # else it writes "\\[default: 5]" into plain help, with rich's escapes
 
@@ -58,16 +54,3 @@ app.command()(explain)
 app.add_typer(agent, name="agent")
 app.add_typer(fleet, name="fleet")
 app.add_typer(keyholder, name="keyholder")
-
-
-def main() -> None:
-    """Runs the command line; a user's mistake ends in one sentence and exit code 2."""
-    try:
-        app()
-    except FedkeepError as error:
-        typer.echo(f"fedkeep: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
-        parts = (error.filename, error.strerror or error)
-        typer.echo(f"fedkeep: {': '.join(str(part) for part in parts if part is not None)}", err=True)
-        sys.exit(2)

@@ -1,7 +1,5 @@
 """`fedkeep check`: whether a policy of one's own keeps the rules."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,8 +1,5 @@
 """`fedkeep demo`: the main job in under a minute, with nothing but the base install."""
 
-from __future__ import annotations
-
-import os
 import tempfile
 import threading
 from pathlib import Path
@@ -11,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.report import print_tables, write_page
-from fedkeep.cli.run import make_folder, play_all
+from fedkeep.cli.run import PROCESSORS, make_folder, play_all
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.experiment import expand
 from fedkeep.web.server import LiveServer
@@ -54,7 +51,7 @@ def demo(
     make_folder(directory)
     if watch:
         _serve_beside(directory, port)
-    play_all(expand(EXPERIMENT), directory, jobs=os.cpu_count() or 1, resume=True)
+    play_all(expand(EXPERIMENT), directory, jobs=PROCESSORS, resume=True)
     runs = read_runs(directory)
     comparison = compare(runs)
     print_tables(comparison)

@@ -1,8 +1,6 @@
 """`fedkeep explain` and `fedkeep list`: what may stand in an experiment, from the classes that own the keys."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +11,7 @@ from rich.text import Text
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
-from fedkeep.keys import Key, about, keys_of, summary, toml
+from fedkeep.keys import about, keys_of, summary, toml
 from fedkeep.learn.models import DENSE, TORCH
 from fedkeep.loading import find_component
 from fedkeep.presets import PRESETS
@@ -40,14 +38,16 @@ def list_(
 
     The policies, tasks, coordinators, partitions, models and presets known here; with a name, its keys and defaults.
     """
-    console = Console()
+    known = {kind: _summaries(members) for kind, members in COMPONENTS.items()}
+    known |= {"model": _MODELS, "preset": dict.fromkeys(PRESETS, "")}
     if name is None:
-        console.print(_overview())
+        Console().print(_listed(known | {"table": _summaries(TABLES)}))
         return
     shown = list(_components(name))
     if not shown:
-        raise ConfigError(f"nothing is called '{name}': {did_you_mean(name, _names())}")
-    console.print(*shown, sep="\n")
+        names = [name for members in known.values() for name in members]
+        raise ConfigError(f"nothing is called '{name}': {did_you_mean(name, names)}")
+    Console().print(*shown, sep="\n")
 
 
 def explain(
@@ -62,58 +62,42 @@ def explain(
         raise ConfigError(
             f"no table of an experiment is called '{table}': {did_you_mean(table, [*TABLES, *COMPONENTS])}"
         )
-    console = Console()
     if table in _OTHERS:
-        console.print(Text(table, style="bold"), Padding(Text(_OTHERS[table]), (0, 0, 0, 2)), sep="\n")
-    elif not name:
-        console.print(*_table(table), sep="\n")
+        shown: Iterable[RenderableType] = [_described(table, None, [_OTHERS[table]])]
+    elif name:
+        shown = _key(table, name)
+    elif table in TABLES:
+        shown = [_described(f"[{table}]", TABLES[table], _said(table=table))]
     else:
-        console.print(*_key(table, name), sep="\n")
+        own = f"`fedkeep list NAME` has the keys of one; your own goes by module:Class ({table}.name)."
+        shown = [_listed({table: _summaries(COMPONENTS[table])}), Text(own)]
+    Console().print(*shown, sep="\n")
 
 
-def _overview() -> Table:
+def _summaries(members: Mapping[str, type[Any]]) -> dict[str, str]:
+    return {name: summary(cls) for name, cls in members.items()}
+
+
+def _listed(kinds: Mapping[str, Mapping[str, str]]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
-    for kind, members in COMPONENTS.items():
-        _add(table, kind, {name: summary(cls) for name, cls in members.items()})
-    _add(table, "model", _MODELS)
-    _add(table, "preset", dict.fromkeys(PRESETS, ""))
-    _add(table, "table", {name: summary(cls) for name, cls in TABLES.items()})
+    for kind, members in kinds.items():
+        for name in sorted(members):
+            table.add_row(Text(kind), Text(name, style="bold"), Text(members[name]))
     return table
-
-
-def _add(table: Table, kind: str, members: dict[str, str]) -> None:
-    for name in sorted(members):
-        table.add_row(Text(kind), Text(name, style="bold"), Text(members[name]))
-
-
-def _names() -> list[str]:
-    return [name for members in COMPONENTS.values() for name in members] + [*_MODELS, *PRESETS]
 
 
 def _components(name: str) -> Iterator[RenderableType]:
     """All that goes by a name: a policy may be called like a partition."""
     for kind, members in COMPONENTS.items():
         if name in members or ":" in name:
-            found = find_component(members, name)
-            yield _described(f'{kind} = {{ name = "{name}" }}', found, _said_of_policy(kind, name))
+            said = _said(policy=name) if kind == "policy" else []
+            yield _described(f'{kind} = {{ name = "{name}" }}', find_component(members, name), said)
             if ":" in name:
                 return
     if name in _MODELS:
         yield _described(f'model = {{ name = "{name}" }}', None, [f"Needs: {_MODELS[name]}."])
     if name in PRESETS:
-        yield _described(f'preset = "{name}"', None, list(_said(name)))
-
-
-def _table(table: str) -> Iterator[RenderableType]:
-    if table in TABLES:
-        yield _described(f"[{table}]", TABLES[table], list(_said_of(table)))
-        return
-    members = {name: summary(cls) for name, cls in COMPONENTS[table].items()}
-    overview = Table(box=None, show_header=False, pad_edge=False)
-    _add(overview, table, members)
-    yield Group(
-        overview, Text(f"`fedkeep list NAME` has the keys of one; your own goes by module:Class ({table}.name).")
-    )
+        yield _described(f'preset = "{name}"', None, _said(preset=name))
 
 
 def _key(table: str, name: str) -> Iterator[RenderableType]:
@@ -125,19 +109,13 @@ def _key(table: str, name: str) -> Iterator[RenderableType]:
         raise ConfigError(f"'{table}' has no key '{name}': {did_you_mean(name, known)}")
     for owner, key in found:
         of = "" if owner == table else f" of {owner}"
-        body = [Text(f"{table}.{name}{of}", style="bold"), *_lines(key)]
-        body += [Text(f"  {said}") for said in _said_of(table, name)]
-        yield Group(*body)
+        lines = [f"takes {key.takes}", f"default: {key.default}", key.text, *_said(table=table, key=name)]
+        yield _described(f"{table}.{name}{of}", None, filter(None, lines))
     if table in TABLES:
         yield Padding(Text(about(TABLES[table]), style="dim"), (1, 0, 0, 2))
 
 
-def _lines(key: Key) -> list[Text]:
-    lines = [f"takes {key.takes}", f"default: {key.default}", key.text]
-    return [Text(f"  {line}") for line in lines if line]
-
-
-def _described(title: str, cls: type[Any] | None, said: Sequence[str]) -> Group:
+def _described(title: str, cls: type[Any] | None, said: Iterable[str]) -> Group:
     parts: list[RenderableType] = [Text(title, style="bold")]
     if cls is not None:
         parts.append(Padding(Text(about(cls)), (0, 0, 0, 2)))
@@ -145,29 +123,18 @@ def _described(title: str, cls: type[Any] | None, said: Sequence[str]) -> Group:
         for key in keys_of(cls):
             table.add_row(Text(key.name, style="bold"), Text(key.default), Text(f"{key.text} ({key.takes})".strip()))
         parts.append(Padding(table, (1, 0, 0, 2)))
-    return Group(*parts, *(Text(f"  {sentence}") for sentence in said))
+    return Group(*parts, *(Padding(Text(sentence), (0, 0, 0, 2)) for sentence in said))
 
 
-def _said_of_policy(kind: str, name: str) -> list[str]:
-    if kind != "policy":
-        return []
-    return [f"Preset {preset}: {_flat(said[name])}." for preset, said in PRESETS.items() if name in said]
-
-
-def _said_of(table: str, key: str | None = None) -> Iterator[str]:
-    """What presets say of a table or of one key of it."""
-    for preset, said in PRESETS.items():
-        for policy, tables in said.items():
-            values = {k: v for k, v in tables.get(table, {}).items() if key in (None, k)}
-            if values:
-                of = "every policy" if policy == "*" else policy
-                yield f"Preset {preset}, {of}: {_flat({table: values})}."
-
-
-def _said(preset: str) -> Iterator[str]:
-    for policy, tables in PRESETS[preset].items():
-        yield f"{'every policy' if policy == '*' else policy}: {_flat(tables)}."
-
-
-def _flat(tables: dict[str, Any]) -> str:
-    return ", ".join(f"{table}.{key} = {toml(value)}" for table, keys in tables.items() for key, value in keys.items())
+def _said(
+    *, preset: str | None = None, policy: str | None = None, table: str | None = None, key: str | None = None
+) -> list[str]:
+    """What presets say: one of them or all, of a policy, a table, a key or everything."""
+    found = []
+    for name, policies in PRESETS.items():
+        for of, tables in policies.items():
+            pairs = [(t, k, v) for t, keys in tables.items() for k, v in keys.items()]
+            told = [f"{t}.{k} = {toml(v)}" for t, k, v in pairs if table in (None, t) and key in (None, k)]
+            if told and preset in (None, name) and policy in (None, of):
+                found.append(f"Preset {name}, {'every policy' if of == '*' else of}: {', '.join(told)}.")
+    return found

@@ -1,7 +1,5 @@
 """`fedkeep export`: a torch model as a file that a device without torch can run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,11 +1,12 @@
 """`fedkeep fleet`: a first fleet on one machine, in one command each."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from fedkeep.deploy.first_fleet import FirstFleet
 
 fleet = typer.Typer(
     help="Set up, start, look at and stop a fleet on this machine.", no_args_is_help=True, rich_markup_mode=None
@@ -20,9 +21,7 @@ def init(
     folder: Folder, devices: Annotated[int, typer.Option(min=2, max=50, help="How many devices it has.")] = 3
 ) -> None:
     """Write a fleet into a folder: its specification, keys, and a configuration for each device."""
-    from fedkeep.deploy.first_fleet import FirstFleet
-
-    FirstFleet(folder.resolve()).create(devices)
+    _fleet_in(folder).create(devices)
     typer.echo(
         f"{folder / 'fleet.toml'} says what the fleet does, {folder / 'devices'}/*/agent.toml what each device sees."
     )
@@ -36,9 +35,7 @@ def start(
     page: Annotated[int, typer.Option(min=1, max=65535, help="The page's port.")] = 8377,
 ) -> None:
     """Start server, devices and page; they run until `fedkeep fleet stop`, and go on where they were."""
-    from fedkeep.deploy.first_fleet import FirstFleet
-
-    pid = FirstFleet(folder.resolve()).start(port, page)
+    pid = _fleet_in(folder).start(port, page)
     typer.echo(f"The fleet runs as process {pid}. Watch it at http://127.0.0.1:{page}")
 
 
@@ -46,10 +43,9 @@ def start(
 def status(folder: Folder) -> None:
     """Say which processes run, and how far the fleet is."""
     from fedkeep.core.errors import DataError
-    from fedkeep.deploy.first_fleet import FirstFleet
     from fedkeep.records import Members, read_run
 
-    known = FirstFleet(folder.resolve())
+    known = _fleet_in(folder)
     devices, running = known.devices(), known.running()
     for name in ("fleet", "server", "page", *(f"{kind}-{n}" for n in devices for kind in ("agent", "node"))):
         typer.echo(f"{name:9} {running.get(name, 'not running')}")
@@ -69,7 +65,11 @@ def status(folder: Folder) -> None:
 @fleet.command()
 def stop(folder: Folder) -> None:
     """Stop what `start` started, by its process number; stores, keys and the run's state stay."""
+    stopped = _fleet_in(folder).stop()
+    typer.echo("Stopped." if stopped else "It was not running.")
+
+
+def _fleet_in(folder: Path) -> "FirstFleet":
     from fedkeep.deploy.first_fleet import FirstFleet
 
-    stopped = FirstFleet(folder.resolve()).stop()
-    typer.echo("Stopped." if stopped else "It was not running.")
+    return FirstFleet(folder.resolve())

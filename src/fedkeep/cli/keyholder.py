@@ -1,7 +1,5 @@
 """`fedkeep keyholder`: the party that alone can decrypt, and only ever decrypts what a plan needs."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys
@@ -32,7 +30,8 @@ def create(
 
     The secret keys stay in the directory, for their owner's eyes only. Nothing replaces them once they are lost.
     """
-    from fedkeep.keyholder.directory import SCHEMES, KeyDirectory
+    from fedkeep.keyholder.ckks import SCHEMES
+    from fedkeep.keyholder.parties import KeyDirectory
 
     keys = KeyDirectory(directory.resolve())
     public = keys.create(SCHEMES[scheme])
@@ -42,7 +41,7 @@ def create(
 @keyholder.command()
 def show(directory: Directory) -> None:
     """Say again what to give to the devices."""
-    from fedkeep.keyholder.directory import KeyDirectory
+    from fedkeep.keyholder.parties import KeyDirectory
 
     keys = KeyDirectory(directory.resolve())
     typer.echo(_settings(keys.for_devices, keys.public().name.hex()))
@@ -65,8 +64,8 @@ def serve(
     Only the server, known by its certificate, gets an answer. Signs and totals are decrypted, velocities never.
     """
     from fedkeep.core.errors import ConfigError
-    from fedkeep.keyholder.directory import KeyDirectory
-    from fedkeep.keyholder.mutual_tls import keyholder_side
+    from fedkeep.keyholder.parties import KeyDirectory
+    from fedkeep.keyholder.port import keyholder_side
     from fedkeep.keyholder.service import KeyService
     from fedkeep.link.addresses import Address
 

@@ -1,7 +1,5 @@
 """`fedkeep plan`: which labels each device of an operator's fleet should store."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from fedkeep.config import read_experiment
-from fedkeep.core.coordination import Coordinator, Greedy, Plan
+from fedkeep.core.coordination import Greedy, Plan
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.fleet import Fleet
 from fedkeep.planning import Exact, Profiles, read_profiles
@@ -61,21 +59,25 @@ def plan(
         profiles = read_profiles(file)
         made = _of_profiles(profiles, clients_per_label, labels_per_client, coordinator, quantities)
     if as_json:
-        print(_as_json(made, profiles))
+        said = {"quotas": made.quotas.tolist(), "label_weights": made.label_weights.tolist()}
+        print(json.dumps({**said, "shortfalls": _sentences(made, profiles)}))
     else:
         _show(made, profiles)
 
 
 def _of_profiles(
-    profiles: Profiles,
-    clients_per_label: int | None,
-    labels_per_client: int | None,
-    name: str | None,
-    quantities: str | None,
+    profiles: Profiles, fewest: int | None, most: int | None, name: str | None, quantities: str | None
 ) -> Plan:
-    fewest = _first(clients_per_label, profiles.clients_per_label, Greedy.clients_per_label)
-    most = _first(labels_per_client, profiles.labels_per_client)
-    return _coordinator(name, quantities, fewest, most).plan(profiles.fleet)
+    """By the limits that are given, else the file's, else the default."""
+    given = (limit for limit in (fewest, profiles.clients_per_label, Greedy.clients_per_label) if limit is not None)
+    fewest, most = next(given, None), profiles.labels_per_client if most is None else most
+    if name == "exact" and quantities is not None:
+        raise ConfigError("the exact coordinator decides on quantities itself: leave out --quantities")
+    try:
+        chosen = Exact(fewest, most) if name == "exact" else Greedy(fewest, most, quantities or "even")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return chosen.plan(profiles.fleet)
 
 
 def _of_experiment(file: Path, plot: Path | None) -> tuple[Plan, Profiles]:
@@ -91,30 +93,6 @@ def _of_experiment(file: Path, plot: Path | None) -> tuple[Plan, Profiles]:
     names = data.label_names if len(made.holders) == data.labels else tuple(map(str, range(len(made.holders))))
     fleet = Fleet.numbered([coordinated[0].experiment.storage.capacity] * data.devices, parts.velocities)
     return made, Profiles(fleet, tuple(map(data.device_name, range(data.devices))), names)
-
-
-def _first(*limits: int | None) -> int | None:
-    """The first limit that is given."""
-    return next((limit for limit in limits if limit is not None), None)
-
-
-def _coordinator(name: str | None, quantities: str | None, fewest: int | None, most: int | None) -> Coordinator:
-    if name == "exact" and quantities is not None:
-        raise ConfigError("the exact coordinator decides on quantities itself: leave out --quantities")
-    try:
-        return Exact(fewest, most) if name == "exact" else Greedy(fewest, most, quantities or "even")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _as_json(made: Plan, profiles: Profiles) -> str:
-    return json.dumps(
-        {
-            "quotas": made.quotas.tolist(),
-            "label_weights": made.label_weights.tolist(),
-            "shortfalls": _sentences(made, profiles),
-        }
-    )
 
 
 def _show(made: Plan, profiles: Profiles) -> None:

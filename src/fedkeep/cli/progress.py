@@ -1,7 +1,5 @@
 """One progress display for a whole sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,28 +15,23 @@ from rich.progress import (
 )
 
 from fedkeep.sim.experiment import Cell
-from fedkeep.sim.sweep import Listener, Step
+from fedkeep.sim.sweep import Listener
 
 
 @contextmanager
 def sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listener]:
     """A bar for all rounds and a line for the run heard of last; silent where nobody watches a terminal."""
     total = sum(cell.experiment.train.rounds for cell in cells)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeRemainingColumn(),
-    )
+    what, rounds = TextColumn("{task.description}"), TextColumn("rounds")
+    columns = (what, BarColumn(), MofNCompleteColumn(), rounds, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"{len(cells)} runs", total=total)
         done = [0] * len(cells)
 
-        def listen(step: Step) -> None:
-            done[step.cell] = step.round
-            accuracy = "" if step.accuracy is None else f" at {step.accuracy:.1%}"
-            progress.update(bar, completed=sum(done), description=f"{cells[step.cell].name}{accuracy}")
+        def listen(cell: int, round_: int, accuracy: float | None) -> None:
+            done[cell] = round_
+            reached = "" if accuracy is None else f" at {accuracy:.1%}"
+            progress.update(bar, completed=sum(done), description=f"{cells[cell].name}{reached}")
 
         yield listen
         progress.update(bar, completed=total, description=f"{len(cells)} runs")

@@ -1,7 +1,5 @@
 """`fedkeep provision`: the keys of a fleet, and the exact lines that start it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,8 +1,6 @@
 """`fedkeep report`: what a directory of runs says, in the terminal, as Markdown and as one HTML file."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +37,9 @@ def report(
     sooner each method gets to where another ends.
     """
     runs = read_runs(directory)
-    _refuse_unknown(against or [], {run.header.method for run in runs})
+    methods = {run.header.method for run in runs}
+    for base in set(against or ()) - methods:
+        raise DataError(f"no run of a method '{base}' to compare with: {did_you_mean(base, methods)}")
     comparison = compare(runs, against or ())
     print_tables(comparison)
     if markdown is not None:
@@ -50,12 +50,6 @@ def report(
         _write(json, msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode() + "\n")
     if html is not None:
         write_page(html, runs, comparison, directory.resolve().name)
-
-
-def _refuse_unknown(bases: Sequence[str], methods: Collection[str]) -> None:
-    for base in bases:
-        if base not in methods:
-            raise DataError(f"no run of a method '{base}' to compare with: {did_you_mean(base, methods)}")
 
 
 def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> None:

@@ -1,7 +1,5 @@
 """`fedkeep run`: an experiment file, every method and seed of it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -23,6 +21,12 @@ from fedkeep.sim.experiment import Cell, expand
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import Place, estimate_seconds, run_sweep
 
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")]
+On = Annotated[
+    str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
+]
+PROCESSORS = os.cpu_count() or 1
+
 
 def run(
     file: Annotated[Path, typer.Argument(help="An experiment (TOML); see experiments/ for the paper's.")],
@@ -30,13 +34,9 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the file.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the records go. [default: runs/NAME]")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")] = (
-        os.cpu_count() or 1
-    ),
+    jobs: Jobs = PROCESSORS,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
-    on: Annotated[
-        str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
-    ] = "here",
+    on: On = "here",
 ) -> None:
     """Run an experiment and print what it showed."""
     cells = expand(override(read_experiment(file), settings or []))
@@ -56,8 +56,8 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool,
     """Runs the cells with one progress display, and says beforehand how long it will take."""
     console = Console(stderr=True)
     make_folder(directory)
-    if not resume:
-        _refuse_to_overwrite(cells, directory)
+    if not resume and any(record_path(cell, directory).exists() for cell in cells):
+        raise FedkeepError(f"{directory} holds records already: add --resume to go on, or --out for another place")
     waiting = [cell for cell in cells if not (resume and is_finished(cell, directory))]
     if not waiting:
         return
@@ -89,8 +89,3 @@ def fetch_data(cells: Sequence[Cell], console: Console) -> None:
     with download_progress(console) as progress:
         for experiment in {cell.experiment.names["task"]: cell.experiment for cell in reversed(cells)}.values():
             load_data(experiment.task, experiment.seed, progress)
-
-
-def _refuse_to_overwrite(cells: Sequence[Cell], directory: Path) -> None:
-    if any(record_path(cell, directory).exists() for cell in cells):
-        raise FedkeepError(f"{directory} holds records already: add --resume to go on, or --out for another place")

@@ -1,7 +1,5 @@
 """`fedkeep serve`: a Flower server that survives `kill -9`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -37,9 +35,8 @@ def serve(
     from fedkeep.config import merged, override
     from fedkeep.core.errors import ConfigError
     from fedkeep.deploy.deployment import Deployment
-    from fedkeep.deploy.serving import serve as serve_app
-    from fedkeep.flower.fleet_app import takes_records, write_app
-    from fedkeep.flower.server_app import config_of
+    from fedkeep.deploy.local_fleet import serve as serve_app
+    from fedkeep.flower.server_app import config_of, takes_records, write_app
 
     if not insecure and not (credentials / "server.crt").exists():
         raise ConfigError(f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first")

@@ -1,7 +1,5 @@
 """`fedkeep watch`: the live page."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Local models to a global one (Eq. 2, step 8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -9,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import FloatArray, Report, Vector
 
@@ -43,10 +42,8 @@ class Aggregation:
     """How many times the round's median length an update may have under `norm-bounded`."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trim < 0.5:
-            raise ValueError(f"trim must be at least 0 and below 0.5, got {self.trim}")
-        if not self.norm_bound > 0:
-            raise ValueError(f"norm_bound must be above 0, got {self.norm_bound}")
+        within(self, "trim", least=0, below=0.5)
+        within(self, "norm_bound", above=0)
 
     def aggregate(self, model: Vector, reports: Sequence[Report]) -> Vector:
         """The new global model; the old one if no report carries weight."""

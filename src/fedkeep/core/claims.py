@@ -1,7 +1,5 @@
 """Whether devices do what they declared: store what they were given to store, see as much as they said they see."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 

@@ -1,13 +1,12 @@
 """Profiles to a plan: which labels each device stores, how many samples of each, and what they count (steps 1, 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import Holdings, largest_per_row
@@ -78,10 +77,7 @@ class LabelLimits:
     """n_client: the most labels a device holds (9c); None is as many as it sees and has slots for."""
 
     def __post_init__(self) -> None:
-        for key in ("clients_per_label", "labels_per_client"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"{key} must be at least 1, got {value}")
+        within(self, "clients_per_label", "labels_per_client", least=1)
 
     def of_devices(self, fleet: Fleet) -> IntArray:
         """The labels each device can hold: no more than n_client, than it sees, than it has slots."""

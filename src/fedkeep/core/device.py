@@ -1,13 +1,12 @@
 """A device of the fleet: values what arrives, keeps the best, trains when asked (steps 3-6)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
@@ -36,15 +35,13 @@ from fedkeep.core.weighting import Weighting, own_mass
 
 
 @dataclass(frozen=True)
-class DeviceOptions:
-    """How a device treats what it has stored."""
+class StoreRules:
+    """How a device treats what it has stored, and how it divides its slots."""
 
     revalue: bool = True
-    """Score stored samples anew whenever a new model and g_hat arrive."""
+    """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
     max_age: int | None = None
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
-    gradient_from: Literal["arrivals", "stored"] = "arrivals"
-    """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
     quotas: Literal["targets", "fixed"] = "targets"
     """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
     targets: Targets = "root"
@@ -53,10 +50,16 @@ class DeviceOptions:
     """What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
     def __post_init__(self) -> None:
-        if self.max_age is not None and self.max_age < 1:
-            raise ValueError(f"max_age must be 1 or more arrivals, got {self.max_age}")
-        if not 0 < self.share_forgetting <= 1:
-            raise ValueError(f"share_forgetting must be above 0 and at most 1, got {self.share_forgetting}")
+        within(self, "max_age", least=1)
+        within(self, "share_forgetting", above=0, most=1)
+
+
+@dataclass(frozen=True)
+class DeviceOptions(StoreRules):
+    """How a device treats what it has stored, and what it tells of its stream."""
+
+    gradient_from: Literal["arrivals", "stored"] = "arrivals"
+    """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
 
 
 @dataclass(frozen=True, eq=False)

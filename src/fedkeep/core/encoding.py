@@ -1,29 +1,40 @@
 """Samples in fewer bytes: one codec for stores in memory and on disk; samples are valued and trained as decoded."""
 
-from __future__ import annotations
-
+import zlib
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import AnyArray, FloatArray, State
 
 EncodingName = Literal["float32", "float16", "int8", "uint8"]
 _QUANTISED = ("int8", "uint8")
+_MOST_GAIN = 63
 _GAIN_BYTES = 1
 """Each quantised sample has a gain, a power of two, so that one beyond the range of the first is not cut off."""
+_FITS = (1, 8, 64)
+"""After so many samples a store takes the bounds anew; each sample says by which of them it was rounded."""
 _SLACK = 1.004
 """Half a level beyond the range is still within it: so a decoded sample gets the gain that it had."""
 _LEAST = 1e-12
 SCALE_BYTES = 8
-"""What a quantising codec keeps for each feature."""
+"""What a quantising codec keeps for each feature, once; a store that learns them, up to `VERSIONS` times."""
+VERSIONS = len(_FITS)
+_RAW_DEFLATE = -15
+_LEAST_SHARE = 16
+"""A sample is deflated to a sixteenth of its bytes at the least: even one that is all noise keeps a shape."""
 
 
 class SampleCodec:
-    """Turns samples (n, ...) into rows of bytes (n, nbytes) and back into float32.
+    """Turns samples (n, ...) into rows of at most `nbytes` bytes each, and back into float32.
 
     `int8` and `uint8` round each feature to 255 or 256 levels between bounds taken from the first samples, about zero
     or about the middle of what was seen, and keep those bounds for ever. Decoding and encoding again changes nothing.
+
+    With `deflate_to`, rows are deflated, which loses nothing, and a row that is still longer has its numbers rounded
+    as coarsely as it takes to fit.
 
     >>> codec = SampleCodec(shape=(2,), encoding="int8")
     >>> codec.settled(np.array([[1.0, -2.0], [0.3, 0.5]])).round(4)
@@ -31,85 +42,176 @@ class SampleCodec:
            [ 0.2992,  0.5039]], dtype=float32)
     >>> codec.nbytes  # a byte for each feature, and one for the gain
     3
+    >>> small = SampleCodec(shape=(784,), deflate_to=500)
+    >>> [len(row) < 60 for row in small.encode(np.repeat([[0.1, 0.2], [0.3, 0.1]], 392, axis=1))], small.coarsened
+    ([True, True], 0)
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: str = "float32", encoding: EncodingName | None = None) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: str = "float32",
+        encoding: EncodingName | None = None,
+        deflate_to: int | None = None,
+    ) -> None:
         if encoding is not None and encoding not in get_args(EncodingName):
             raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding}")
         self.shape, self.encoding = shape, encoding
         self.quantised = encoding in _QUANTISED
         self._dtype = np.dtype(encoding or dtype).newbyteorder("<")
         self._features = int(np.prod(shape, dtype=np.int64))
-        self._scales: AnyArray | None = None
+        self._scales: list[AnyArray] = []
+        self._seen = 0
+        self._range: list[FloatArray] = []
         self._levels = 127.0 if encoding == "int8" else 127.5
+        self._head = _GAIN_BYTES if self.quantised else 0
+        self.plain_bytes = self._dtype.itemsize * self._features + self._head
+        """Of one sample before it is deflated."""
+        if deflate_to is not None and not 32 + self.plain_bytes // _LEAST_SHARE <= deflate_to < self.plain_bytes:
+            least = 32 + self.plain_bytes // _LEAST_SHARE
+            raise ConfigError(
+                f"deflate_to must be from {least} to below the {self.plain_bytes} bytes of a sample, got {deflate_to}"
+            )
+        self._limit = deflate_to
+        self.coarsened = 0
+        """How many samples were rounded because they did not fit otherwise."""
 
     @property
     def nbytes(self) -> int:
-        """Of one sample."""
-        return self._dtype.itemsize * self._features + (_GAIN_BYTES if self.quantised else 0)
+        """Of one sample, at most."""
+        return self.plain_bytes if self._limit is None else self._limit
 
     @property
     def ready(self) -> bool:
-        return not self.quantised or self._scales is not None
+        return not self.quantised or bool(self._scales)
 
     def fit(self, x: AnyArray) -> None:
-        """Takes the bounds of each feature from the first samples; later calls change nothing."""
-        if self.ready or not len(x):
-            return
+        """Takes the bounds of each feature from the first samples, for good; later calls change nothing."""
+        if not self.ready and len(x):
+            self.learn(x)
+            self._seen = _FITS[-1]
+
+    def learn(self, x: AnyArray) -> bool:
+        """Takes the bounds of each feature from the first samples, anew while they are few; whether it did."""
+        before = self._seen
+        if not self.quantised or before >= _FITS[-1] or not len(x):
+            return False
         flat = x.reshape(len(x), -1).astype(np.float64)
-        low, high = flat.min(axis=0), flat.max(axis=0)
+        ranges = np.stack([flat.min(axis=0), flat.max(axis=0), *self._range])
+        self._range = [ranges.min(axis=0), ranges.max(axis=0)]
+        self._seen += len(x)
+        if not any(before < at <= self._seen for at in _FITS):
+            return False
+        self._scales.append(self._bounds(*self._range))
+        return True
+
+    def _bounds(self, low: FloatArray, high: FloatArray) -> AnyArray:
+        """The middle of each feature's range, and half its width."""
         centre = np.zeros_like(low) if self.encoding == "int8" else (low + high) / 2
         half = np.maximum(high - centre, centre - low)
         typical = float(half.max()) if half.max() > 0 else 1.0
         # A feature that has not moved yet gets the others' range rather than none.
         half = np.where(half > typical * _LEAST, half, typical)
-        self._scales = np.stack([centre, half]).astype(np.float32)
+        return np.stack([centre, half]).astype(np.float32)
 
-    def encode(self, x: AnyArray) -> AnyArray:
+    def encode(self, x: AnyArray) -> list[bytes]:
         """One row of bytes per sample."""
+        return [self.packed(row.tobytes()) for row in self._rows(x)]
+
+    def decode(self, rows: Sequence[bytes]) -> AnyArray:
+        """The samples of rows that `encode` made, as float32."""
+        plain = np.frombuffer(b"".join(self.unpacked(row) for row in rows), np.uint8)
+        return self._samples(plain.reshape(-1, self.plain_bytes))
+
+    def settled(self, x: AnyArray) -> AnyArray:
+        """Samples as they will be once stored."""
+        if self.is_plain(x):
+            return x
+        self.fit(x)
+        return self._samples(self._rows(x)) if self._limit is None else self.decode(self.encode(x))
+
+    def is_plain(self, x: AnyArray) -> bool:
+        """Whether these samples are kept as they are."""
+        return self._limit is None and bool(self._dtype == np.float32 == x.dtype)
+
+    def packed(self, row: bytes) -> bytes:
+        """A plain row as it is kept: deflated, byte by byte of all numbers, where there is a limit."""
+        if self._limit is None:
+            return row
+        whole = self._deflated(row)
+        if len(whole) <= self._limit:
+            return whole
+        self.coarsened += 1
+        most = _coarsest(self._dtype)
+        low, high, found = 0, most, self._deflated(self._coarser(row, most))
+        while low + 1 < high:
+            middle = (low + high) // 2
+            tried = self._deflated(self._coarser(row, middle))
+            if len(tried) <= self._limit:
+                high, found = middle, tried
+            else:
+                low = middle
+        return found
+
+    def unpacked(self, row: bytes) -> bytes:
+        """The plain row of a kept one."""
+        if self._limit is None:
+            return row
+        planes = zlib.decompressobj(_RAW_DEFLATE).decompress(row, self.plain_bytes)
+        numbers = np.frombuffer(planes, np.uint8, offset=self._head).reshape(self._dtype.itemsize, -1)
+        return planes[: self._head] + numbers.T.tobytes()
+
+    def deflated_sizes(self, rows: Sequence[bytes]) -> list[int]:
+        """How many bytes each of these rows takes when it is deflated without loss."""
+        return [len(self._deflated(self.unpacked(row))) for row in rows]
+
+    def _deflated(self, row: bytes) -> bytes:
+        numbers = np.frombuffer(row, np.uint8, offset=self._head).reshape(-1, self._dtype.itemsize)
+        return zlib.compress(row[: self._head] + numbers.T.tobytes(), wbits=_RAW_DEFLATE)
+
+    def _coarser(self, row: bytes, bits: int) -> bytes:
+        numbers = np.frombuffer(row, self._dtype, offset=self._head)
+        return row[: self._head] + _rounded(numbers, bits).tobytes()
+
+    def _rows(self, x: AnyArray) -> AnyArray:
+        """One plain row of bytes per sample, (n, bytes)."""
         flat = np.ascontiguousarray(x).reshape(len(x), self._features)
         if not self.quantised:
             with np.errstate(over="ignore"):
-                return np.ascontiguousarray(self._bounded(flat)).view(np.uint8).reshape(len(x), self.nbytes)
-        centre, half = self._bounds()
+                return np.ascontiguousarray(self._bounded(flat)).view(np.uint8).reshape(len(x), self.plain_bytes)
+        centre, half = self._scale(len(self._scales) - 1)
         ratio = (flat.astype(np.float64) - centre) / half
         largest = np.abs(ratio).max(axis=1, initial=0.0) / _SLACK
-        exponents = np.ceil(np.log2(np.maximum(largest, 1.0))).clip(0, 255)
+        exponents = np.ceil(np.log2(np.maximum(largest, 1.0))).clip(0, _MOST_GAIN)
         steps = ratio / 2.0 ** exponents[:, None] * self._levels
         offset = 0.0 if self.encoding == "int8" else self._levels
         rounded = np.rint(steps + offset).clip(*((-127, 127) if self.encoding == "int8" else (0, 255)))
         numbers = rounded.astype(self._dtype).view(np.uint8)
-        return np.concatenate([exponents.astype(np.uint8)[:, None], numbers], axis=1)
+        heads = exponents.astype(np.uint8) | (len(self._scales) - 1 << 6)
+        return np.concatenate([heads[:, None], numbers], axis=1)
 
-    def decode(self, rows: AnyArray) -> AnyArray:
-        """The samples of rows that `encode` made, as float32."""
-        rows = np.ascontiguousarray(rows).reshape(-1, self.nbytes)
+    def _samples(self, rows: AnyArray) -> AnyArray:
+        """The samples of plain rows."""
+        numbers = np.ascontiguousarray(rows[:, self._head :]).view(self._dtype)
         if not self.quantised or not len(rows):
-            return (
-                rows[:, : self._features * self._dtype.itemsize]
-                .view(self._dtype)
-                .astype(np.float32)
-                .reshape(-1, *self.shape)
-            )
-        centre, half = self._bounds()
-        numbers = np.ascontiguousarray(rows[:, _GAIN_BYTES:]).view(self._dtype).astype(np.float64)
+            return numbers.astype(np.float32).reshape(-1, *self.shape)
         offset = 0.0 if self.encoding == "int8" else self._levels
-        gains = 2.0 ** rows[:, :_GAIN_BYTES].astype(np.float64)
-        decoded = centre + (numbers - offset) / self._levels * gains * half
-        return decoded.astype(np.float32).reshape(-1, *self.shape)
-
-    def settled(self, x: AnyArray) -> AnyArray:
-        """Samples as they will be once stored."""
-        if self._dtype == np.float32 == x.dtype:
-            return x
-        self.fit(x)
-        return self.decode(self.encode(x))
+        gains, versions = 2.0 ** (rows[:, :1] & _MOST_GAIN).astype(np.float64), rows[:, 0] >> 6
+        decoded = np.empty(numbers.shape, dtype=np.float32)
+        for version in np.unique(versions).tolist():
+            own = versions == version
+            centre, half = self._scale(version)
+            decoded[own] = centre + (numbers[own].astype(np.float64) - offset) / self._levels * gains[own] * half
+        return decoded.reshape(-1, *self.shape)
 
     def snapshot(self) -> State:
-        return {} if self._scales is None else {"scales": self._scales}
+        return {"scales": np.stack(self._scales), "seen": np.array(self._seen)} if self._scales else {}
 
     def restore(self, state: State) -> None:
-        self._scales = state.get("scales")
+        self._scales = list(state.get("scales", ()))
+        self._seen = int(state.get("seen", _FITS[-1])) if self._scales else 0
+        centre, half = self._scale(-1) if self._scales else (np.empty(0), np.empty(0))
+        self._range = [centre - half, centre + half] if self._scales else []
 
     def _bounded(self, flat: AnyArray) -> AnyArray:
         if self.encoding == "float16":
@@ -117,7 +219,35 @@ class SampleCodec:
             flat = flat.clip(-limit, limit)
         return flat.astype(self._dtype)
 
-    def _bounds(self) -> tuple[FloatArray, FloatArray]:
-        if self._scales is None:
+    def _scale(self, version: int) -> tuple[FloatArray, FloatArray]:
+        if not self._scales:
             raise ValueError(f"a codec for {self.encoding} must see a first sample before it encodes")
-        return self._scales[0].astype(np.float64), self._scales[1].astype(np.float64)
+        centre, half = self._scales[version].astype(np.float64)
+        return centre, half
+
+
+def _coarsest(dtype: np.dtype[np.generic]) -> int:
+    """The rounding after which nothing of a sample is left that could take room."""
+    return np.finfo(dtype.str).nmant + 3 if dtype.kind == "f" else 8 * dtype.itemsize + 1
+
+
+def _rounded(numbers: AnyArray, bits: int) -> AnyArray:
+    """Numbers without so many of their lowest bits: all by the same step, floats by one of their largest's.
+
+    >>> _rounded(np.array([3, -100, 127], dtype=np.int8), 4).tolist()
+    [0, -96, 127]
+    >>> _rounded(np.array([0.7, -100, 127], dtype=np.float32), 20).tolist()
+    [0.0, -96.0, 128.0]
+    """
+    if bits == _coarsest(numbers.dtype):
+        return np.full_like(numbers, 0 if numbers.dtype.kind == "f" else int(np.median(numbers)))
+    if numbers.dtype.kind == "f":
+        form = np.finfo(numbers.dtype.str)
+        largest = np.frexp(np.abs(numbers.astype(np.float64)).max())[1]
+        step = np.ldexp(1.0, int(largest) - 1 - form.nmant + bits)
+        rounded, low, high = np.rint(numbers / step) * step, float(form.min), float(form.max)
+    else:
+        rounded = (numbers.astype(np.int64) + (1 << bits - 1)) >> bits << bits
+        low, high = np.iinfo(numbers.dtype.str).min, np.iinfo(numbers.dtype.str).max
+    coarser: AnyArray = rounded.clip(low, high).astype(numbers.dtype)
+    return coarser

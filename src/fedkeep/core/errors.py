@@ -1,5 +1,8 @@
 """Errors a user can cause; the CLI prints their one sentence and exits non-zero, without a traceback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FedkeepError(Exception):
     """Anything a user can mend: the message says what is wrong and what to do."""
@@ -18,6 +21,15 @@ class MissingExtraError(FedkeepError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs the '{extra}' extra: pip install 'fedkeep[{extra}]'")
+
+
+@contextmanager
+def needing(feature: str, extra: str) -> Iterator[None]:
+    """Around imports of optional libraries: where one is missing, it is said what to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(feature, extra) from error
 
 
 def where(error: BaseException) -> str:

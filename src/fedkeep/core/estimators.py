@@ -1,13 +1,13 @@
 """Gradient estimators: what each device tells of its stream (Eq. 7), and what the server makes of it (Eq. 8)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Vector
 
@@ -209,9 +209,8 @@ class IncrementalEstimator(GlobalEstimator):
     """
 
     def __init__(self, max_age: int | None = None) -> None:
-        if max_age is not None and max_age < 1:
-            raise ValueError(f"max_age must be 1 or more rounds, got {max_age}")
         self.max_age = max_age
+        within(self, "max_age", least=1)
         self._kept: dict[DeviceId, Estimate] = {}
         self._slots: dict[DeviceId, int] = {}
         self._free: list[int] = []
@@ -311,19 +310,27 @@ class _BlockSums:
 
     def _sum_block(self, height: int, block: int) -> None:
         children = range(block * self._FAN, (block + 1) * self._FAN)
-        if height == 0:
-            leaves = [self._leaves[c] for c in children if c in self._leaves]
-            parts = [(np.multiply(e.gradient, e.weight, dtype=np.float64), e.weight) for e in leaves]
-        else:
-            below = self._levels[height - 1]
-            parts = [below[c] for c in children if c in below]
-        if parts:
-            total = parts[0][0].copy()
-            for vector, _ in parts[1:]:
-                total += vector
-            self._levels[height][block] = (total, sum(weight for _, weight in parts))
+        below = self._levels[height - 1] if height else {}
+        parts = [below[c] for c in children if c in below]
+        leaves = [] if height else [self._leaves[c] for c in children if c in self._leaves]
+        weight = sum(weight for _, weight in parts) + sum(leaf.weight for leaf in leaves)
+        if leaves:
+            self._levels[height][block] = (_weighted_sum(leaves), weight)
+        elif parts:
+            self._levels[height][block] = (reduce(np.add, (vector for vector, _ in parts)), weight)
         else:
             self._levels[height].pop(block, None)
+
+
+def _weighted_sum(estimates: Sequence[Estimate]) -> FloatArray:
+    """In float64, to which each is brought before it is multiplied: numpy is slow at both in one."""
+    total = np.zeros(len(estimates[0].gradient))
+    term = np.empty_like(total)
+    for estimate in estimates:
+        term[:] = estimate.gradient
+        term *= estimate.weight
+        total += term
+    return total
 
 
 def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:

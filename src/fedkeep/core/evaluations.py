@@ -1,13 +1,11 @@
 """What devices say of a model, merged so that no single one decides."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
 
+from fedkeep.core.rounds import Refusal
 from fedkeep.core.screening import Limits, most_claimed
-from fedkeep.core.server import Refusal
 from fedkeep.core.types import DeviceId, FloatArray
 
 Told = tuple[int, float, int]

@@ -5,8 +5,6 @@ cycle of labels nobody loses. A cycle may also pass through one of two pools, at
 more and the next with one less: either that one has more than wanted, or it is no more short than the first was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The one place that puts a device together: for simulator, agent, Keeper, cost measurements and checks alike."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedkeep.core.device import Device, DeviceOptions

@@ -1,7 +1,5 @@
 """What the server knows of all devices at once: the vector B and the matrix V of the paper (step 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +36,7 @@ class Fleet:
         _refuse(~usable, self.devices, "its velocities must be finite numbers of at least 0")
 
     @staticmethod
-    def of(profiles: Mapping[DeviceId, Profile]) -> Fleet:
+    def of(profiles: Mapping[DeviceId, Profile]) -> "Fleet":
         """The fleet of these profiles, in the order of the devices' ids whatever the order they came in."""
         devices = sorted(profiles)
         return Fleet(
@@ -48,7 +46,7 @@ class Fleet:
         )
 
     @staticmethod
-    def numbered(capacities: ArrayLike, velocities: ArrayLike) -> Fleet:
+    def numbered(capacities: ArrayLike, velocities: ArrayLike) -> "Fleet":
         """A fleet whose devices are called 0, 1, 2 and so on.
 
         >>> fleet = Fleet.numbered(capacities=[4, 2], velocities=[[1, 0, 2], [0, 0, 5]])

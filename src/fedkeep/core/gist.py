@@ -12,13 +12,12 @@ With V the variance of a sample's gradient, rho its likeness under the two model
 which is least at beta = rho n / (n + k), where it is V (1 - rho beta) / k: never more than the store's own V / k.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.estimators import Window
 from fedkeep.core.packing import Encoding, Packed, pack
 from fedkeep.core.ports import Measurements
@@ -52,16 +51,9 @@ class GistOptions:
     """Let the gist cover the last layers only; None: all that are valued."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.kappa <= 1:
-            raise ValueError(f"kappa must be between 0 and 1, got {self.kappa}")
-        if not self.fading >= 0:
-            raise ValueError(f"fading must be 0 or more, got {self.fading}")
-        if not self.memory >= 1:
-            raise ValueError(f"memory must be 1 or more samples, got {self.memory}")
-        if self.block < 1:
-            raise ValueError(f"block must be 1 or more numbers, got {self.block}")
-        if self.last_layers is not None and self.last_layers < 1:
-            raise ValueError(f"last_layers must be 1 or more, got {self.last_layers}")
+        within(self, "kappa", least=0, most=1)
+        within(self, "fading", least=0)
+        within(self, "memory", "block", "last_layers", least=1)
 
     @property
     def kept(self) -> bool:

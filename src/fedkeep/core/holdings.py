@@ -1,7 +1,5 @@
 """Which device holds which label: the set S of Eq. 10, built label by label with whole columns at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

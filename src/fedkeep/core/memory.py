@@ -1,7 +1,5 @@
 """Past measurements that policies may ask for, kept by the device so that chunking cannot matter."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 

@@ -1,7 +1,5 @@
 """Things by name, and what to answer when a name is unknown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches

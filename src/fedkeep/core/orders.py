@@ -4,8 +4,6 @@ The bounds stand here and nowhere else, for agents, Flower nodes and Keepers ali
 comes near them, and no order within them can harm more than the round it belongs to.
 """
 
-from __future__ import annotations
-
 from math import isfinite
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Vectors in fewer bytes: what a gist takes at rest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -37,7 +35,7 @@ class Packed:
         return {"packed": self.numbers, "scales": self.scales}
 
     @staticmethod
-    def from_snapshot(state: State, encoding: Encoding, block: int = BLOCK) -> Packed:
+    def from_snapshot(state: State, encoding: Encoding, block: int = BLOCK) -> "Packed":
         return Packed(np.array(state["packed"], dtype=encoding), np.array(state["scales"], dtype=np.float32), block)
 
 

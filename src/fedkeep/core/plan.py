@@ -1,7 +1,5 @@
 """The plan: quotas D for every device, what a stored sample counts, and what could not be given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,7 +65,7 @@ class Plan:
         }
 
     @staticmethod
-    def from_snapshot(state: State) -> Plan:
+    def from_snapshot(state: State) -> "Plan":
         mass = float(state["mass_per_slot"])
         return Plan(state["devices"], state["quotas"], state["label_weights"], mass)
 

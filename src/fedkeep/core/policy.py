@@ -1,7 +1,5 @@
 """A policy is a score: higher stays, the newest wins ties, -inf is refused."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

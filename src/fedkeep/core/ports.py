@@ -1,7 +1,5 @@
 """What the core asks of the world: a model to measure and train, and a place to keep samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,7 +22,7 @@ class Measurements(Protocol):
     def projections(self, direction: Vector) -> Scores:
         """<grad l(w, x, y), direction> per sample (Eq. 6), never by way of an (n, P) matrix."""
 
-    def inner(self, other: Measurements) -> Scores:
+    def inner(self, other: "Measurements") -> Scores:
         """<grad l(w, x, y), grad l(w', x, y)> per sample; `other` is this batch under w', by the same learner."""
 
     def norms(self) -> Scores:
@@ -121,11 +119,11 @@ class Outcome:
     scores: Scores
 
     @staticmethod
-    def of_none() -> Outcome:
+    def of_none() -> "Outcome":
         return Outcome(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
     @staticmethod
-    def concatenate(parts: Sequence[Outcome]) -> Outcome:
+    def concatenate(parts: "Sequence[Outcome]") -> "Outcome":
         return Outcome(
             np.concatenate([p.fates for p in parts]),
             np.concatenate([p.displaced for p in parts]),

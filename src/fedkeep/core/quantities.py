@@ -1,7 +1,5 @@
 """How many slots each held label gets (step 3 of the greedy), by rules that go by name in `[coordinator]`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -11,7 +9,7 @@ from numpy.typing import NDArray
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import largest_per_row, row_chunks
 from fedkeep.core.names import Registry
-from fedkeep.core.types import AnyArray
+from fedkeep.core.types import AnyArray, FloatArray, IntArray
 
 Held: TypeAlias = NDArray[np.bool_]
 """S of Eq. 10 as a table: whether device c holds label y, (C, Y)."""
@@ -53,3 +51,20 @@ def frequent(fleet: Fleet, held: Held) -> AnyArray:
         best = np.where(held[rows], fleet.velocities[rows], -1).argmax(axis=1)
         quotas[rows, best] += (fleet.capacities[rows] - held[rows].sum(axis=1)).astype(quotas.dtype)
     return quotas
+
+
+def apportion(total: int, weights: FloatArray, minimum: int = 0) -> IntArray:
+    """`total` shared out in proportion to `weights` by largest remainders, each share at least `minimum`.
+
+    >>> apportion(10, np.array([0.5, 0.3, 0.2])).tolist(), apportion(4, np.array([9.0, 1.0]), minimum=1).tolist()
+    ([5, 3, 2], [3, 1])
+    """
+    free = total - minimum * len(weights)
+    if free < 0:
+        raise ValueError(f"{total} cannot be shared among {len(weights)} with at least {minimum} each")
+    exact = free * (weights / weights.sum())
+    shares = np.floor(exact).astype(np.int64)
+    largest = np.argsort(shares - exact, kind="stable")[: free - int(shares.sum())]
+    shares[largest] += 1
+    shared: IntArray = shares + minimum
+    return shared

@@ -1,7 +1,5 @@
 """How the distribution is divided: store and plan speak of regions, and the label is the default one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 

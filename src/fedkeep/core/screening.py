@@ -1,7 +1,5 @@
 """Nothing from outside counts before it is checked; the offender is named and the rest goes on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, Vector
 
@@ -24,7 +23,7 @@ class Limits:
     update_norm: float = 1e3
     """L2 bound on a device's change to the model; beyond it the report is refused."""
     update_ratio: float = 10.0
-    """A change more than this many times as long as is usual in recent rounds is refused (`core.usual`)."""
+    """A change more than this many times as long as is usual (`core.usual`) is shortened; ten times that: refused."""
     gradient_norm: float = 1e3
     """L2 bound on g_hat_c; beyond it the report is refused."""
     gradient_ratio: float = 10.0
@@ -36,9 +35,7 @@ class Limits:
     """A declared rate counts at most this many times what the same device declared before."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
+        within(self, *vars(self), above=0)
 
 
 def screen_samples(x: Any, y: Any, shape: tuple[int, ...], labels: int) -> tuple[BoolArray, Counter[str]]:
@@ -137,12 +134,10 @@ def longest_estimator(known: Sequence[float], ratio: float) -> float:
     return ratio * float(np.median(known)) if len(known) >= 5 else np.inf
 
 
-def shorten(gradient: Vector, longest: float) -> tuple[Vector, float]:
-    """The estimator, cut to at most that length, and its length."""
+def shorten(gradient: Vector, longest: float) -> Vector:
+    """The estimator, cut to at most that length."""
     length = _length(gradient)
-    if length <= longest:
-        return gradient, length
-    return (gradient * (longest / length)).astype(np.float32), longest
+    return gradient if length <= longest else (gradient * (longest / length)).astype(np.float32)
 
 
 def _screen_vector(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:

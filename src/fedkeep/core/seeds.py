@@ -1,7 +1,5 @@
 """Randomness that depends on what it is for, never on when or in what order it is drawn."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 import numpy as np
@@ -43,7 +41,7 @@ def child_seed(seed: int, *path: int | str) -> int:
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed: int, *path: int | str) -> np.random.Generator:
+def generator(seed: int, *path: int | str) -> "np.random.Generator":
     """A numpy generator for a named purpose under `seed`.
 
     >>> generator(7, "select", 0).permutation(5).tolist() == generator(7, "select", 0).permutation(5).tolist()

@@ -1,7 +1,5 @@
 """What a device keeps of its stream: the policy scores, the store keeps the best, slots follow the plan (step 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

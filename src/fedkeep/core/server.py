@@ -1,9 +1,7 @@
 """The server: plans who stores what, chooses participants, merges what they report (steps 1, 2, 7, 8)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.core.ports import Kept
+from fedkeep.core.rounds import Refusal, RoundSummary, Schedule
 from fedkeep.core.screening import (
     Limits,
     cap_rates,
@@ -27,76 +26,17 @@ from fedkeep.core.screening import (
 )
 from fedkeep.core.seeds import generator
 from fedkeep.core.state import put_table, put_under, restore_parts, snapshot_parts, take_table, take_under
-from fedkeep.core.types import DeviceId, LocalTraining, Profile, Report, State, TrainOrder, Vector
-from fedkeep.core.usual import Agreement, Usual, heaviest_of
+from fedkeep.core.types import DeviceId, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.usual import Usual, heaviest_of
 
 _ROBUST_RATIO = 2.0
 """Under a robust mean no g_hat_c is longer than so many times the median."""
 
+_FAR = 10.0
+"""Updates longer than is plausible are shortened; those so many times as long are refused."""
+
 _SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
 """A sum's mean update may be so many times as long as is usual, a single update in it so many times."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds.
-
-    >>> [round(Schedule(0.1, epochs=5, decay=0.5).local(round_).learning_rate, 3) for round_ in (0, 99, 100, 200)]
-    [0.1, 0.1, 0.05, 0.025]
-    """
-
-    learning_rate: float
-    """eta of Eq. 1 and 12: the step of local training in the first rounds."""
-    epochs: int
-    """m of Eq. 1: passes over what is stored when a device takes part."""
-    batch_size: int | None = None
-    """Samples a step; left out: all that is stored at once, as in Eq. 12."""
-    proximal: float = 0.0
-    """mu of FedProx: how hard a device is pulled back to the model it began with; 0 is FedAvg."""
-    decay: float = 0.95
-    """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
-    decay_every: int = 100
-    """Rounds between two such steps."""
-    floor: float = 0.0
-    """The least that the learning rate falls to."""
-
-    def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if self.epochs < 1 or self.decay_every < 1:
-            raise ValueError(f"epochs and decay_every must be 1 or more, got {self.epochs} and {self.decay_every}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}")
-        if not 0 < self.decay <= 1 or self.proximal < 0 or self.floor < 0:
-            raise ValueError("decay must be above 0 and at most 1; proximal and floor at least 0")
-
-    def local(self, round_: int) -> LocalTraining:
-        rate = max(self.learning_rate * self.decay ** (round_ // self.decay_every), self.floor)
-        return LocalTraining(rate, self.epochs, self.batch_size, self.proximal)
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A report or profile that did not count, or not in full, and why."""
-
-    device: DeviceId
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True, eq=False)
-class RoundSummary:
-    """What a closed round brought."""
-
-    round: int
-    participants: tuple[DeviceId, ...]
-    accepted: tuple[DeviceId, ...]
-    empty: tuple[DeviceId, ...]
-    """Devices that had nothing to train on: they took part all the same."""
-    missing: tuple[DeviceId, ...]
-    refusals: tuple[Refusal, ...]
-    outvoted: tuple[DeviceId, ...] = ()
-    """Devices whose updates a robust mean left out, for they keep going against where all others take the model."""
 
 
 @dataclass(eq=False)
@@ -152,11 +92,11 @@ class Server:
         self._rates: dict[DeviceId, float] = {}
         self._rates_known = True
         """False where the plan came from profiles that this server cannot read."""
+        self._usual_rate: float | None = None
+        """The most that a rate counts for in the fleet's gradient; None until it is asked for."""
         self._accepted: dict[DeviceId, int] = {}
         self._gradient_norms: dict[DeviceId, float] = {}
         self._usual = Usual()
-        self._agreement = Agreement()
-        """Of estimators and gists."""
         self._claims = Claims()
         self._profiles: dict[DeviceId, Profile] = {}
         """As last declared, to plan anew where a claim turns out unfounded; not known after a restart."""
@@ -177,7 +117,7 @@ class Server:
         rates = np.array([p.rate for _, p in sorted(sound.items())])
         before = np.array([self._rates.get(device, np.nan) for device in sorted(sound)])
         capped = cap_rates(rates, before, self.limits)
-        self._rates, self._rates_known = dict(zip(sorted(sound), capped.tolist(), strict=True)), True
+        self._know_rates(dict(zip(sorted(sound), capped.tolist(), strict=True)))
         scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
         cut = zip(sorted(sound), rates.tolist(), capped.tolist(), strict=True)
         refusals += [Refusal(d, "rate-cut", f"a rate of {r:g} counts as {c:g}") for d, r, c in cut if c < r]
@@ -200,7 +140,8 @@ class Server:
         for device in set(self._rates) - set(devices):
             self.forget(device)
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
-        self._rates, self._rates_known, self.plan = dict.fromkeys(devices, mean), False, plan
+        self._know_rates(dict.fromkeys(devices, mean), known=False)
+        self.plan = plan
         self._profiles = {}
         self._usual.replan()
 
@@ -240,16 +181,19 @@ class Server:
     def close_round(self) -> RoundSummary:
         """Merges what came in, in the order of the devices' ids, and moves on to the next round (step 8)."""
         opened = self._opened()
-        lengths = self._refuse_far_beyond(opened)
+        lengths = self._screen_lengths(opened)
         reports = dict(sorted(opened.reports.items()))
         merged: Mapping[DeviceId, Report] = reports
         outvoted: list[DeviceId] = []
         if self.aggregation.name == "robust":
             merged, outvoted = self._usual.tame(self.model, reports)
+            told = [d for d, r in reports.items() if r.local_gradient is not None]
+            for device in (d for d in told if merged[d].local_gradient is None):
+                self.estimator.forget(device)  # what it told before counts no longer than its word does
         self._usual.learn_lengths(lengths)
         self.model = self.aggregation.aggregate(self.model, list(merged.values()))
         late = {d: r for d, r in opened.late.items() if d not in reports or reports[d].local_gradient is None}
-        self.estimator.update(self._estimates(reports | late))
+        self.estimator.update(self._estimates({**merged, **late}))
         self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
         self._check_claims(opened, reports)
         self._open = None
@@ -319,9 +263,9 @@ class Server:
         opened = () if self._open is None else (self._open.reports, self._open.late)
         for table in (self._rates, self._accepted, self._gradient_norms, *opened):
             table.pop(device, None)
+        self._usual_rate = None
         self.estimator.forget(device)
         self._usual.forget(device)
-        self._agreement.forget(device)
         self._claims.forget(device)
 
     def snapshot(self) -> State:
@@ -337,19 +281,17 @@ class Server:
         """Becomes the server that `snapshot` described."""
         restore_parts(self._parts(), state)
         self.model, self.round, self._open = np.array(state["model"], dtype=np.float32), int(state["round"]), None
-        self._rates, self._gradient_norms = take_table("rates", state), take_table("norms", state)
-        self._rates_known = bool(state["rates.known"])
+        self._know_rates(take_table("rates", state), known=bool(state["rates.known"]))
+        self._gradient_norms = take_table("norms", state)
         self._accepted = {device: int(round_) for device, round_ in take_table("accepted", state).items()}
         plan = take_under("plan", state)
         self.plan = Plan.from_snapshot(plan) if plan else None
 
+    def _know_rates(self, rates: dict[DeviceId, float], *, known: bool = True) -> None:
+        self._rates, self._rates_known, self._usual_rate = rates, known, None
+
     def _parts(self) -> dict[str, Kept]:
-        return {
-            "estimator": self.estimator,
-            "claims": self._claims,
-            "usual": self._usual,
-            "agreement": self._agreement,
-        }
+        return {"estimator": self.estimator, "claims": self._claims, "usual": self._usual}
 
     def _opened(self) -> _OpenRound:
         if self._open is None:
@@ -382,8 +324,8 @@ class Server:
             detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
             opened.refusals.append(Refusal(device, "weight-cut", detail))
 
-    def _refuse_far_beyond(self, opened: _OpenRound) -> list[float]:
-        """Refuses updates so long that, by what the fleet has shown to be usual, they cannot be honest.
+    def _screen_lengths(self, opened: _OpenRound) -> list[float]:
+        """Shortens updates beyond what the fleet has shown to be usual; refuses those that cannot be honest.
 
         Gives the lengths of all, for the next rounds to learn from.
         """
@@ -392,10 +334,16 @@ class Server:
         lengths = list(moves.values())
         longest = self._usual.longest(lengths, self.limits.update_ratio)
         for device, length in moves.items():
-            if length > longest:
+            if length > _FAR * longest:
                 del opened.reports[device]
-                detail = f"the model moved by {length:g}; more than {longest:.3g} is unheard of"
+                detail = f"the model moved by {length:g}; more than {_FAR * longest:.3g} is unheard of"
                 opened.refusals.append(Refusal(device, "large-update", detail))
+            elif length > longest:
+                report = opened.reports[device]
+                shorter = (model + (report.model - model) * (longest / length)).astype(np.float32)
+                opened.reports[device] = replace(report, model=shorter)
+                detail = f"the model moved by {length:g}, which counts as {longest:.3g}"
+                opened.refusals.append(Refusal(device, "update-cut", detail))
         return lengths
 
     def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
@@ -414,7 +362,12 @@ class Server:
             self.coordinate(self._profiles)
 
     def _keep_late_estimate(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
-        """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known."""
+        """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known.
+
+        A robust mean takes none: it believes a g_hat_c that the device's own update of the round bears out.
+        """
+        if self.aggregation.name == "robust":
+            return
         known = opened.late[device].round if device in opened.late else self._accepted.get(device, -1)
         fresh = opened.round - report.round <= self.staleness and report.round > known
         if fresh and report.local_gradient is not None:
@@ -424,27 +377,11 @@ class Server:
         """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""
         robust = self.aggregation.name == "robust"
         ratio = min(self.limits.gradient_ratio, _ROBUST_RATIO) if robust else self.limits.gradient_ratio
+        told = {d: (r, r.local_gradient) for d, r in reports.items() if r.local_gradient is not None}
+        self._gradient_norms |= {d: float(np.linalg.norm(g.astype(np.float64))) for d, (_, g) in told.items()}
         longest = longest_estimator(list(self._gradient_norms.values()), ratio)
-        estimates = {}
-        for device, report in reports.items():
-            if report.local_gradient is not None:
-                gradient, self._gradient_norms[device] = shorten(report.local_gradient, longest)
-                estimates[device] = Estimate(gradient, self.rate(device), report.round)
-        return self._tame_estimates(estimates) if robust and estimates else estimates
-
-    def _tame_estimates(self, estimates: dict[DeviceId, Estimate]) -> dict[DeviceId, Estimate]:
-        """The same as a robust mean takes them: none too heavy, none that keeps going against the others."""
-        devices = list(estimates)
-        gradients = np.array([e.gradient for e in estimates.values()], dtype=np.float64)
-        dropped = self._agreement.turn(devices, gradients)
-        rates = np.array([rate for rate in self._rates.values() if rate > 0])
-        weights = np.array([e.weight for e in estimates.values()])
-        if len(rates):
-            weights = np.minimum(weights, heaviest_of(rates))
-        if weights[~dropped].sum() > 0:
-            self._agreement.move(weights[~dropped] @ gradients[~dropped] / weights[~dropped].sum())
-        return {
-            d: Estimate(gradients[i].astype(np.float32), float(weights[i]), estimates[d].round)
-            for i, d in enumerate(devices)
-            if not dropped[i]
-        }
+        if self._usual_rate is None:
+            rates = np.array([rate for rate in self._rates.values() if rate > 0])
+            self._usual_rate = heaviest_of(rates) if len(rates) else np.inf
+        heaviest = self._usual_rate if robust else np.inf
+        return {d: Estimate(shorten(g, longest), min(self.rate(d), heaviest), r.round) for d, (r, g) in told.items()}

@@ -1,7 +1,5 @@
 """How often a device sees each region in the long run, and how many slots each should have for it."""
 
-from __future__ import annotations
-
 from typing import Literal, TypeAlias
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measurements of a batch as part of a larger one, or put off until somebody asks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The state kit: snapshots of several parts side by side in one flat dictionary, each under its name and a dot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -38,6 +36,25 @@ def restore_parts(parts: Mapping[str, Kept], state: State) -> None:
     """Gives every part what stands under its name."""
     for name, part in parts.items():
         part.restore(take_under(name, state))
+
+
+def put_numbered(states: Mapping[int, State]) -> State:
+    """The states of numbered things side by side, each name behind its number and a slash."""
+    return {f"{number}/{name}": array for number, state in states.items() for name, array in state.items()}
+
+
+def take_numbered(state: State) -> dict[int, State]:
+    """What `put_numbered` put there, by number.
+
+    >>> take_numbered({"7/counts": np.zeros(2), "seen": np.array(1)})
+    {7: {'counts': array([0., 0.])}}
+    """
+    found: dict[int, State] = {}
+    for key, array in state.items():
+        number, slash, name = key.partition("/")
+        if slash:
+            found.setdefault(int(number), {})[name] = array
+    return found
 
 
 def put_table(name: str, table: Mapping[int, float]) -> State:

@@ -1,7 +1,5 @@
 """The in-memory store: a bounded top-k per region (step 3; the paper's priority queues)."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.types import AnyArray, Batch, BoolArray, FloatArray, IntArray, Scores, State
 
@@ -34,8 +33,7 @@ class AfterUse:
     discount: int = 1
 
     def __post_init__(self) -> None:
-        if self.discount < 0:
-            raise ValueError(f"discount must be 0 or more, got {self.discount}")
+        within(self, "discount", least=0)
 
     def effective(self, scores: list[float], uses: list[int]) -> list[float]:
         """The scores that count for samples given in ascending order; -inf ranks below every newcomer."""
@@ -249,7 +247,12 @@ class MemoryStore:
 
     def _most_above(self, newcomer: int | None = None) -> int:
         """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
-        level = _fullest(tuple(self._sizes), tuple(self._quotas), newcomer)
+        highest, level = _fullest(tuple(self._sizes), tuple(self._quotas))
+        if newcomer is not None:
+            held = self._sizes[newcomer] + 1
+            rank = (held - self._quotas[newcomer], held)
+            if rank >= highest:
+                level = (newcomer,) if rank > highest else tuple(sorted((*level, newcomer)))
         if len(level) == 1:
             return level[0]
         oldest = dict.fromkeys(level, np.inf)
@@ -347,15 +350,14 @@ class MemoryStore:
 
 
 @lru_cache(maxsize=1024)
-def _fullest(sizes: tuple[int, ...], quotas: tuple[int, ...], newcomer: int | None) -> tuple[int, ...]:
-    """The regions most above their targets, of which those that hold most, a newcomer counting as held.
+def _fullest(sizes: tuple[int, ...], quotas: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """How far regions are above their targets and what they hold, at the most, and the regions of which that is true.
 
     Most offers leave the sizes as they are, so the same is asked again and again.
     """
-    held = [size + (region == newcomer) for region, size in enumerate(sizes)]
-    rank = [(size - quota, size) for size, quota in zip(held, quotas, strict=True)]
+    rank = [(size - quota, size) for size, quota in zip(sizes, quotas, strict=True)]
     highest = max(rank)
-    return tuple(region for region, of_region in enumerate(rank) if of_region == highest)
+    return highest, tuple(region for region, of_region in enumerate(rank) if of_region == highest)
 
 
 def _floors(lowest: list[_Key]) -> tuple[FloatArray, FloatArray]:

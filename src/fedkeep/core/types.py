@@ -3,8 +3,6 @@
 Shape letters, here and in all of fedkeep: n samples, P parameters, C devices, Y regions (labels, by default).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -36,12 +34,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, index: Any) -> Batch:
+    def take(self, index: Any) -> "Batch":
         """The samples at `index`, which may be any numpy index along the first axis."""
         return Batch(self.x[index], self.y[index], self.ids[index])
 
     @staticmethod
-    def concatenate(batches: Sequence[Batch]) -> Batch:
+    def concatenate(batches: "Sequence[Batch]") -> "Batch":
         return Batch(
             np.concatenate([b.x for b in batches]),
             np.concatenate([b.y for b in batches]),
@@ -79,7 +77,7 @@ class Assignment:
         return {"quotas": self.quotas, "label_weights": self.label_weights, "mass_per_slot": mass}
 
     @staticmethod
-    def from_snapshot(state: State) -> Assignment:
+    def from_snapshot(state: State) -> "Assignment":
         return Assignment(state["quotas"], state["label_weights"], float(state["mass_per_slot"]))
 
 

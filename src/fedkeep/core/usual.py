@@ -4,14 +4,12 @@ Medians and upper quartiles are what liars cannot move as long as they are few. 
 state. It begins empty: until `FEW` lengths are known, a round is judged by `Limits.update_norm` alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.types import DeviceId, FloatArray, Report, State, Vector
+from fedkeep.core.types import BoolArray, DeviceId, FloatArray, Report, State, Vector
 
 FEW = 5
 """Fewer values than these say nothing of what is usual."""
@@ -52,19 +50,22 @@ class Usual:
     def tame(self, model: Vector, reports: Mapping[DeviceId, Report]) -> tuple[dict[DeviceId, Report], list[DeviceId]]:
         """The reports as a robust mean takes them, and whose updates do not count at all.
 
-        Each update is cut to the usual length, and its weight to the upper quartile of the weights. An update of a
-        device that keeps pointing against where the others take the model loses what goes against it; one far out
-        counts for nothing; a newcomer counts less at first. Together they are as long as they would be uncut, so that
-        honest fleets lose no speed.
+        Each update is cut to the usual length, and its weight to what is usual. An update of a device that keeps
+        pointing against where the others take the model loses what goes against it; one far out counts for nothing; a
+        newcomer counts less at first. Together they are as long as they would be uncut, so that honest fleets lose no
+        speed. A gist counts where its device goes with the others, and by its own word: it is no gist of a stream that
+        its own update climbs.
         """
         counted = {d: r for d, r in reports.items() if r.weight > 0}
         if not counted:
             return dict(reports), []
         devices = list(counted)
         updates = np.array([r.model.astype(np.float64) - model for r in counted.values()])
+        unfounded = _contradicted(devices, updates, counted)
         full = self._cut_lengths(updates)
-        weights = self._cut_weights(devices, np.array([r.weight for r in counted.values()]))
-        dropped = self._agreement.turn(devices, updates)
+        weights = self._cut_weights(np.array([r.weight for r in counted.values()]))
+        against, dropped = self._agreement.turn(devices, updates)
+        unfounded |= {d for i, d in enumerate(devices) if against[i] or dropped[i]}
         if dropped.all():
             dropped[:] = False
         weights[dropped] = 0.0
@@ -76,6 +77,7 @@ class Usual:
             d: replace(counted[d], model=(model + scale * updates[i]).astype(np.float32), weight=float(weights[i]))
             for i, d in enumerate(devices)
         }
+        tamed |= {d: replace(tamed[d], local_gradient=None) for d in unfounded}
         return {**reports, **tamed}, [d for i, d in enumerate(devices) if dropped[i]]
 
     def learn_lengths(self, lengths: Sequence[float]) -> None:
@@ -108,10 +110,10 @@ class Usual:
         updates *= np.minimum(1.0, usual / np.maximum(lengths, 1e-30))[:, None]
         return np.minimum(lengths, 2 * usual)
 
-    def _cut_weights(self, devices: list[DeviceId], weights: FloatArray) -> FloatArray:
+    def _cut_weights(self, weights: FloatArray) -> FloatArray:
         known = _with_recent(self._weights, weights.tolist())
         self._weights = known[-_RECENT:]
-        return np.minimum(weights, self._agreement.heaviest(devices, np.array(known)))
+        return np.minimum(weights, heaviest_of(np.array(known)))
 
 
 class Agreement:
@@ -122,8 +124,8 @@ class Agreement:
         self._seen: dict[DeviceId, tuple[float, float]] = {}
         """Per device the running sum of cosines and of their weights: their quotient is the mean, from the first on."""
 
-    def turn(self, devices: list[DeviceId], vectors: FloatArray) -> np.ndarray:
-        """Turns vectors that go against the others, in place; says which do not count at all.
+    def turn(self, devices: list[DeviceId], vectors: FloatArray) -> tuple[BoolArray, BoolArray]:
+        """Turns vectors that go against the others, in place; says which, and which do not count at all.
 
         A second look leaves out of "the others" whoever stood out in the first.
         """
@@ -135,26 +137,17 @@ class Agreement:
             slack, far = _bounds([total / mass for total, mass in seen.values()])
             means = np.array([seen[d][0] / seen[d][1] for d in devices])
             trusted = means >= slack
+            if trusted.all():
+                break  # a second look would see the same
         self._seen = seen
-        against = np.flatnonzero(~trusted & (cosines < 0))
+        against = ~trusted & (cosines < 0)
         vectors[against] -= (vectors[against] * headings[against]).sum(axis=1, keepdims=True) * headings[against]
-        dropped: np.ndarray = means < far
-        return dropped
+        return against, means < far
 
     def standing(self, devices: list[DeviceId]) -> FloatArray:
         """How much newcomers count in a fleet that knows its devices: in full from the fifth report on."""
         known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
         return self._evidence(devices) if known else np.ones(len(devices))
-
-    def heaviest(self, devices: list[DeviceId], weights: FloatArray) -> FloatArray:
-        """The most each device may weigh where `weights` are usual: the median, and more as it agrees with the others.
-
-        Where devices weigh about the same, that is little more. Where a few of them see most of the stream, the mean
-        is theirs, and to cut them all to the others would cost more than liars do.
-        """
-        centre = float(np.median(weights))
-        heaviest: FloatArray = centre + self._earned(devices) * (heaviest_of(weights) - centre)
-        return heaviest
 
     def move(self, step: FloatArray) -> None:
         """All together have gone this way."""
@@ -176,14 +169,6 @@ class Agreement:
         pairs = [(float(total), float(mass)) for total, mass in state["agreement"]]
         self._seen = dict(zip(state["devices"].tolist(), pairs, strict=True))
 
-    def _earned(self, devices: list[DeviceId]) -> FloatArray:
-        """How far each device has shown to go with the others: 1 for one that agrees as the median does."""
-        usual = float(np.median([total / mass for total, mass in self._seen.values()])) if self._seen else 0.0
-        if usual <= 0:
-            return np.zeros(len(devices))
-        means = np.array([total / mass if mass else 0.0 for total, mass in map(self._of, devices)])
-        return np.clip(means / usual, 0.0, 1.0) * self._evidence(devices)
-
     def _of(self, device: DeviceId) -> tuple[float, float]:
         return self._seen.get(device, (0.0, 0.0))
 
@@ -199,17 +184,14 @@ class Agreement:
     def _headings(self, vectors: FloatArray, trusted: np.ndarray) -> FloatArray:
         """Where the others go, as each device sees it: this round's, all alike, and earlier rounds'."""
         total = trusted @ vectors
-        others = np.maximum(trusted.sum() - trusted, 1)[:, None]
-        alone: FloatArray = (total - trusted[:, None] * vectors) / others
+        alone: FloatArray = trusted[:, None] * vectors
+        np.subtract(total, alone, out=alone)
+        alone /= np.maximum(trusted.sum() - trusted, 1)[:, None]
         if self._heading is not None:
-            alone = _HEADING_DECAY * self._heading + (1 - _HEADING_DECAY) * alone
-        unit: FloatArray = alone / np.maximum(np.linalg.norm(alone, axis=1, keepdims=True), 1e-30)
-        return unit
-
-
-def log_spread(values: FloatArray) -> float:
-    """How far values above 0 lie apart by ratio: the robust standard deviation of their logarithms."""
-    return 1.4826 * float(np.median(np.abs(np.log(values / np.median(values)))))
+            alone *= 1 - _HEADING_DECAY
+            alone += _HEADING_DECAY * self._heading
+        alone /= np.maximum(np.linalg.norm(alone, axis=1, keepdims=True), 1e-30)
+        return alone
 
 
 def heaviest_of(weights: FloatArray) -> float:
@@ -220,7 +202,9 @@ def heaviest_of(weights: FloatArray) -> float:
     >>> round(heaviest_of(np.array([1.0, 2.0, 4.0, 8.0, 16.0])), 1)
     87.3
     """
-    return max(float(np.quantile(weights, 0.75)), float(np.median(weights) * np.exp(3 * log_spread(weights))))
+    centre = float(np.median(weights))
+    spread = 1.4826 * float(np.median(np.abs(np.log(weights / centre))))
+    return max(float(np.quantile(weights, 0.75)), centre * float(np.exp(3 * spread)))
 
 
 def _with_recent(earlier: list[float], now: Sequence[float]) -> list[float]:
@@ -234,6 +218,22 @@ def _cosines(updates: FloatArray, headings: FloatArray) -> FloatArray:
     lengths = np.maximum(np.linalg.norm(updates, axis=1), 1e-30)
     found: FloatArray = (updates * headings).sum(axis=1) / lengths
     return found
+
+
+def _contradicted(devices: list[DeviceId], updates: FloatArray, reports: Mapping[DeviceId, Report]) -> set[DeviceId]:
+    """Whose gist its own update contradicts: training goes down the stream's gradient, a turned gist says up.
+
+    Where noise makes all gists say nothing, none stands out.
+    """
+    found = {}
+    for device, update in zip(devices, updates, strict=True):
+        gist = reports[device].local_gradient
+        if gist is not None:
+            valued = update[len(update) - len(gist) :]
+            lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gist))
+            found[device] = -float(valued @ gist) / max(lengths, 1e-30)
+    slack = _bounds(list(found.values()))[0] if found else 0.0
+    return {device for device, cosine in found.items() if cosine < slack}
 
 
 def _bounds(agreements: list[float]) -> tuple[float, float]:

@@ -1,13 +1,12 @@
 """The velocity meter: how fast samples of each region arrive at a device, over a sliding window of time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.ports import Kept
 from fedkeep.core.types import FloatArray, IntArray, State
 
@@ -23,12 +22,8 @@ class MeterWindow:
     """The shortest time to take a rate over, where times are continuous; None: a part once begun counts as whole."""
 
     def __post_init__(self) -> None:
-        if not self.length > 0:
-            raise ValueError(f"length must be more than 0, got {self.length}")
-        if self.least is not None and not self.least > 0:
-            raise ValueError(f"least must be more than 0, got {self.least}")
-        if self.buckets < 1:
-            raise ValueError(f"buckets must be at least 1, got {self.buckets}")
+        within(self, "length", "least", above=0)
+        within(self, "buckets", least=1)
 
 
 class Meter(Kept, Protocol):

@@ -1,11 +1,10 @@
 """What a stored sample counts in training: for its label over the fleet, for its own device and label, or between."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.types import Assignment, FloatArray, IntArray
 
 
@@ -36,8 +35,7 @@ class Weighting:
     """0: gamma of Eq. 11 alone, as in the paper; 1: every device and label by its own share of the stream."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.client_label <= 1:
-            raise ValueError(f"client_label must be between 0 and 1, got {self.client_label}")
+        within(self, "client_label", least=0, most=1)
 
     def weigh(self, regions: IntArray, assignment: Assignment, velocity: FloatArray) -> FloatArray:
         """The weights of stored samples that lie in `regions`, (n,), on a device that sees `velocity`.

@@ -5,12 +5,11 @@ folder. A file is laid either in a folder of its dataset or directly in the plac
 kept parsed. Nothing here prints: progress is a callback.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import hashlib
 import http.client
+import io
 import os
 import urllib.error
 import urllib.request
@@ -23,21 +22,23 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
+from fedkeep.files import put_in_place, sync, writing
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that are there, and the bytes expected (None: unknown)."""
 
 Covered: TypeAlias = Literal["file", "gzip content", "zipped CSV files"]
 
-_CHUNK = 1 << 16
-_BLOCK = 1 << 20
+_PIECE = 1 << 16
 _TRIES = 5
 _TIMEOUT = 30.0
 _PARTIAL_CONTENT = 206
 _RANGE_BEYOND_THE_END = 416
+_UNSIGNED_BYTE = 0x08
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,9 @@ def digest(path: Path, algorithm: Literal["md5", "sha256"], of: Covered) -> str:
     return hasher.hexdigest()
 
 
-def _whole(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as stream:
-        yield from iter(lambda: stream.read(_BLOCK), b"")
-
-
-def _gunzipped(path: Path) -> Iterator[bytes]:
-    with gzip.open(path, "rb") as stream:
-        yield from iter(lambda: stream.read(_BLOCK), b"")
+def _pieces(stream: io.BufferedIOBase) -> Iterator[bytes]:
+    with stream:
+        yield from iter(lambda: stream.read(_PIECE), b"")
 
 
 def _zipped_tables(path: Path) -> Iterator[bytes]:
@@ -133,8 +129,8 @@ def _zipped_tables(path: Path) -> Iterator[bytes]:
 
 
 _READERS: dict[Covered, Callable[[Path], Iterator[bytes]]] = {
-    "file": _whole,
-    "gzip content": _gunzipped,
+    "file": lambda path: _pieces(path.open("rb")),
+    "gzip content": lambda path: _pieces(gzip.open(path, "rb")),  # noqa: SIM115
     "zipped CSV files": _zipped_tables,
 }
 
@@ -147,8 +143,13 @@ def _download(file: RemoteFile, url: str, target: Path, progress: Progress | Non
         with _alone(target):
             if not target.exists():
                 _fetch(url, part, progress, target.name)
-                _keep_if_right(part, file)
-                part.replace(target)
+                try:
+                    check(part, file)
+                except DataError:
+                    part.unlink()
+                    raise
+                sync(part)
+                put_in_place(part, target)
     except OSError as error:
         raise DataError(f"cannot write {part}: {error}; set FEDKEEP_DATA or XDG_CACHE_HOME to another folder") from None
     return target
@@ -162,14 +163,6 @@ def _alone(target: Path) -> Iterator[None]:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield
         lock.unlink(missing_ok=True)
-
-
-def _keep_if_right(part: Path, file: RemoteFile) -> None:
-    try:
-        check(part, file)
-    except DataError:
-        part.unlink()
-        raise
 
 
 def _fetch(url: str, part: Path, progress: Progress | None, name: str) -> None:
@@ -199,7 +192,7 @@ def _fetch_rest(url: str, part: Path, progress: Progress | None, name: str) -> N
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
         with part.open("ab" if resumed else "wb") as out:
-            for chunk in _chunks(response):
+            for chunk in _pieces(response):
                 out.write(chunk)
                 have += len(chunk)
                 if progress is not None:
@@ -208,9 +201,17 @@ def _fetch_rest(url: str, part: Path, progress: Progress | None, name: str) -> N
         raise http.client.IncompleteRead(b"", total - have)
 
 
-def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while chunk := response.read(_CHUNK):
-        yield chunk
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array of unsigned bytes in a gzipped IDX file, the format of MNIST and its relatives."""
+    content = gzip.decompress(path.read_bytes())
+    if len(content) < 4 or content[:3] != bytes([0, 0, _UNSIGNED_BYTE]):
+        raise DataError(f"{path} is not an IDX file of unsigned bytes")
+    axes = content[3]
+    shape = tuple(np.frombuffer(content, dtype=">u4", count=axes, offset=4).astype(int))
+    body = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * axes)
+    if body.size != np.prod(shape):
+        raise DataError(f"{path} is cut short: {body.size} values for shape {shape}")
+    return body.reshape(shape)
 
 
 def remembered(name: str, make: Callable[[], State]) -> State:
@@ -224,12 +225,8 @@ def remembered(name: str, make: Callable[[], State]) -> State:
             return dict(kept)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         made = make()
-    part = path.with_name(f"{name}.{os.getpid()}.part.npz")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(part, **made)  # type: ignore[arg-type]
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        with _alone(path), writing(path) as file:
+            np.savez(file, **made)  # type: ignore[arg-type]
     return made

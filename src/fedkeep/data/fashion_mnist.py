@@ -1,20 +1,17 @@
 """The task IC: Fashion-MNIST on devices that own a few labels each and very different numbers of images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fedkeep.core.quantities import apportion
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
-from fedkeep.data.cache import Progress, RemoteFile, obtain
+from fedkeep.data.cache import Progress, RemoteFile, obtain, read_idx
 from fedkeep.data.federation import Federation, ModelSpec, Ownership
-from fedkeep.data.idx import read_idx
 from fedkeep.data.partition import Natural, partition_from
-from fedkeep.data.split import apportion
 
 LABELS = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",

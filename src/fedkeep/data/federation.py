@@ -3,16 +3,15 @@
 Shape letters: N samples of the whole fleet, C devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.seeds import child_seed, uniform_keys
 from fedkeep.core.types import AnyArray, Batch, IntArray
 from fedkeep.data.cache import Progress
 
@@ -30,12 +29,16 @@ class Ownership:
     offsets: IntArray
 
     @classmethod
-    def from_assignment(cls, assignment: IntArray, devices: int) -> Ownership:
+    def from_assignment(cls, assignment: IntArray, devices: int) -> Self:
         """The samples of each device in their order, from one device number a sample (-1: nobody's)."""
         order = np.argsort(assignment, kind="stable").astype(np.int64)
         counts = np.bincount(assignment[assignment >= 0], minlength=devices)
-        nobodys = len(assignment) - int(counts.sum())
-        return cls(order[nobodys:], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return cls.of_sizes(order[len(order) - int(counts.sum()) :], counts)
+
+    @classmethod
+    def of_sizes(cls, indices: IntArray, sizes: IntArray) -> Self:
+        """As many samples a device, one device after the other."""
+        return cls(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -44,10 +47,9 @@ class Ownership:
         """The device's samples, as a view."""
         return self.indices[self.offsets[device] : self.offsets[device + 1]]
 
-    def where(self, kept: AnyArray) -> Ownership:
+    def where(self, kept: AnyArray) -> Self:
         """The same devices with only those entries of `indices` where `kept`."""
-        counts = np.bincount(self.owners[kept], minlength=len(self))
-        return Ownership(self.indices[kept], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return self.of_sizes(self.indices[kept], np.bincount(self.owners[kept], minlength=len(self)))
 
     @cached_property
     def sizes(self) -> IntArray:
@@ -129,6 +131,21 @@ class Federation:
         cells = self.train.owners * self.labels + self.y[self.train.indices]
         counted = np.bincount(cells, minlength=self.devices * self.labels)
         return counted.reshape(self.devices, self.labels).astype(np.int64)
+
+
+def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership, Ownership]:
+    """Training and test parts of every device, the test part drawn at random inside the device.
+
+    A device with a single sample keeps it for training; one with more gives at least one to the test.
+    """
+    sizes = members.sizes
+    tests = np.clip(np.round(fraction * sizes).astype(np.int64), np.minimum(1, sizes - 1), np.maximum(sizes - 1, 0))
+    keys = uniform_keys(child_seed(seed, "hold-out"), members.indices)
+    order = np.lexsort((keys, members.owners))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order)) - np.repeat(members.offsets[:-1], sizes)
+    held = rank < np.repeat(tests, sizes)
+    return members.where(~held), members.where(held)
 
 
 class Task(Protocol):

@@ -1,7 +1,5 @@
 """GeoTec's recordings of phones and watches, CC BY 4.0 (Matey-Sanz et al., Data in Brief 2023)."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """The task `own`: a user's data, in one TOML table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +7,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data.cache import Progress
-from fedkeep.data.federation import Federation, ModelSpec, Ownership
+from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 from fedkeep.data.partition import partition_from
-from fedkeep.data.split import hold_out
 from fedkeep.data.tables import Columns, SampleTable, read_iterator, read_table
 
 _Devices: TypeAlias = tuple[Ownership, Ownership, tuple[str, ...] | None]
@@ -59,10 +57,8 @@ class Own:
     def __post_init__(self) -> None:
         if (self.path is None) == (self.source is None):
             raise ValueError("task 'own' needs either path (a file) or source (module:function)")
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
-        if self.rounds_per_pass < 1:
-            raise ValueError(f"rounds_per_pass must be at least 1, got {self.rounds_per_pass}")
+        within(self, "test_fraction", above=0, below=1)
+        within(self, "rounds_per_pass", least=1)
         partition_from(self.partition)
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
@@ -79,15 +75,15 @@ class Own:
         if len(label_names) < 2:
             raise DataError(f"{table.origin} has a single label, '{label_names[0]}': there is nothing to tell apart")
         if self.standardise:
-            x = _standardised(x, train.indices)
+            x = standardised(x, train.indices, axes=0)
         spec = ModelSpec(self.model, dict(self.model_options))
         return Federation("own", x, y, train, test, label_names, spec, device_names, self.rounds_per_pass)
 
     def _shaped(self, x: AnyArray, table: SampleTable) -> AnyArray:
         if self.shape is None:
             return x
-        if int(np.prod(self.shape)) != int(np.prod(x.shape[1:])):
-            have = int(np.prod(x.shape[1:]))
+        have = int(np.prod(x.shape[1:]))
+        if int(np.prod(self.shape)) != have:
             raise DataError(f"shape {list(self.shape)} does not fit: a sample of {table.origin} has {have} features")
         return x.reshape(len(x), *self.shape)
 
@@ -103,8 +99,17 @@ class Own:
         members = partition_from(self.partition).divide(y, natural, seed)
         if table.test is None:
             return *hold_out(members, self.test_fraction, seed), names
-        tested = _flags(table)[members.indices]
+        flags = np.char.lower(np.asarray(table.test).astype(str))
+        table.refuse(~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0")), "test must be 0 or 1, got {!r}", flags)
+        tested = np.isin(flags, ("1", "true", "1.0"))[members.indices]
         return members.where(~tested), members.where(tested), names
+
+
+def standardised(x: AnyArray, known: IntArray, axes: int | tuple[int, ...]) -> AnyArray:
+    """The samples in standard deviations of the known ones, taken over these axes."""
+    mean, deviation = x[known].mean(axis=axes), x[known].std(axis=axes)
+    scaled: AnyArray = (x - mean) / np.where(deviation > 0, deviation, np.float32(1))
+    return scaled.astype(np.float32)
 
 
 def _finite(table: SampleTable) -> AnyArray:
@@ -114,53 +119,23 @@ def _finite(table: SampleTable) -> AnyArray:
         raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
     x = np.ascontiguousarray(table.x, dtype=np.float32)
     x = x[:, None] if x.ndim == 1 else x
-    bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-    if len(bad):
-        raise DataError(
-            f"{table.origin}, {table.row_name(int(bad[0]))}: a feature is missing, NaN or infinite "
-            f"({len(bad)} such samples); fill in or drop them"
-        )
+    bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+    table.refuse(bad, f"a feature is missing, NaN or infinite ({bad.sum()} such samples); fill in or drop them")
     return x
 
 
 def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[tuple[str, ...], IntArray]:
-    """The distinct values in order, as names, and the number of each entry; numbers sort as numbers."""
-    known, numbers = np.unique(_whole_or_text(what, values, table), return_inverse=True)
-    return tuple(map(str, known.tolist())), numbers.reshape(-1).astype(np.int64)
-
-
-def _whole_or_text(what: str, values: AnyArray, table: SampleTable) -> AnyArray:
-    """The values as integers if all are, else as strings; a fraction or a gap is refused."""
+    """The distinct values in order, as names, and the number of each entry; a fraction or a gap is refused."""
     if values.ndim != 1:
         raise DataError(f"{table.origin}: {what} must be one value a sample, got shape {values.shape}")
     try:
-        as_numbers = values.astype(np.float64)
+        numbers = values.astype(np.float64)
+        bad, known = ~np.isfinite(numbers) | (numbers != np.round(numbers)), values
     except (ValueError, TypeError):
-        text = np.array([str(value).strip() if value is not None else "" for value in values])
-        return _refuse_where(text == "", what, text, table)
-    fractions = ~np.isfinite(as_numbers) | (as_numbers != np.round(as_numbers))
-    _refuse_where(fractions, what, values, table)
-    return as_numbers.astype(np.int64)
-
-
-def _refuse_where(bad: AnyArray, what: str, values: AnyArray, table: SampleTable) -> AnyArray:
-    if bad.any():
-        row = int(np.argmax(bad))
-        shown = str(values[row])
-        raise DataError(f"{table.origin}, {table.row_name(row)}: {what} {shown!r} is neither a whole number nor a name")
-    return values
-
-
-def _flags(table: SampleTable) -> AnyArray:
-    flags = np.char.lower(np.asarray(table.test).astype(str))
-    unknown = ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0"))
-    if unknown.any():
-        row = int(np.argmax(unknown))
-        raise DataError(f"{table.origin}, {table.row_name(row)}: test must be 0 or 1, got {str(flags[row])!r}")
-    return np.isin(flags, ("1", "true", "1.0"))
-
-
-def _standardised(x: AnyArray, known: IntArray) -> AnyArray:
-    mean, deviation = x[known].mean(axis=0), x[known].std(axis=0)
-    scaled: AnyArray = (x - mean) / np.where(deviation > 0, deviation, np.float32(1))
-    return scaled.astype(np.float32)
+        known = numbers = np.array([str(value).strip() if value is not None else "" for value in values])
+        bad = known == ""
+    table.refuse(bad, what + " {!r} is neither a whole number nor a name", known)
+    if numbers.dtype.kind == "f":
+        numbers = numbers.astype(np.int64)  # so that 10 comes after 9
+    names, places = np.unique(numbers, return_inverse=True)
+    return tuple(map(str, names.tolist())), places.reshape(-1).astype(np.int64)

@@ -4,8 +4,6 @@ In an experiment's TOML it is a table of its name and options: `partition = { na
 }`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, dataclass_transform
@@ -13,12 +11,13 @@ from typing import Any, TypeVar, dataclass_transform
 import numpy as np
 
 from fedkeep.config import build
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import DataError
 from fedkeep.core.names import Registry
+from fedkeep.core.quantities import apportion
 from fedkeep.core.seeds import generator
-from fedkeep.core.types import FloatArray, IntArray
+from fedkeep.core.types import IntArray
 from fedkeep.data.federation import Ownership
-from fedkeep.data.split import apportion
 from fedkeep.loading import find_component
 
 
@@ -52,19 +51,6 @@ def partition_from(table: Mapping[str, Any]) -> Partition:
     return build(find_component(PARTITIONS, str(options.pop("name", ""))), options, "partition")
 
 
-def _require(key: str, value: float, low: float) -> None:
-    if not value >= low:
-        raise ValueError(f"{key} must be at least {low}, got {value}")
-
-
-def _deal(groups: list[IntArray], shares: list[IntArray], total: int, devices: int) -> Ownership:
-    """Deals each group of samples to devices 0, 1, ... by the counts in its row of `shares`."""
-    assignment = np.full(total, -1, dtype=np.int64)
-    for group, counts in zip(groups, shares, strict=True):
-        assignment[group[: counts.sum()]] = np.repeat(np.arange(devices), counts)
-    return Ownership.from_assignment(assignment, devices)
-
-
 def _by_label(y: IntArray, rng: np.random.Generator) -> list[IntArray]:
     return [rng.permutation(np.flatnonzero(y == label)) for label in range(int(y.max()) + 1)]
 
@@ -84,10 +70,8 @@ class LabelsPerDevice(Partition):
     """Samples that a device has of each of its labels at least."""
 
     def __post_init__(self) -> None:
-        _require("devices", self.devices, 1)
-        _require("labels", self.labels, 1)
-        _require("tail", self.tail, 0)
-        _require("minimum", self.minimum, 1)
+        within(self, "devices", "labels", "minimum", least=1)
+        within(self, "tail", least=0)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         rng = generator(seed, "partition")
@@ -95,22 +79,17 @@ class LabelsPerDevice(Partition):
         owned = min(self.labels, len(groups))
         owners = (np.arange(self.devices)[:, None] + np.arange(owned)) % len(groups)
         weights = np.exp(self.tail * rng.normal(size=self.devices))
-        shares = []
+        assignment = np.full(len(y), -1, dtype=np.int64)
         for label, group in enumerate(groups):
-            counts = np.zeros(self.devices, dtype=np.int64)
             holders = np.flatnonzero((owners == label).any(axis=1))
+            if len(group) < self.minimum * len(holders):
+                raise DataError(
+                    f"label {label} has {len(group)} samples for {len(holders)} devices, {self.minimum} each; "
+                    "lower partition.minimum or partition.devices"
+                )
             if len(holders):
-                counts[holders] = self._share(len(group), weights[holders], label)
-            shares.append(counts)
-        return _deal(groups, shares, len(y), self.devices)
-
-    def _share(self, available: int, weights: FloatArray, label: int) -> IntArray:
-        if available < self.minimum * len(weights):
-            raise DataError(
-                f"label {label} has {available} samples for {len(weights)} devices, {self.minimum} each; "
-                "lower partition.minimum or partition.devices"
-            )
-        return apportion(available, weights, self.minimum)
+                assignment[group] = np.repeat(holders, apportion(len(group), weights[holders], self.minimum))
+        return Ownership.from_assignment(assignment, self.devices)
 
 
 @partition("shards")
@@ -122,8 +101,7 @@ class Shards(Partition):
     shards: int = 2
 
     def __post_init__(self) -> None:
-        _require("devices", self.devices, 1)
-        _require("shards", self.shards, 1)
+        within(self, "devices", "shards", least=1)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         pieces = self.devices * self.shards
@@ -152,10 +130,8 @@ class Dirichlet(Partition):
     """Samples that a device has at least; a device short of them takes some from the largest."""
 
     def __post_init__(self) -> None:
-        _require("devices", self.devices, 1)
-        _require("minimum", self.minimum, 1)
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be above 0, got {self.alpha}")
+        within(self, "devices", "minimum", least=1)
+        within(self, "alpha", above=0)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices * self.minimum:
@@ -187,7 +163,7 @@ class Iid(Partition):
     """How many devices to make."""
 
     def __post_init__(self) -> None:
-        _require("devices", self.devices, 1)
+        within(self, "devices", least=1)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices:

@@ -4,12 +4,11 @@ A stream is a pure function of (seed, device, position): any stretch of it can b
 before, so devices made late, resumed runs and any cutting into batches agree to the byte.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.seeds import child_seed, generator, uniform_keys
 from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
@@ -43,20 +42,15 @@ class StreamOptions:
     """Standard deviation of that noise, in standard deviations of the data."""
     encoding: EncodingName = "float32"
     """Samples come as a store in fewer bytes gives them back: valued and trained on as decoded."""
+    deflate_to: int | None = None
+    """So do those that such a store rounds until they deflate into that many bytes; None: it does not deflate."""
 
     def __post_init__(self) -> None:
-        for key in ("drift", "label_noise", "outliers"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"{key} must be from 0 to 1, got {getattr(self, key)}")
-        for key in ("rounds_per_pass", "drift_passes"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise ValueError(f"{key} must be at least 1, got {value}")
-        if self.burst < 0:
-            raise ValueError(f"burst must not be negative, got {self.burst}")
+        within(self, "drift", "label_noise", "outliers", least=0, most=1)
+        within(self, "rounds_per_pass", "drift_passes", least=1)
+        within(self, "burst", "outlier_scale", least=0)
         if self.burst and not self.shuffle:
             raise ValueError("burst makes an order of its own: leave out shuffle = false")
-        if self.outlier_scale < 0:
-            raise ValueError(f"outlier_scale must not be negative, got {self.outlier_scale}")
 
 
 class Stream:
@@ -117,11 +111,12 @@ class Stream:
 
     def _encoded(self, device: int, batch: Batch) -> Batch:
         """The samples as decoded; a device's codec takes its bounds from the first that came, wherever a run begins."""
-        if self._options.encoding == "float32":
+        encoding, deflate_to = self._options.encoding, self._options.deflate_to
+        if encoding == "float32" and deflate_to is None:
             return batch
         if device not in self._codecs:
             first = self._data.train.of(device)[self._order(device, self._data.train.of(device), 0)[:_FITTED]]
-            self._codecs[device] = SampleCodec(self._data.sample_shape, encoding=self._options.encoding)
+            self._codecs[device] = SampleCodec(self._data.sample_shape, encoding=encoding, deflate_to=deflate_to)
             self._codecs[device].fit(self._disturbed(first).x)
         return Batch(self._codecs[device].settled(batch.x), batch.y, batch.ids)
 

@@ -5,17 +5,15 @@ only here. With LEAF's own spread a device's samples lie so close together that 
 it hardly matters which of them are stored; a `spread` of 8 or more lets a typical device see all ten labels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.data.cache import Progress
-from fedkeep.data.federation import Federation, ModelSpec, Ownership
-from fedkeep.data.split import hold_out
+from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 
 
 @dataclass(frozen=True)
@@ -45,20 +43,16 @@ class Synthetic:
     usual_rounds_per_pass: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        for key in ("devices", "labels", "features", "smallest", "clusters"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        within(self, "devices", "labels", "features", "smallest", "clusters", least=1)
+        within(self, "spread", above=0)
+        within(self, "test_fraction", above=0, below=1)
         if self.largest < self.smallest:
             raise ValueError(f"largest must not be below smallest ({self.smallest}), got {self.largest}")
-        if not self.spread > 0:
-            raise ValueError(f"spread must be above 0, got {self.spread}")
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
         sizes = self.sizes()
         x, y = self._samples(sizes)
-        members = Ownership(np.arange(len(y), dtype=np.int64), np.concatenate([[0], np.cumsum(sizes)]))
+        members = Ownership.of_sizes(np.arange(len(y), dtype=np.int64), sizes)
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))
         pace = self.usual_rounds_per_pass

@@ -1,7 +1,5 @@
 """Reads a user's samples from npz, CSV or Parquet files, or from any Python iterator of (device, x, y)."""
 
-from __future__ import annotations
-
 import csv
 import zipfile
 from collections import Counter
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, DataError, MissingExtraError
+from fedkeep.core.errors import ConfigError, DataError, needing
 from fedkeep.core.types import AnyArray
 from fedkeep.loading import load_object
 
@@ -39,6 +37,13 @@ class SampleTable:
     row_name: Callable[[int], str] = "sample {}".format
     """How the user would find a sample, to name it in an error."""
 
+    def refuse(self, bad: AnyArray, why: str, values: AnyArray | None = None) -> None:
+        """Refuses the data if any sample is bad, by the first of them; `why` may show its value."""
+        if bad.any():
+            row = int(np.argmax(bad))
+            said = why if values is None else why.format(str(values[row]))
+            raise DataError(f"{self.origin}, {self.row_name(row)}: {said}")
+
 
 def read_table(path: Path, columns: Columns) -> SampleTable:
     """The samples of a file, by its ending: .npz, .csv or .parquet."""
@@ -56,23 +61,18 @@ def read_iterator(name: str) -> SampleTable:
     samples = _function(name)()
     if not isinstance(samples, Iterable):
         raise DataError(f"{name} gave {samples!r}, not samples: it must return or yield tuples (device, x, y)")
-    rows = list(_numbered_samples(name, samples))
-    if not rows:
-        raise DataError(f"{name} yielded no sample")
-    first = np.shape(rows[0][1])
-    for n, (_, x, _) in enumerate(rows):
-        if np.shape(x) != first:
-            raise DataError(f"{name}: sample {n} has shape {np.shape(x)}, but sample 0 has {first}; all must be alike")
-    devices, xs, labels = zip(*rows, strict=True)
-    return SampleTable(name, np.asarray(xs), np.asarray(labels), np.asarray(devices), None)
-
-
-def _numbered_samples(name: str, samples: Iterable[Any]) -> Iterable[tuple[Any, AnyArray, Any]]:
+    rows: list[tuple[Any, AnyArray, Any]] = []
     for n, sample in enumerate(samples):
         if not isinstance(sample, tuple) or len(sample) != 3:
             raise DataError(f"{name}: item {n} is not a tuple (device, x, y)")
-        device, x, label = sample
-        yield device, np.asarray(x), label
+        x, first = np.asarray(sample[1]), rows[0][1].shape if rows else np.shape(sample[1])
+        if x.shape != first:
+            raise DataError(f"{name}: sample {n} has shape {x.shape}, but sample 0 has {first}; all must be alike")
+        rows.append((sample[0], x, sample[2]))
+    if not rows:
+        raise DataError(f"{name} yielded no sample")
+    devices, xs, labels = zip(*rows, strict=True)
+    return SampleTable(name, np.asarray(xs), np.asarray(labels), np.asarray(devices), None)
 
 
 def _function(name: str) -> Callable[[], Iterable[Any]]:
@@ -109,8 +109,17 @@ def _read_npz(path: Path, columns: Columns) -> SampleTable:
 
 
 def _read_csv(path: Path, columns: Columns) -> SampleTable:
+    rows, numbers = [], []
     try:
-        header, rows, numbers = _csv_rows(path)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file)
+            header = [name.strip() for name in next(lines, [])]
+            for cells in filter(None, lines):
+                if len(cells) != len(header):
+                    here = f"{path}, line {lines.line_num}"
+                    raise DataError(f"{here}: {len(cells)} cells, but the header has {len(header)}")
+                rows.append(cells)
+                numbers.append(lines.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}") from None
     for name, count in Counter(header).items():
@@ -121,28 +130,10 @@ def _read_csv(path: Path, columns: Columns) -> SampleTable:
     return _from_columns(str(path), by_name, columns, lambda row: f"line {numbers[row]}")
 
 
-def _csv_rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """The header's names, the rows that are not empty, and the line of each."""
-    rows, numbers = [], []
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        header = [name.strip() for name in next(lines, [])]
-        for cells in lines:
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                raise DataError(f"{path}, line {lines.line_num}: {len(cells)} cells, but the header has {len(header)}")
-            rows.append(cells)
-            numbers.append(lines.line_num)
-    return header, rows, numbers
-
-
 def _read_parquet(path: Path, columns: Columns) -> SampleTable:
-    try:
+    with needing("reading Parquet files", "parquet"):
         import pyarrow as arrow
         from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise MissingExtraError("reading Parquet files", "parquet") from None
     try:
         table = parquet.read_table(path)
     except (arrow.ArrowException, OSError) as error:
@@ -160,25 +151,18 @@ def _from_columns(
     features = [name for name in by_name if name not in (columns.device, columns.label, columns.test)]
     if not features:
         raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
-    x = np.empty((len(by_name[columns.label]), len(features)), dtype=np.float32)
-    for n, name in enumerate(features):
-        x[:, n] = _numbers(origin, name, by_name[name], row_name)
-    return SampleTable(
-        origin, x, by_name[columns.label], by_name.get(columns.device), by_name.get(columns.test), row_name
-    )
+    x = np.stack([_numbers(origin, name, by_name[name], row_name) for name in features], axis=1)
+    devices, test = by_name.get(columns.device), by_name.get(columns.test)
+    return SampleTable(origin, x, by_name[columns.label], devices, test, row_name)
 
 
 def _numbers(origin: str, name: str, cells: AnyArray, row_name: Callable[[int], str]) -> AnyArray:
     try:
         return np.asarray(cells).astype(np.float32)
     except (ValueError, TypeError):
-        row = next(n for n, cell in enumerate(cells) if not _is_number(cell))
-    raise DataError(f"{origin}, {row_name(row)}: {name} is {str(cells[row])!r}, which is no number")
-
-
-def _is_number(cell: object) -> bool:
-    try:
-        float(str(cell))
-    except ValueError:
-        return False
-    return True
+        for row, cell in enumerate(map(str, cells)):
+            try:
+                float(cell)
+            except ValueError:
+                raise DataError(f"{origin}, {row_name(row)}: {name} is {cell!r}, which is no number") from None
+        raise

@@ -4,8 +4,6 @@ An agent's configuration names it: `[[source]] kind = "iterator"`, `function = "
 Environment: FEDKEEP_DEVICE and FEDKEEP_DEVICES number the device, FEDKEEP_RATE is samples a second.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

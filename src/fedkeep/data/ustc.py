@@ -4,14 +4,11 @@ Each session is its first 784 bytes as a pcap file. Unmasked, a model learns add
 is the capture instead of the application.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.types import AnyArray, IntArray, State
-from fedkeep.data.cache import Progress, RemoteFile, obtain, remembered
-from fedkeep.data.idx import read_idx
+from fedkeep.data.cache import Progress, RemoteFile, obtain, read_idx, remembered
 
 LABELS = (
     "BitTorrent", "Facetime", "FTP", "Gmail", "MySQL", "Outlook", "Skype", "SMB", "Weibo", "WorldOfWarcraft",
@@ -20,22 +17,15 @@ _ADDRESS = (
     "https://raw.githubusercontent.com/echowei/DeepTraffic/master/1.malware_traffic_classification/"
     "3.PreprocessedResults/10class/Benign/SessionAllLayers/"
 )
-IMAGES = RemoteFile(
-    "ustc-tfc2016",
-    "benign-SessionAllLayers-t10k-images-idx3-ubyte.gz",
-    _ADDRESS + "t10k-images-idx3-ubyte.gz",
-    "c765b56e034bf79c9fee65bb22c1bf86",
-    "md5",
-    "gzip content",
-)
-LABEL_FILE = RemoteFile(
-    "ustc-tfc2016",
-    "benign-SessionAllLayers-t10k-labels-idx1-ubyte.gz",
-    _ADDRESS + "t10k-labels-idx1-ubyte.gz",
-    "f9d7477577ce121ef4ea123390a54243",
-    "md5",
-    "gzip content",
-)
+
+
+def _file(name: str, md5: str) -> RemoteFile:
+    local = f"benign-SessionAllLayers-{name}"
+    return RemoteFile("ustc-tfc2016", local, _ADDRESS + name, md5, "md5", "gzip content")
+
+
+IMAGES = _file("t10k-images-idx3-ubyte.gz", "c765b56e034bf79c9fee65bb22c1bf86")
+LABEL_FILE = _file("t10k-labels-idx1-ubyte.gz", "f9d7477577ce121ef4ea123390a54243")
 _PCAP_HEADER, _RECORD_HEADER, _ETHERNET = 24, 16, 14
 _IPV4, _IPV6, _VLAN = 0x0800, 0x86DD, 0x8100
 _TCP, _UDP = 6, 17

@@ -1,24 +1,20 @@
 """The keys of a fleet: one CA, one server certificate, one ECDSA P-384 key per node, and those of a key-holder."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeep.core.errors import ConfigError, MissingExtraError
-from fedkeep.keyholder.mutual_tls import KEYHOLDER, PLANNER
+from fedkeep.core.errors import ConfigError, needing
+from fedkeep.files import writing
+from fedkeep.keyholder.port import KEYHOLDER, PLANNER
 
-try:
+with needing("fedkeep.flower", "flower"):
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError as missing:  # pragma: no cover - needs an install without the extra
-    raise MissingExtraError("fedkeep.flower", "flower") from missing
 
 _SERVER, _KEYHOLDER, _PLANNER = "server", "keyholder", "planner"
 _CLOCK_SKEW = datetime.timedelta(hours=24)
@@ -85,16 +81,11 @@ def provision(
 
 
 def _make_ca(credentials: Credentials, days: int) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = _name("fedkeep fleet CA")
-    builder = (
-        _certificate(name, name, key.public_key(), 5 * days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
+    key, name = ec.generate_private_key(ec.SECP384R1()), _name("fedkeep fleet CA")
+    known = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = _certificate(name, key.public_key(), name, key, 5 * days, [known], authority=True)
     _write(credentials.ca_key, _private_pem(key), 0o600)
-    _write(credentials.ca_certificate, _pem(builder.sign(key, hashes.SHA384())), 0o644)
+    _write(credentials.ca_certificate, certificate, 0o644)
 
 
 def _issue(
@@ -106,18 +97,15 @@ def _issue(
         raise ConfigError(f"{credentials.ca_key} is not an elliptic-curve key: provision into an empty directory")
     ca = x509.load_pem_x509_certificate(credentials.ca_certificate.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
-    builder = (
-        _certificate(_name(name), ca.subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-    )
+    said: list[x509.ExtensionType] = [
+        x509.ExtendedKeyUsage([usage]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+    ]
     if hosts:
-        alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
-        builder = builder.add_extension(alternatives, critical=False)
+        said.append(x509.SubjectAlternativeName([_alternative(host) for host in hosts]))
     _write(credentials.root / f"{to}.key", _private_pem(key), 0o600)
-    _write(credentials.root / f"{to}.crt", _pem(builder.sign(ca_key, hashes.SHA384())), 0o644)
+    certificate = _certificate(_name(name), key.public_key(), ca.subject, ca_key, days, said, authority=False)
+    _write(credentials.root / f"{to}.crt", certificate, 0o644)
 
 
 def _make_node(credentials: Credentials, node: str) -> None:
@@ -131,11 +119,18 @@ def _make_node(credentials: Credentials, node: str) -> None:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+    subject: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    days: int,
+    said: Iterable[x509.ExtensionType],
+    *,
+    authority: bool,
+) -> bytes:
     """A certificate valid from a day ago, so that a device with a slow clock still trusts it."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -143,21 +138,14 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
     )
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    # It signs, and a CA signs certificates and lists of revoked ones, the sixth and the seventh; nothing else.
+    usage = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
+    builder = builder.add_extension(usage, critical=True)
+    for extension in said:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(issuer_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
 def _name(common: str) -> x509.Name:
@@ -171,10 +159,6 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -183,8 +167,5 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Writes a file that never exists with wider rights or half its content."""
-    partial = path.with_name(path.name + ".new")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
+    with writing(path, mode) as file:
         file.write(content)
-    partial.replace(path)

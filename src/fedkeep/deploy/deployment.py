@@ -1,7 +1,5 @@
 """The command lines of a deployment, written once for the operator, for `fedkeep serve` and for the tests."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping
@@ -10,7 +8,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.credentials import Credentials
-from fedkeep.link.addresses import is_loopback
+from fedkeep.link.addresses import Address, is_loopback
 
 CONNECTION = "fedkeep"
 """The name of the SuperLink in Flower's own config.toml."""
@@ -26,8 +24,6 @@ class Deployment:
     insecure: bool = False
     bind: str | None = None
     """The address to listen on when it is not `host`, e.g. 0.0.0.0 behind a name."""
-    simulation: bool = False
-    """Whether the SuperLink runs Flower's simulation, with virtual nodes instead of SuperNodes."""
     credentials: Credentials = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,7 +34,7 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Address(self.host, self.port))
 
     @property
     def flower_home(self) -> Path:
@@ -69,31 +65,18 @@ class Deployment:
 
     def superlink(self) -> list[str]:
         """TLS, node authentication on, runtime dependency installation off, state on disk."""
-        database = str(self.root / "superlink.db")
         command = ["flower-superlink", "--host", self.bind or self.host, "--port", str(self.port)]
-        command += ["--database", database, "--disable-runtime-dependency-installation"]
-        if self.simulation:
-            command.append("--simulation")
+        command += ["--database", str(self.root / "superlink.db"), "--disable-runtime-dependency-installation"]
         if self.insecure:
             return [*command, "--insecure"]
         known = self.credentials
-        command += [
-            "--ssl-ca-certfile",
-            str(known.ca_certificate),
-            "--ssl-certfile",
-            str(known.server_certificate),
-        ]
+        command += ["--ssl-ca-certfile", str(known.ca_certificate), "--ssl-certfile", str(known.server_certificate)]
         return [*command, "--ssl-keyfile", str(known.server_key), "--enable-supernode-auth"]
 
     def supernode(self, node: str, runtime_port: int, config: Mapping[str, str | int]) -> list[str]:
         """One device's SuperNode; its key is its identity, so it is the same device after any restart."""
         command = ["flower-supernode", "--superlink", self.address, "--host", "127.0.0.1"]
-        command += [
-            "--port",
-            str(runtime_port),
-            "--node-config",
-            " ".join(_setting(k, v) for k, v in config.items()),
-        ]
+        command += ["--port", str(runtime_port), "--node-config", _settings(config)]
         if self.insecure:
             return [*command, "--insecure"]
         command += ["--root-certificates", str(self.credentials.ca_certificate)]
@@ -104,15 +87,9 @@ class Deployment:
         public_key = str(self.credentials.node_public_key(node))
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
-    def run(self, app: Path, config: Mapping[str, str | int | float | bool], virtual_nodes: int = 0) -> list[str]:
-        """Submits the app; a simulation needs to know how many nodes to make."""
-        command = ["flwr", "run", str(app), CONNECTION]
-        if virtual_nodes:
-            resources = f"num-supernodes={virtual_nodes} client-resources-num-cpus=1"
-            command += ["--federation-config", resources]
-        if config:
-            command += ["--run-config", " ".join(_setting(k, v) for k, v in config.items())]
-        return command
+    def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
+        """Submits the app."""
+        return ["flwr", "run", str(app), CONNECTION, *(["--run-config", _settings(config)] if config else [])]
 
     def list_runs(self, run: str) -> list[str]:
         return ["flwr", "list", CONNECTION, "--run-id", run]
@@ -150,5 +127,5 @@ def _exports(environment: Mapping[str, str]) -> str:
     return f"export {' '.join(f'{key}={shlex.quote(value)}' for key, value in environment.items())}"
 
 
-def _setting(key: str, value: str | float | bool) -> str:
-    return f"{key}={json.dumps(value)}"
+def _settings(config: Mapping[str, str | int | float | bool]) -> str:
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())

@@ -4,8 +4,6 @@
 again, as systemd would, and all of them end with it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -21,6 +19,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
 from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment
+from fedkeep.files import writing
 
 _RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
 _SOCKET_LENGTH = 100
@@ -158,9 +157,8 @@ class FirstFleet:
 
     def _note(self, processes: Mapping[str, int]) -> None:
         noted = {name: [pid, _born(pid)] for name, pid in processes.items()}
-        partial = self.root / "processes.new"
-        partial.write_text(json.dumps(noted))
-        partial.replace(self.root / "processes.json")
+        with writing(self.root / "processes.json") as file:
+            file.write(json.dumps(noted).encode())
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -1,10 +1,13 @@
-"""A whole deployment on this machine: real SuperLink and SuperNodes, TLS and node keys, private ports."""
+"""The processes of a deployment on this machine, and a server that looks after itself.
 
-from __future__ import annotations
+It has a SuperLink, registered nodes, and a run that is resumed when it dies.
+"""
 
 import ctypes
 import json
+import logging
 import os
+import random
 import shutil
 import signal
 import socket
@@ -16,17 +19,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from fedkeep.core.errors import FedkeepError, MissingExtraError
-from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
 
+log = logging.getLogger("fedkeep.flower")
+
+Settings = Mapping[str, str | int | float | bool]
+_PAUSE_SECONDS = 2.0
 _START_SECONDS = 60.0
-_REVIVE_SECONDS = 5.0
 _REGISTERING = 4
 """Registrations at a time: each is a program of Flower's that takes seconds to start."""
 _PR_SET_PDEATHSIG = 1
+_PORTS = range(20_000, 32_768)
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
@@ -35,27 +41,16 @@ class LocalFleet:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self._ports: dict[str, int] = {}
         self._begun: dict[str, float] = {}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._nodes: dict[str, tuple[Mapping[str, str | int], tuple[str, ...]]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         deployment.root.mkdir(parents=True, exist_ok=True)
         deployment.write_connection()
 
-    @classmethod
-    def private(cls, root: Path, nodes: int, *, host: str = "127.0.0.1", insecure: bool = False) -> LocalFleet:
-        """A fleet of its own on free ports, with fresh keys for nodes `node-0`, `node-1`, ..."""
-        names = [f"node-{number}" for number in range(nodes)]
-        provision(root, [host, "localhost"], names)
-        return cls(Deployment(root, host, free_port(host), insecure=insecure))
-
-    def __enter__(self) -> LocalFleet:
+    def __enter__(self) -> "LocalFleet":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name in reversed(list(self._processes)):
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(list(self.processes)):
             self.kill(name)
 
     def start_superlink(self) -> None:
@@ -66,7 +61,7 @@ class LocalFleet:
             raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
         process = self.start("superlink", deployment.superlink())
         end = time.monotonic() + _START_SECONDS
-        while not _answers(*where):
+        while process.poll() is not None or not _answers(*where):
             if process.poll() is not None or time.monotonic() > end:
                 why = self.log("superlink")[-500:]
                 raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
@@ -77,30 +72,6 @@ class LocalFleet:
         commands = [self.deployment.register(name) for name in self.deployment.credentials.nodes()]
         with ThreadPoolExecutor(_REGISTERING) as pool:
             list(pool.map(partial(self.call, may_fail=True), commands))
-
-    def start_node(
-        self, number: int, config: Mapping[str, str | int] | None = None, within: Sequence[str] = ()
-    ) -> None:
-        """Starts one SuperNode, or starts it again with the same key and settings.
-
-        `within` is a command that runs another one, such as `ip netns exec NAME`.
-        """
-        name = f"node-{number}"
-        before = self._nodes.get(name, ({"device": number}, ()))
-        settings, wrapper = (before[0] if config is None else config), tuple(within) or before[1]
-        self._nodes[name] = (settings, wrapper)
-        port = self._ports.setdefault(name, free_port())
-        self.start(name, [*wrapper, *resolved(self.deployment.supernode(name, port, settings))])
-
-    def revive_nodes(self) -> None:
-        """Starts nodes whose process has ended again, as systemd would; at most every few seconds each.
-
-        A SuperLink refuses a node that it holds for online, and so one that was killed, until its heartbeat runs
-        out; the SuperNode then ends.
-        """
-        for name in self._nodes:
-            if name in self._processes and self.is_due(name, _REVIVE_SECONDS):
-                self.start_node(int(name.removeprefix("node-")))
 
     def start(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
@@ -115,23 +86,21 @@ class LocalFleet:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single system call
             )
-        self._processes[name] = process
+        self.processes[name] = process
         self._begun[name] = time.monotonic()
         return process
 
-    def run(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float) -> str:
-        """Submits the app, waits for its end and returns its log."""
-        return self.call([*self.deployment.run(app, config), "--stream"], timeout)
-
     def submit(self, app: Path, config: Mapping[str, str | int | float | bool]) -> str:
         """Submits the app and returns the run's number."""
-        said = self.call([*self.deployment.run(app, config), "--format", "json"])
-        return str(json.loads(said[said.index("{") : said.rindex("}") + 1])["run-id"])
+        return str(self._told(self.deployment.run(app, config))["run-id"])
 
     def status(self, run: str) -> str:
         """The status of a run, e.g. `running` or `finished:completed`."""
-        said = self.call([*self.deployment.list_runs(run), "--format", "json"])
-        return str(json.loads(said[said.index("{") : said.rindex("}") + 1])["runs"][0]["status"])
+        return str(self._told(self.deployment.list_runs(run))["runs"][0]["status"])
+
+    def _told(self, command: Sequence[str]) -> Any:
+        said = self.call([*command, "--format", "json"])
+        return json.loads(said[said.index("{") : said.rindex("}") + 1])
 
     def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:
         """Runs one of Flower's commands to its end and returns what it printed."""
@@ -144,24 +113,25 @@ class LocalFleet:
             check=False,
         )
         if done.returncode and not may_fail:
-            raise FedkeepError(f"`{' '.join(command[:3])}` failed: {(done.stdout + done.stderr)[-800:]}")
+            said = f"`{' '.join(command[:3])}` failed: {(done.stdout + done.stderr)[-800:]}"
+            link = self.processes.get("superlink")
+            if link is not None and link.poll() is not None:
+                said += f"\nthe SuperLink has ended ({link.returncode}): {self.log('superlink')[-500:]}"
+            raise FedkeepError(said)
         return done.stdout + done.stderr
 
     def is_due(self, name: str, pause: float) -> bool:
         """Whether a process is to be started: it never was, or it has ended and began that long ago."""
-        process = self._processes.get(name)
+        process = self.processes.get(name)
         return process is None or (process.poll() is not None and time.monotonic() - self._begun[name] > pause)
 
     def alive(self) -> dict[str, int]:
         """The processes that have not ended, by name."""
-        return {name: process.pid for name, process in self._processes.items() if process.poll() is None}
-
-    def process(self, name: str) -> subprocess.Popen[bytes]:
-        return self._processes[name]
+        return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
 
     def kill(self, name: str) -> None:
         """kill -9 of a process and all it started; nothing if it is gone already."""
-        process = self._processes.pop(name, None)
+        process = self.processes.pop(name, None)
         if process is not None:
             for pid in _family(process.pid):
                 with suppress(ProcessLookupError):
@@ -176,12 +146,43 @@ class LocalFleet:
         return os.environ | program_environment() | self.deployment.environment()
 
 
+def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool, restarts: int = 3) -> None:
+    """Starts the SuperLink, submits the app and streams its log to its end; a run that dies is resumed.
+
+    The SuperLink keeps its database and the run its state, so that after `kill -9` of everything the same call
+    with `resume` finds the same nodes and the last whole round.
+    """
+    with LocalFleet(deployment) as fleet:
+        fleet.start_superlink()
+        if not deployment.insecure:
+            fleet.register()
+            log.info("the nodes are registered: start their SuperNodes")
+        for attempt in range(restarts + 1):
+            status = _follow(fleet, app, {**settings, "state.resume": resume or attempt > 0})
+            if status == "finished:completed":
+                return
+            log.warning("the run ended as %s", status)
+    raise FedkeepError(f"the run ended as {status} {restarts + 1} times: see {deployment.root}/superlink.log")
+
+
+def _follow(fleet: LocalFleet, app: Path, settings: Settings) -> str:
+    """Submits the app and shows its log until it has ended; returns how."""
+    run = fleet.submit(app, settings)
+    while True:
+        subprocess.run(resolved(fleet.deployment.log(run)), env=fleet.environment(), check=False)
+        status = fleet.status(run)
+        if status.startswith("finished"):
+            return status
+        time.sleep(_PAUSE_SECONDS)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, of those that no system hands out by itself while the program is starting."""
+    for port in random.SystemRandom().sample(_PORTS, k=len(_PORTS)):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise FedkeepError(f"every port of {host} from {_PORTS.start} to {_PORTS.stop - 1} is taken")
 
 
 def _family(pid: int) -> list[int]:

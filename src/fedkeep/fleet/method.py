@@ -1,7 +1,5 @@
 """A method: what devices keep and how a server merges, every choice made, and no data."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

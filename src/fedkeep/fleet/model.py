@@ -1,7 +1,5 @@
 """The learner that a table `model` names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedkeep.config import Table

@@ -1,18 +1,16 @@
 """The tables that experiments and fleets share, and those of an experiment alone."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from fedkeep.core.device import DeviceOptions
-from fedkeep.core.server import Schedule
-from fedkeep.core.shares import Targets
+from fedkeep.core.bounds import within
+from fedkeep.core.device import DeviceOptions, StoreRules
+from fedkeep.core.rounds import Schedule
 from fedkeep.core.store import AfterUse
 
 
 @dataclass(frozen=True)
-class StorageOptions:
+class StorageOptions(StoreRules):
     """`storage`: how much a device can keep, and what becomes of it."""
 
     capacity: int = 10
@@ -22,36 +20,18 @@ class StorageOptions:
     lowers their rank with each use; `renew` lets any later arrival of the region displace them."""
     discount: int = 1
     """Places within its region that a sample loses with each use, where `after_use` is "discount"."""
-    revalue: bool = True
-    """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
-    max_age: int | None = None
-    """Arrivals after which a stored sample makes way for any newcomer; left out: never."""
-    quotas: Literal["targets", "fixed"] = "targets"
-    """`targets` lends the slots of labels that have not come to those that have; `fixed` is the paper."""
-    targets: Targets = "root"
-    """How a device divides its slots where no plan does: `even`, by the `root` of each label's share, or by `share`."""
-    share_forgetting: float = 0.99
-    """What earlier arrivals count after one more participation, in the labels' shares of the stream."""
 
     def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise ValueError(f"capacity must be 1 or more, got {self.capacity}")
-        if self.max_age is not None and self.max_age < 1:
-            raise ValueError(f"max_age must be 1 or more arrivals, got {self.max_age}")
+        super().__post_init__()
+        within(self, "capacity", least=1)
         self.rule()
 
     def rule(self) -> AfterUse:
         return AfterUse(self.after_use, self.discount)
 
-    def device(self, estimator: EstimatorOptions) -> DeviceOptions:
-        return DeviceOptions(
-            revalue=self.revalue,
-            max_age=self.max_age,
-            gradient_from="stored" if estimator.name == "stored" else "arrivals",
-            quotas=self.quotas,
-            targets=self.targets,
-            share_forgetting=self.share_forgetting,
-        )
+    def device(self, estimator: "EstimatorOptions") -> DeviceOptions:
+        rules = {rule.name: getattr(self, rule.name) for rule in fields(StoreRules)}
+        return DeviceOptions(**rules, gradient_from="stored" if estimator.name == "stored" else "arrivals")
 
 
 @dataclass(frozen=True)
@@ -72,10 +52,7 @@ class EstimatorOptions:
     """Take exact gradients over this many samples, drawn once by the seed; None: over all."""
 
     def __post_init__(self) -> None:
-        for key in ("max_age", "exact_samples"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"{key} must be 1 or more, got {value}")
+        within(self, "max_age", "exact_samples", least=1)
 
 
 @dataclass(frozen=True)
@@ -93,12 +70,9 @@ class TrainOptions(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be 1 or more, got {self.rounds}")
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation must be above 0 and at most 1, got {self.participation}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        within(self, "rounds", least=1)
+        within(self, "participation", above=0, most=1)
+        within(self, "dropout", least=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -115,12 +89,11 @@ class ProfileOptions:
     """Rounds over which a device counts; what came before is forgotten."""
 
     def __post_init__(self) -> None:
-        if self.velocity_error < 0:
-            raise ValueError(f"velocity_error must be 0 or more, got {self.velocity_error}")
+        within(self, "velocity_error", least=0)
+        within(self, "every", least=1)
+        within(self, "window", above=0)
         if self.measured and self.velocity_error:
             raise ValueError("velocity_error is an error of known velocities: leave it out with measured = true")
-        if self.every < 1 or not self.window > 0:
-            raise ValueError(f"every must be 1 or more, window above 0, got {self.every} and {self.window}")
 
 
 @dataclass(frozen=True)
@@ -133,8 +106,7 @@ class CorrectionOptions:
     """What of the last step the server keeps, under "momentum"."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        within(self, "momentum", least=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -154,8 +126,7 @@ class RegionOptions:
     """The centroids that a device sends."""
 
     def __post_init__(self) -> None:
-        if self.count < 1 or self.local < 1:
-            raise ValueError(f"count and local must be 1 or more, got {self.count} and {self.local}")
+        within(self, "count", "local", least=1)
 
 
 @dataclass(frozen=True)
@@ -172,5 +143,17 @@ class RecordOptions:
     """Also test, then train: the global model of each round on all that arrives in it, before anybody trains on it."""
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.checkpoint_every < 1 or self.devices < 0:
-            raise ValueError("every and checkpoint_every must be 1 or more, devices 0 or more")
+        within(self, "every", "checkpoint_every", least=1)
+        within(self, "devices", least=0)
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """`metrics`: where Prometheus finds the numbers of an agent, or of a fleet's server."""
+
+    port: int = 0
+    """0: no endpoint."""
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        within(self, "port", least=0, most=65535)

@@ -1,14 +1,11 @@
 """`fleet.toml`: all that a server must know of a fleet, and no data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from fedkeep.config import Table, build, read_toml
+from fedkeep.config import Table, build
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.ports import Learner
@@ -73,11 +70,6 @@ class FleetSpec(Method):
         """A server with its first model, before it knows any device."""
         learner = self.learner
         return self.make_server(learner, learner.initial(self.model_seed), self.regions.count)
-
-
-def read_fleet(path: Path) -> FleetSpec:
-    """The specification in a file, checked."""
-    return parse_fleet(read_toml(path))
 
 
 def parse_fleet(table: Table) -> FleetSpec:

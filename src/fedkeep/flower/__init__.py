@@ -4,8 +4,6 @@ For existing apps: `Keeper` in the ClientApp, `Keeping` around the strategy. For
 `FedkeepStrategy` and `make_client_app`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,12 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FedkeepStrategy", "Keeper", "Keeping", "make_client_app"]
 
-_HOMES = {
-    "FedkeepStrategy": "strategy",
-    "Keeper": "keeper",
-    "Keeping": "keeping",
-    "make_client_app": "client_app",
-}
+_HOMES = {"FedkeepStrategy": "strategy", "Keeper": "keeper", "Keeping": "keeping", "make_client_app": "client_app"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,20 +1,28 @@
 """The ClientApp: a thin, torch-free shim between Flower's messages and the device behind the node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Protocol
 
 from flwr.app import Context, Message
+from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from msgspec import structs
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import codec
-from fedkeep.flower.node_device import NodeDevice
-from fedkeep.link.messages import DeviceRequest, EncryptedProfiled, Profiled
+from fedkeep.link.client import AgentClient
+from fedkeep.link.messages import AskProfile, DeviceReply, DeviceRequest, EncryptedProfiled, Profiled
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 
 SUM_ACTIONS = ("share", "mask", "unmask")
 """The exchanges of a secure sum after the order, which is answered with keys."""
+
+
+class NodeDevice(Protocol):
+    """A device as a ClientApp sees it: in this process, or at the other end of an agent's socket."""
+
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        """The device's reply to a server's question; raises where it refuses."""
 
 
 def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
@@ -44,3 +52,37 @@ def device_number(context: Context) -> int:
         if isinstance(number, int) and number >= 0:
             return number
     raise ConfigError("the node has no number: start its SuperNode with --node-config 'device=0'")
+
+
+def open_agent(context: Context) -> "AgentDevice":
+    """The agent at the `agent-socket` of the node's settings; `make_client_app(open_agent)` is an app of agents."""
+    socket = context.node_config.get("agent-socket")
+    if not socket:
+        raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
+    return AgentDevice(str(socket), context.run_config)
+
+
+class AgentDevice:
+    """Owns nothing: stream, store, model and training are the agent's, and outlive every ClientApp process.
+
+    The policy and the preset of the run are the server's half of a method and the agent's configuration is the other
+    half: a device where they differ says so instead of its profile, and the run goes on without it.
+    """
+
+    def __init__(self, socket_path: str, run_config: UserConfig) -> None:
+        self._path = socket_path
+        self._method = str(run_config.get("policy.name", DEFAULT_POLICY)), str(run_config.get("preset", DEFAULT))
+
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        with AgentClient(self._path) as agent:
+            if isinstance(request, AskProfile):
+                self._require_method(agent)
+            return agent.ask(request, DeviceReply)
+
+    def _require_method(self, agent: AgentClient) -> None:
+        now = agent.status()
+        if (now.policy, now.preset) != self._method:
+            raise ConfigError(
+                f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
+                f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
+            )

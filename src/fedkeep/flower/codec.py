@@ -4,8 +4,6 @@ The wire itself is `link.wire`'s; here it is bounded in size before it is read, 
 exact shapes and dtypes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,11 +1,7 @@
 """Where a device without an agent keeps what it knows between two messages: plain arrays, never a pickle."""
 
-from __future__ import annotations
-
-import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 from zipfile import BadZipFile
 
 import numpy as np
@@ -13,13 +9,10 @@ from flwr.app import Array, ArrayRecord, Context
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
+from fedkeep.files import writing
 
-Value = TypeVar("Value")
-
-
-def under(prefix: str, named: Mapping[str, Value]) -> dict[str, Value]:
-    """What has names that begin with this, by the rest of its name."""
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+_FORM = 1
+"""Of a file: to be raised when a device could not go on from what an older one saved."""
 
 
 class DeviceMemory(Protocol):
@@ -62,20 +55,14 @@ class FileMemory:
             return {}
         try:
             with self._path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
+                state = {name: file[name] for name in file.files}
         except (BadZipFile, ValueError, OSError) as error:
             raise DataError(f"the device state {self._path} is damaged: remove it to begin anew") from error
+        if (form := int(state.pop("form", 0))) != _FORM:
+            raise DataError(f"the device state {self._path} has form {form}, not {_FORM}: remove it to begin anew")
+        return state
 
     def save(self, state: State) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".new")
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **state)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        with writing(self._path) as file:
+            np.savez(file, allow_pickle=False, form=_FORM, **state)

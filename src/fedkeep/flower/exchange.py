@@ -1,11 +1,11 @@
 """Sending and collecting on Flower's Grid without its fixed three-second sleep."""
 
-from __future__ import annotations
-
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -118,6 +118,22 @@ class Exchange:
     def abandon(self, before: int) -> None:
         """Stops waiting for replies to rounds before `before`."""
         self._asked = {key: asked for key, asked in self._asked.items() if asked.round >= before}
+
+
+class PromptGrid:
+    """The grid that it wraps, but for `send_and_receive`, which returns as soon as the last reply is there."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        exchange = Exchange(self._grid)
+        exchange.send(messages, 0)
+        replies = exchange.collect(math.inf if timeout is None else timeout, lambda: not exchange.pending)
+        return [reply for _, reply in replies]
 
 
 class _Pull(threading.Thread):

@@ -4,18 +4,14 @@ A Keeper alone keeps the best samples of its own stream. What the strategy's wra
 model is the direction in which the fleet as a whole would move.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
@@ -27,10 +23,12 @@ from fedkeep.core.gist import GistOptions
 from fedkeep.core.orders import screen_order
 from fedkeep.core.ports import Fate, Job, Learner
 from fedkeep.core.regions import LabelRegions
+from fedkeep.core.state import put_under, take_under
 from fedkeep.core.store import AfterUse
-from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
-from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory, under
+from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.link.wire import from_array, to_array
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
 
@@ -79,12 +77,12 @@ class Keeper:
         self._count = 0
         self._device: Device | None = None
         state = memory.load()
-        self._counts = Counter(msgspec.json.decode(state["counts"].tobytes(), type=dict[str, int]) if state else {})
-        self._statistics = under("statistics/", state)
+        self._counts = Counter(from_array(state["counts"], dict[str, int]) if state else {})
+        self._statistics = take_under("statistics", state)
         self._learn_statistics(self._statistics)
         if state:
             self._device = self._make(tuple(state["shape"].tolist()), int(state["labels"]))
-            self._device.restore(under("device/", state))
+            self._device.restore(take_under("device", state))
         self._form = {name: state[name] for name in ("shape", "labels") if name in state}
 
     @classmethod
@@ -98,30 +96,29 @@ class Keeper:
         preset: str = DEFAULT,
         last_layers: int | None = None,
         directory: str | None = None,
-    ) -> Keeper:
+    ) -> "Keeper":
         """The keeper of this node, for the torch modules that `module` makes.
 
         `preset` sets the policy's options as in an experiment: `"paper"` is the paper's choice. In `directory` the
         keeper outlives restarts, else it lives in Flower's context. BatchNorm layers are valued as they are in
         evaluation, by the statistics that come with the model.
         """
-        from fedkeep.learn.frozen_norm import with_frozen_norms
+        if hasattr(module, "state_dict"):
+            raise ConfigError("give the keeper the function that makes the module, not a module: it needs its own")
+        from fedkeep.learn.network import with_frozen_norms
         from fedkeep.learn.torch_learner import TorchLearner
 
         memory = FileMemory(Path(directory) / f"keeper-{context.node_id}.npz") if directory else ContextMemory(context)
         learner = TorchLearner(partial(with_frozen_norms, module), last_layers)
         return cls(learner, memory, capacity, policy, preset, context.node_id % 2**62)
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> "Keeper":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self._device is not None:
-            state: State = {f"device/{name}": array for name, array in self._device.snapshot().items()}
-            state |= {f"statistics/{name}": array for name, array in self._statistics.items()}
-            state["counts"] = np.frombuffer(msgspec.json.encode(self._counts), dtype=np.uint8)
+            state = put_under("device", self._device.snapshot()) | put_under("statistics", self._statistics)
+            state["counts"] = to_array(dict(self._counts))
             self._memory.save(state | self._form)
 
     def offer(self, x: Any, y: Any) -> None:
@@ -129,8 +126,10 @@ class Keeper:
 
         Samples with NaN, of another shape or without a class of the model's are not kept, and counted in `status()`.
         """
-        samples, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+        samples, labels = _numbers(x, np.float32), _numbers(y)
         _require_classes(samples, labels)
+        if not len(labels):
+            return
         if self._device is None:
             self._begin(samples)
         assert self._device is not None
@@ -182,8 +181,8 @@ class Keeper:
             offered=self._counts["offered"],
             stored=labels.total(),
             capacity=self._capacity,
-            fates=under("fate.", self._counts),
-            unsound=under("unsound.", self._counts),
+            fates=_under("fate.", self._counts),
+            unsound=_under("unsound.", self._counts),
             labels=dict(sorted(labels.items())),
         )
 
@@ -192,13 +191,19 @@ class Keeper:
         now = self.status()
         said = {"samples": self._count, "offered": now.offered, "stored": now.stored, "labels": len(now.labels)}
         said |= {"unsound": sum(now.unsound.values())}
-        records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: ConfigRecord(dict(said))}
+        about = ConfigRecord(dict(said))
+        if self._device is not None and self._device.gist is not None and (did := self._device.gist.figures()):
+            about["gist"] = list(did)
+        records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._estimate is not None:
             records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._estimate)})
         return records
 
     def _begin(self, samples: AnyArray) -> None:
-        scores = self._learner.logits(self._learner.initial(0), samples[:1])
+        try:
+            scores = self._learner.logits(self._learner.initial(0), samples[:1])
+        except (ValueError, IndexError, RuntimeError) as error:
+            raise ConfigError(f"the model takes no samples of shape {samples.shape[1:]}: {error}") from error
         if scores.ndim != 2 or scores.shape[1] < 2:
             raise ConfigError("the model has no two outputs a sample: fedkeep values samples of classifiers only")
         labels = scores.shape[1]
@@ -236,6 +241,8 @@ class Keeper:
             model = next(record for name, record in content.array_records.items() if name != DIRECTION)
         if isinstance(model, ArrayRecord):
             model = self._flattened({name: array.numpy() for name, array in model.items()})
+        if not isinstance(model, np.ndarray):
+            raise ConfigError(f"sync takes the message, its ArrayRecord or a vector, not {type(model).__name__}")
         return TrainOrder(round_, model, direction, _NO_TRAINING, accepted)
 
     def _flattened(self, named: Mapping[str, AnyArray]) -> Vector:
@@ -252,15 +259,27 @@ class Keeper:
             self._learner.load_statistics(named)  # type: ignore[attr-defined]
 
 
+def _under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+    return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
+
+
+def _numbers(values: Any, dtype: Any = None) -> AnyArray:
+    """What was offered as an array; tensors on another device, or part of a graph, are copied out of it."""
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"offer takes arrays or tensors of numbers: {error}") from error
+
+
 def _require_classes(samples: AnyArray, labels: AnyArray) -> None:
     """Refuses what is no batch of a classifier's samples, in a sentence."""
-    if labels.ndim != 1 or len(samples) != len(labels):
+    if labels.ndim != 1 or samples.shape[:1] != labels.shape:
         raise ConfigError(
             f"offer takes one class number a sample: got samples {samples.shape} and labels {labels.shape}"
         )
     if len(labels) and labels.dtype.kind == "f" and not (labels == np.floor(labels)).any():
         raise ConfigError("these labels are no class numbers: fedkeep values samples of classifiers, not of regression")
-    if labels.dtype.kind not in "iuf":
+    if len(labels) and labels.dtype.kind not in "iuf":
         raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
 
 

@@ -1,11 +1,10 @@
 """A wrapper for any strategy of Flower's: it sends the direction down and takes the estimates out of the replies."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -14,10 +13,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.types import DeviceId, Vector
+from fedkeep.flower.exchange import PromptGrid
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
-from fedkeep.flower.prompt_grid import PromptGrid
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
+from fedkeep.records.measures import GIST, gist_line
 from fedkeep.records.versions import versions
 
 log = logging.getLogger("fedkeep.flower")
@@ -66,9 +66,8 @@ class Keeping(Strategy):
         """Flower's own loop, over a grid that does not sleep between two looks for replies."""
         if self._recorder is not None:
             self._recorder.start(self._header(num_rounds))
-        result = super().start(
-            PromptGrid(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+        prompt = cast(Grid, PromptGrid(grid))
+        result = super().start(prompt, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         self._write(End(round=num_rounds, digest=""))
         return result
 
@@ -92,6 +91,7 @@ class Keeping(Strategy):
         """Merges the estimates, then lets the inner strategy aggregate what is its own."""
         listed = list(replies)
         said = {r.metadata.src_node_id: s for r in listed if (s := _said(r)) is not None}
+        gists = [g for r in listed if (g := _gist(r)) is not None]
         taken = {r.metadata.src_node_id: e for r in listed if (e := self._taken(r, server_round)) is not None}
         if self._size is None and taken:
             self._size = Counter(len(e.gradient) for e in taken.values()).most_common(1)[0][0]
@@ -100,6 +100,8 @@ class Keeping(Strategy):
         self._accepted.update(dict.fromkeys(estimates, server_round))
         arrays, metrics = self._inner.aggregate_train(server_round, listed)
         self._write(self._round(server_round, listed, said, refused=len(taken) - len(estimates)))
+        if gists:
+            self._write(gist_line(server_round, gists))
         if not said:
             return arrays, metrics
         totals = {f"keeper-{name}": sum(of[name] for of in said.values()) for name in _TOLD}
@@ -174,13 +176,24 @@ class Keeping(Strategy):
         return float(np.linalg.norm(gradient.astype(np.float64))) <= self._gradient_norm
 
 
-def _said(reply: Message) -> dict[str, int] | None:
-    """What a reply's keeper says of itself, if there is one and it is in numbers."""
+def _about(reply: Message) -> ConfigRecord:
+    """What a reply's keeper says of itself; nothing, if there is none."""
     about = None if reply.has_error() else reply.content.get(KEEPER)
-    if not isinstance(about, ConfigRecord):
-        return None
+    return about if isinstance(about, ConfigRecord) else ConfigRecord()
+
+
+def _said(reply: Message) -> dict[str, int] | None:
+    """The numbers that add up over a fleet, if they are numbers."""
+    about = _about(reply)
     said = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
     return said if len(said) == len(_TOLD) else None
+
+
+def _gist(reply: Message) -> list[float] | None:
+    """What a keeper's gist did, if it has one and its figures are numbers that a record can hold."""
+    told = _about(reply).get("gist")
+    figures = [float(figure) for figure in told if isinstance(figure, float)] if isinstance(told, list) else []
+    return figures if len(figures) == len(GIST) and np.isfinite(figures).all() else None
 
 
 def _estimator_name(preset: str, policy: str) -> str:

@@ -1,10 +1,14 @@
-"""Who is in the fleet: nodes that come and go, the profiles they declare, and the plan that follows them."""
+"""Who is in the fleet: nodes that come and go, which device each is, what it declares, and the plan that follows.
 
-from __future__ import annotations
+A node is known by its key, so that a device is the same after any restart.
+"""
 
 import logging
-from collections.abc import Callable
-from typing import cast
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from flwr.app import Message
@@ -12,20 +16,146 @@ from flwr.serverapp import Grid
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.plan import Plan
-from fedkeep.core.server import Refusal, Server
-from fedkeep.core.types import DeviceId, Profile
+from fedkeep.core.rounds import Refusal
+from fedkeep.core.server import Server
+from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
 from fedkeep.flower.exchange import Asked, Exchange
-from fedkeep.flower.roster import Node, Roster
-from fedkeep.keyholder.planner import RemotePlanner
-from fedkeep.keyholder.planning import EncryptedPlanning
+from fedkeep.keyholder.planner import EncryptedPlanning, RemotePlanner
 from fedkeep.link.messages import AskProfile
+from fedkeep.link.wire import from_array, to_array
 
 log = logging.getLogger("fedkeep.flower")
 
 PROFILE = "query.profile"
 PROFILE_SECONDS = 120.0
 """How long a node that was asked for its profile may be silent before it is asked again."""
+_SIMULATED_KEY_BYTES = 32
+"""Flower's simulation gives its nodes random tokens of this size instead of keys."""
+
+_NAME = 64
+"""Characters of a device's name that are kept."""
+
+Identity = Literal["key", "claim"]
+
+
+class Node(Protocol):
+    """What is read of Flower's NodeInfo."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def public_key(self) -> bytes: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A device that has been seen: the digest of its node's key, and its profile when it was last planned for."""
+
+    identity: str
+    profile: Profile
+    name: str = ""
+
+
+class Roster:
+    """All devices ever seen; a number belongs to the first key that claimed it."""
+
+    def __init__(self, identity: Identity = "key") -> None:
+        self._identity = identity
+        self._entries: dict[DeviceId, Entry] = {}
+        self._online: dict[int, DeviceId] = {}
+        self._gone: set[int] = set()
+        self._admitted: set[DeviceId] | None = None
+        self.last_seen: dict[DeviceId, float] = {}
+        """When each device was last online, in seconds since 1970; of this process's time only."""
+
+    def admit(self, devices: Iterable[DeviceId]) -> None:
+        """Lets only these take part until told otherwise; the others are known, and wait."""
+        self._admitted = set(devices)
+
+    def see(self, nodes: list[Node]) -> list[Node]:
+        """Takes in who is online; returns those whose device is not known and must be asked."""
+        by_key = {entry.identity: device for device, entry in self._entries.items()}
+        before, self._online, self._gone = self._online, {}, set()
+        unknown = []
+        for node in nodes:
+            device = before.get(node.node_id)
+            if device is None and not self._by_claim(node):
+                device = by_key.get(_digest(node))
+            if device is None:
+                unknown.append(node)
+            else:
+                self._online[node.node_id] = device
+        self.last_seen |= dict.fromkeys(self._online.values(), time.time())
+        return unknown
+
+    def watch(self, nodes: Iterable[Node]) -> None:
+        """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
+        self._gone = set(self._online) - {node.node_id for node in nodes}
+        self.last_seen |= dict.fromkeys(self.present(), time.time())
+
+    def present(self) -> set[DeviceId]:
+        """The devices that were there when somebody last looked."""
+        return {device for node, device in self._online.items() if node not in self._gone}
+
+    def enter(self, node: Node, device: DeviceId, profile: Profile, name: str = "") -> None:
+        """Binds a node to the device number it claims; the profile of a device seen before is kept."""
+        if device in self._online.values():
+            raise RefusedError("identity-taken", f"device {device} is online at another node")
+        known = self._entries.get(device)
+        if known is None:
+            self._entries[device] = Entry(_digest(node), profile, name[:_NAME])
+        elif known.identity != _digest(node) and not self._by_claim(node):
+            raise RefusedError("identity-taken", f"device {device} belongs to another key")
+        self._online[node.node_id] = device
+        self.last_seen[device] = time.time()
+
+    def entries(self) -> dict[DeviceId, Entry]:
+        """All devices ever seen."""
+        return dict(sorted(self._entries.items()))
+
+    def device(self, node_id: int) -> DeviceId | None:
+        return self._online.get(node_id)
+
+    def online(self) -> dict[DeviceId, int]:
+        """The node of every device that is online."""
+        return {device: node for node, device in sorted(self._online.items(), key=lambda item: item[1])}
+
+    def nodes(self) -> dict[DeviceId, int]:
+        """The node of every device that is online and may take part."""
+        admitted = self._admitted
+        return {device: node for device, node in self.online().items() if admitted is None or device in admitted}
+
+    def profiles(self) -> dict[DeviceId, Profile]:
+        """The profiles of the devices that are online."""
+        return {device: self._entries[device].profile for device in self.online()}
+
+    def drop(self, device: DeviceId) -> None:
+        """Forgets a device whose profile was refused, so that it is asked again."""
+        self._entries.pop(device, None)
+        self._online = {node: d for node, d in self._online.items() if d != device}
+
+    def snapshot(self) -> State:
+        known = sorted(self._entries.items())
+        return {"entries": to_array([(d, e.identity, e.name, e.profile.capacity) for d, e in known])} | {
+            "velocities": np.stack([e.profile.velocity for _, e in known]) if known else np.empty((0, 0))
+        }
+
+    def restore(self, state: State) -> None:
+        self._online = {}
+        entries = from_array(state["entries"], list[tuple[int, str, str, int]])
+        self._entries = {
+            device: Entry(identity, Profile(capacity, velocity), name)
+            for (device, identity, name, capacity), velocity in zip(entries, state["velocities"], strict=True)
+        }
+
+    def _by_claim(self, node: Node) -> bool:
+        return self._identity == "claim" or len(node.public_key) == _SIMULATED_KEY_BYTES
+
+
+def _digest(node: Node) -> str:
+    return blake2b(node.public_key or str(node.node_id).encode(), digest_size=16).hexdigest()
 
 
 class Membership:
@@ -78,24 +208,19 @@ class Membership:
             log.warning("the plan falls short %d times, first for label %s: %d of %d, since %s", *words)
 
 
-class EncryptedMembership:
+class EncryptedMembership(Membership):
     """The same from profiles that nobody here can read: only devices in the key-holder's plan take part.
 
     While the key-holder does not answer, the present plan stays in force, and without one the run waits; nothing is
     ever asked for in the clear instead.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        roster: Roster,
-        sizes: codec.Sizes,
-        refuse: Callable[[Refusal], None],
-        planner: RemotePlanner,
-        min_devices: int,
-    ) -> None:
-        self._server, self._roster, self._sizes, self._refuse = server, roster, sizes, refuse
-        self._planning, self._min_devices = EncryptedPlanning(planner, sizes.regions, PROFILE_SECONDS), min_devices
+    def __init__(self, *known: Any, planner: RemotePlanner, min_devices: int) -> None:
+        super().__init__(*known)
+        self._planning, self._min_devices = (
+            EncryptedPlanning(planner, self._sizes.regions, PROFILE_SECONDS),
+            min_devices,
+        )
         self._nodes: dict[int, Node] = {}
 
     def meet(self, grid: Grid, exchange: Exchange, now: float) -> None:

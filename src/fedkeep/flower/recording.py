@@ -4,8 +4,6 @@ A round's lines are written before the round is committed, and a server that res
 crash the record tells of each round once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import Counter
@@ -18,33 +16,19 @@ from msgspec import structs
 
 from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.plan import Plan
-from fedkeep.core.server import Refusal, Server
+from fedkeep.core.rounds import Refusal
+from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.fleet.specification import FleetSpec
 from fedkeep.flower.exchange import WireTraffic
-from fedkeep.flower.roster import Roster
+from fedkeep.flower.membership import Roster
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
-from fedkeep.records import (
-    End,
-    Evaluation,
-    GistLine,
-    Header,
-    HoldingsLine,
-    Line,
-    Member,
-    Members,
-    PlanLine,
-    PrivacyLine,
-    Recorder,
-    Round,
-    Timing,
-)
+from fedkeep.records import Recorder, lines
+from fedkeep.records.measures import LISTED, gist_line, plan_line
 from fedkeep.records.reader import begins_with_header, read_run
 from fedkeep.records.versions import versions
 
-_LISTED = 50
-"""Devices that lines list: the first ones, the same in all lines."""
 _SIGN_OF_LIFE_SECONDS = 20.0
 
 
@@ -56,32 +40,24 @@ class FleetRecordOptions:
     """Empty: nowhere."""
 
 
-def header_of(spec: FleetSpec, run: str) -> Header:
+def header_of(spec: FleetSpec, run: str) -> lines.Header:
     """The first line of a fleet's record."""
     described = spec.described() | {"preset": spec.preset, **spec.deployment}
     digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:16]
-    return Header(
-        run=run,
-        method=spec.names["policy"],
-        task="fleet",
-        seed=spec.seed,
-        config=described,
-        config_hash=digest,
-        versions=versions(),
-        labels=spec.label_names,
-        devices=0,
-        rounds=spec.train.rounds,
-    )
+    return lines.Header(
+        run=run, method=spec.names["policy"], task="fleet", seed=spec.seed, config=described, config_hash=digest,
+        versions=versions(), labels=spec.label_names, devices=0, rounds=spec.train.rounds,
+    )  # fmt: skip
 
 
 class FleetRecorder:
     """Writes what a server sees of its fleet, round by round."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: lines.Header) -> None:
         self._path, self._header = path, header
         self._recorder: Recorder | None = None
         self._planned: Plan | None = None
-        self._told: tuple[Member, ...] = ()
+        self._told: tuple[lines.Member, ...] = ()
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._counted: dict[DeviceId, Vitals] = {}
         self._resumed = False
@@ -116,10 +92,10 @@ class FleetRecorder:
         self._took_part |= set(outcome.summary.accepted)
         for device in outcome.summary.accepted:
             self._refused.pop(device, None)
-        lines = [*self._plan(done, server), *self._round(done, outcome, server)]
+        written = [*self._plan(done, server), *self._round(done, outcome, server)]
         if evaluated:
-            lines += self._evaluation(done, outcome, evaluated, tally)
-        for line in (*lines, Timing(round=done, seconds=time.monotonic() - self._began)):
+            written += self._evaluation(done, outcome, evaluated, tally)
+        for line in (*written, lines.Timing(round=done, seconds=time.monotonic() - self._began)):
             self._write(line)
         self.note_members(done, roster)
         assert self._recorder is not None
@@ -131,39 +107,33 @@ class FleetRecorder:
         changed = [_without_clock(m) for m in members] != [_without_clock(m) for m in self._told]
         if changed or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
             self._told, self._told_at = members, time.monotonic()
-            self._write(Members(round=round_, members=members))
+            self._write(lines.Members(round=round_, members=members))
 
     def finish(self, round_: int, model: Vector) -> None:
         """Writes the last line of a run that has all its rounds."""
-        self._write(End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
+        self._write(lines.End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
 
     def close(self) -> None:
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: lines.Line) -> None:
         if self._recorder is not None:
             self._recorder.write(line)
 
-    def _plan(self, done: int, server: Server) -> Iterator[Line]:
+    def _plan(self, done: int, server: Server) -> Iterator[lines.Line]:
         plan, coordinator = server.plan, server.coordinator
         if plan is None or plan is self._planned or not isinstance(coordinator, LabelLimits):
             return
         self._planned = plan
-        yield PlanLine(
-            round=done,
-            devices=tuple(plan.devices[:_LISTED].tolist()),
-            quotas=tuple(tuple(row) for row in plan.quotas[:_LISTED].tolist()),
-            holders=tuple(plan.holders.tolist()),
-            wanted=tuple([coordinator.clients_per_label or 0] * len(plan.holders)),
-        )
+        yield plan_line(done, plan, coordinator.clients_per_label)
 
-    def _round(self, done: int, outcome: RoundOutcome, server: Server) -> Iterator[Line]:
+    def _round(self, done: int, outcome: RoundOutcome, server: Server) -> Iterator[lines.Line]:
         reasons = _by_reason(outcome.refusals)
-        yield Round(
+        yield lines.Round(
             round=done,
-            participants=outcome.summary.participants[:_LISTED],
+            participants=outcome.summary.participants[:LISTED],
             participations=len(outcome.summary.participants),
             dropouts=len(set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}),
             refused_reports={reason: len(devices) for reason, devices in reasons.items()},
@@ -184,33 +154,30 @@ class FleetRecorder:
 
     def _evaluation(
         self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: WireTraffic
-    ) -> Iterator[Line]:
+    ) -> Iterator[lines.Line]:
         vitals = {device: e.vitals for device, e in sorted(evaluated.items()) if e.vitals is not None}
         labels = len(self._header.labels)
         if vitals:
             rows = {device: (*v.filled, *[0] * labels)[:labels] for device, v in vitals.items()}
-            listed = tuple(device for device in rows if device < _LISTED)
-            yield HoldingsLine(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
+            listed = tuple(device for device in rows if device < LISTED)
+            yield lines.HoldingsLine(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
             held = np.array(list(rows.values())).sum(axis=0) > 0
         if spent := [v for v in vitals.values() if v.epsilon_spent is not None and v.delta is not None]:
             most = max(spent, key=lambda v: v.epsilon_spent or 0.0)
-            yield PrivacyLine(
+            yield lines.PrivacyLine(
                 round=done, epsilon_spent=most.epsilon_spent, epsilon_left=most.epsilon_left, delta=most.delta or 0.0
             )
         figures = [v.gist for device, v in vitals.items() if v.gist is not None and device in self._took_part]
         self._took_part = set()
         if figures:
-            trust, likeness, worth, reach = np.mean(figures, axis=0).tolist()
-            yield GistLine(
-                round=done, participations=len(figures), trust=trust, likeness=likeness, worth=worth, reach=reach
-            )
+            yield gist_line(done, figures)
         accuracies = [e.accuracy for _, e in sorted(evaluated.items())]
         known = [a for a in accuracies if not np.isnan(a)]
-        yield Evaluation(
+        yield lines.Evaluation(
             round=done,
             accuracy=outcome.evaluation.get("accuracy"),
             loss=outcome.evaluation.get("loss"),
-            device_accuracy=tuple(accuracies) if len(accuracies) <= _LISTED else (),
+            device_accuracy=tuple(accuracies) if len(accuracies) <= LISTED else (),
             device_accuracy_quantiles=tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()) if known else (),
             samples_valued=sum(v.arrivals for v in vitals.values()),
             bytes_up=tally.up,
@@ -218,12 +185,12 @@ class FleetRecorder:
             label_coverage=float(held.mean()) if vitals else None,
         )
 
-    def _members(self, roster: Roster) -> Iterator[Member]:
+    def _members(self, roster: Roster) -> Iterator[lines.Member]:
         online = roster.present()
-        for device, entry in list(roster.entries().items())[:_LISTED]:
+        for device, entry in list(roster.entries().items())[:LISTED]:
             said = self._evaluated.get(device)
             vitals = None if said is None else said.vitals
-            yield Member(
+            yield lines.Member(
                 device=device,
                 name=entry.name or f"device {device}",
                 online=device in online,
@@ -246,5 +213,5 @@ def _by_reason(refusals: tuple[Refusal, ...]) -> dict[str, tuple[int, ...]]:
     return {reason: tuple(sorted(devices)) for reason, devices in sorted(reasons.items())}
 
 
-def _without_clock(member: Member) -> Member:
+def _without_clock(member: lines.Member) -> lines.Member:
     return structs.replace(member, seen=None)

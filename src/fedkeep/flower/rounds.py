@@ -1,13 +1,19 @@
-"""When a round opens, when it closes, and how it ended."""
-
-from __future__ import annotations
+"""When a round opens, when it closes, how it ended, and what Prometheus is told of it."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from fedkeep.core.server import Refusal, RoundSummary
-from fedkeep.flower.roster import Identity
+from fedkeep.core.bounds import within
+from fedkeep.core.errors import ConfigError, needing
+from fedkeep.core.rounds import Refusal, RoundSummary
+from fedkeep.fleet.options import MetricsOptions
+from fedkeep.flower.membership import Identity
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 
 @dataclass(frozen=True)
@@ -32,16 +38,11 @@ class RoundOptions:
     """Ask exactly the chosen devices and await them all: the same run again gives the same bits."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation must be above 0 and at most 1, got {self.participation}")
-        if not self.over_selection >= 1:
-            raise ValueError(f"over_selection must be 1 or more, got {self.over_selection}")
-        if not self.deadline > 0:
-            raise ValueError(f"deadline must be above 0 seconds, got {self.deadline}")
-        if not 0 <= self.quorum <= 1:
-            raise ValueError(f"quorum must be at least 0 and at most 1, got {self.quorum}")
-        if self.min_devices < 1 or self.evaluate_every < 0:
-            raise ValueError("min_devices must be 1 or more, evaluate_every 0 or more")
+        within(self, "participation", above=0, most=1)
+        within(self, "over_selection", "min_devices", least=1)
+        within(self, "deadline", above=0)
+        within(self, "quorum", least=0, most=1)
+        within(self, "evaluate_every", least=0)
 
     def wanted(self, devices: int) -> int:
         """How many reports a round waits for."""
@@ -85,3 +86,55 @@ class RoundOutcome:
             "quorate": int(self.quorate),
             "seconds": self.seconds,
         }
+
+
+class ServerMetrics:
+    """Counts rounds and what did not count in them; an endpoint serves it."""
+
+    def __init__(self) -> None:
+        self._gauges: dict[str, tuple[str, float]] = {}
+        self._refused: Counter[str] = Counter()
+        self._rounds: Counter[str] = Counter()
+
+    def see(self, outcome: RoundOutcome, online: int, bytes_down: int, bytes_up: int) -> None:
+        """Takes in a round."""
+        summary = outcome.summary
+        self._rounds["quorate" if outcome.quorate else "without quorum"] += 1
+        self._refused.update(refusal.reason for refusal in outcome.refusals)
+        self._gauges |= {
+            "server_round": ("Rounds done", summary.round + 1),
+            "server_devices_online": ("Devices online", online),
+            "server_accepted": ("Reports accepted in the last round", len(summary.accepted)),
+            "server_missing": ("Devices asked in the last round that did not report", len(summary.missing)),
+            "server_round_seconds": ("Seconds that the last round took", outcome.seconds),
+            "server_bytes_down": ("Bytes sent to devices", bytes_down),
+            "server_bytes_up": ("Bytes received from devices", bytes_up),
+        }
+        for name in ("accuracy", "loss"):
+            if name in outcome.evaluation:
+                self._gauges[f"server_{name}"] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
+
+    def collect(self) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, (text, value) in self._gauges.items():
+            yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
+        for name, text, label, counts in (
+            ("server_refusals", "Reports and profiles that did not count", "reason", self._refused),
+            ("server_rounds", "Rounds since this server started", "outcome", self._rounds),
+        ):
+            family = CounterMetricFamily(f"fedkeep_{name}", text, labels=[label])
+            for value_of_label, count in sorted(counts.items()):
+                family.add_metric([value_of_label], count)
+            yield family
+
+    def serve(self, options: MetricsOptions) -> None:
+        """Answers at the port for as long as the process lives."""
+        with needing("the metrics endpoint", "flower"):
+            from prometheus_client import CollectorRegistry, start_http_server
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            start_http_server(options.port, options.host, registry)
+        except OSError as error:
+            raise ConfigError(f"cannot serve metrics on {options.host}:{options.port}: {error.strerror}") from error

@@ -1,7 +1,9 @@
-"""What a ServerApp needs besides its task: options from Flower's run config, and a run that can be resumed."""
+"""The ServerApp of a fleet: options from Flower's run config, a run that can be resumed, and the app of a `fleet.toml`.
 
-from __future__ import annotations
+That app is written where it is served, so that a fleet of agents needs none of its own.
+"""
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +14,60 @@ from flwr.app import Context
 from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeep.config import Table, build, put
+from fedkeep.config import Table, build, flat, merged, put, read_toml
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
+from fedkeep.fleet.options import MetricsOptions
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
-from fedkeep.flower.metrics import ServerMetrics, ServerMetricsOptions
 from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
-from fedkeep.flower.rounds import RoundOptions
+from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder.planner import KeyHolderOptions, RemotePlanner
+from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
+
+_PYPROJECT = """\
+[project]
+name = "fedkeep-fleet"
+version = "1.0.0"
+description = "The fleet of a fleet.toml."
+license = "Apache-2.0"
+dependencies = []
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build.targets.wheel]
+packages = ["fedkeep_fleet"]
+
+[tool.flwr.app]
+publisher = "fedkeep"
+
+[tool.flwr.app.components]
+serverapp = "fedkeep_fleet.server_app:app"
+clientapp = "fedkeep_fleet.client_app:app"
+
+[tool.flwr.app.config]
+"""
+_MODULES = {
+    "__init__": '"""Written by fedkeep."""\n',
+    "client_app": "from fedkeep.flower import client_app\n\napp = client_app.make_client_app(client_app.open_agent)\n",
+    "server_app": "from fedkeep.flower.server_app import make_server_app\n\napp = make_server_app()\n",
+}
+_SET_BY_SERVE: Table = {
+    "preset": DEFAULT,
+    "policy": {"name": DEFAULT_POLICY},
+    "state": {"url": "", "run": "default", "resume": False},
+    "records": {"directory": ""},
+}
+"""Flower lets a run change only what its app has: these `fedkeep serve` sets, and devices read the first two."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +94,9 @@ def tables_of(run_config: UserConfig) -> Table:
     return tables
 
 
-def config_of(tables: Table, prefix: str = "") -> UserConfig:
+def config_of(tables: Table) -> UserConfig:
     """Tables as Flower's flat run config: what `tables_of` reads."""
-    config: UserConfig = {}
-    for key, value in tables.items():
-        if isinstance(value, dict):
-            config |= config_of(value, f"{prefix}{key}.")
-        else:
-            config[f"{prefix}{key}"] = msgspec.json.encode(value).decode() if isinstance(value, list) else value
-    return config
+    return {k: msgspec.json.encode(v).decode() if isinstance(v, list) else v for k, v in flat(tables)}
 
 
 def fleet_of(run_config: UserConfig) -> FleetSpec:
@@ -79,7 +113,7 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     run = build(StateOptions, spec.deployment["state"], "state").run
     if records.directory:
         strategy.recorder = FleetRecorder(Path(records.directory) / f"{run}.jsonl", header_of(spec, run))
-    metrics = build(ServerMetricsOptions, spec.deployment["metrics"], "metrics")
+    metrics = build(MetricsOptions, spec.deployment["metrics"], "metrics")
     if metrics.port:
         strategy.metrics = ServerMetrics()
         strategy.metrics.serve(metrics)
@@ -148,3 +182,24 @@ def _refuse_unsound(privacy: PrivacyOptions, server: Server, rounds: RoundOption
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
             'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
         )
+
+
+def takes_records(app: Path) -> bool:
+    """Whether a record can be written of an app's runs: of a specification's, and of apps that name the table."""
+    if app.is_file():
+        return True
+    tool = read_toml(app / "pyproject.toml").get("tool", {})
+    return "records" in tool.get("flwr", {}).get("app", {}).get("config", {})
+
+
+def write_app(specification: Path, directory: Path, changes: Table) -> Path:
+    """Writes the app of a `fleet.toml` with these changes into a directory, and returns it; mistakes are told first."""
+    tables = merged(merged(_SET_BY_SERVE, read_toml(specification)), tables_of(config_of(changes)))
+    parse_fleet(tables)
+    package = directory / "fedkeep_fleet"
+    package.mkdir(parents=True, exist_ok=True)
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
+    (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
+    for name, text in _MODULES.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    return directory

@@ -5,8 +5,6 @@ the next server finds the last whole round. Arrays are stored in chunks and only
 written, so a fleet of many kept gradients costs what its participants cost.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from fedkeep.core.errors import ConfigError, DataError, MissingExtraError, RefusedError
+from fedkeep.core.errors import ConfigError, DataError, RefusedError, needing
 from fedkeep.core.types import AnyArray, State
 
 _PLAIN_KINDS = "biufSU"
@@ -114,7 +112,9 @@ class StateStore:
         gone = [key for key in self._digests if key not in digests]
         with self._engine.begin() as connection:
             self._advance(connection, round_, len(chunks))
-            self._delete(connection, [key for key in [*changed, *gone] if key in self._digests])
+            if old := [{"a_name": n, "a_number": i} for n, i in [*changed, *gone] if (n, i) in self._digests]:
+                named = (_chunks.c.name == sql.bindparam("a_name")) & (_chunks.c.number == sql.bindparam("a_number"))
+                connection.execute(sql.delete(_chunks).where(_chunks.c.run == self.run, named), old)
             if changed:
                 rows = [vars(chunks[key]) | {"run": self.run, "digest": digests[key]} for key in changed]
                 connection.execute(sql.insert(_chunks), rows)
@@ -134,13 +134,6 @@ class StateStore:
         if not moved:
             raise RefusedError("stale server", f"another server has continued run {self.run!r}; this one stops")
 
-    def _delete(self, connection: Connection, keys: list[ChunkKey]) -> None:
-        if keys:
-            name: sql.BindParameter[str] = sql.bindparam("a_name")
-            number: sql.BindParameter[int] = sql.bindparam("a_number")
-            one = (_chunks.c.run == self.run) & (_chunks.c.name == name) & (_chunks.c.number == number)
-            connection.execute(sql.delete(_chunks).where(one), [{"a_name": n, "a_number": i} for n, i in keys])
-
 
 def _engine(url: str) -> Engine:
     """An engine for `sqlite:///file`, a bare file path or `postgresql://...`.
@@ -148,10 +141,8 @@ def _engine(url: str) -> Engine:
     A connection lives for one transaction: a database that restarted between two rounds is not noticed.
     """
     address = _address(url)
-    try:
+    with needing("server state in PostgreSQL", "postgres"):
         engine = sql.create_engine(address, poolclass=NullPool)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("server state in PostgreSQL", "postgres") from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _make_durable)
     return engine

@@ -1,7 +1,5 @@
 """Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,16 +13,15 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.evaluations import merge_evaluations
 from fedkeep.core.ports import Kept
-from fedkeep.core.server import Refusal, RoundSummary, Server
-from fedkeep.core.types import DeviceId, State
+from fedkeep.core.rounds import Refusal, RoundSummary
+from fedkeep.core.server import Server
+from fedkeep.core.state import restore_parts, snapshot_parts
+from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
-from fedkeep.flower.device_memory import under
 from fedkeep.flower.exchange import Asked, Exchange, WireTraffic
-from fedkeep.flower.membership import PROFILE, EncryptedMembership, Membership
-from fedkeep.flower.metrics import ServerMetrics
+from fedkeep.flower.membership import PROFILE, EncryptedMembership, Membership, Node, Roster
 from fedkeep.flower.recording import FleetRecorder
-from fedkeep.flower.roster import Node, Roster
-from fedkeep.flower.rounds import RoundOptions, RoundOutcome
+from fedkeep.flower.rounds import RoundOptions, RoundOutcome, ServerMetrics
 from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.planner import RemotePlanner
@@ -64,9 +61,9 @@ class FedkeepStrategy(Strategy):
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._refusals: list[Refusal] = []
         known = (server, self._roster, sizes, self._refuse)
-        self._membership = (
-            Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
-        )
+        self._membership = Membership(*known)
+        if planner is not None:
+            self._membership = EncryptedMembership(*known, planner=planner, min_devices=options.min_devices)
         self._sound, self._next_look = 0, 0.0
         self._late: list[tuple[Asked, Message]] = []
         self._secure: SecureRounds | None = None
@@ -79,12 +76,11 @@ class FedkeepStrategy(Strategy):
         saved = self.store.load() if self.store is not None else None
         if saved is None:
             return False
-        if any(name.startswith("sums/") for name in saved.state) != (self._secure is not None):
+        if any(name.startswith("sums.") for name in saved.state) != (self._secure is not None):
             raise ConfigError(
                 "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
             )
-        for part, kept in self._parts.items():
-            kept.restore(under(f"{part}/", saved.state))
+        restore_parts(self._parts, saved.state)
         log.info("resumed: round %d is next", self.server.round)
         return True
 
@@ -125,9 +121,9 @@ class FedkeepStrategy(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
         num_rounds: int = 3,
-        timeout: float = 3600,  # noqa: ARG002 - Flower's signature
-        train_config: ConfigRecord | None = None,  # noqa: ARG002
-        evaluate_config: ConfigRecord | None = None,  # noqa: ARG002
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Flower's entry point, over `rounds`; how to train and to wait is `server`'s and `options`' to say."""
@@ -151,11 +147,7 @@ class FedkeepStrategy(Strategy):
         log.info("%s; round %d is next", self.options, self.server.round)
 
     def configure_train(
-        self,
-        server_round: int,  # noqa: ARG002 - Flower's signature; the core counts rounds
-        arrays: ArrayRecord,  # noqa: ARG002
-        config: ConfigRecord,  # noqa: ARG002
-        grid: Grid,  # noqa: ARG002
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Opens a round: one order per device chosen (step 7)."""
         nodes = self._roster.nodes()
@@ -168,9 +160,7 @@ class FedkeepStrategy(Strategy):
         ]
 
     def aggregate_train(
-        self,
-        server_round: int,  # noqa: ARG002
-        replies: Iterable[Message],
+        self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Closes the round over the replies taken so far and these (step 8)."""
         for reply in replies:
@@ -179,21 +169,13 @@ class FedkeepStrategy(Strategy):
         return codec.arrays_of(self.server.model), MetricRecord({"accepted": len(summary.accepted)})
 
     def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,  # noqa: ARG002
-        config: ConfigRecord,  # noqa: ARG002
-        grid: Grid,  # noqa: ARG002
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Asks every device online how the model does on samples of its own."""
         content, group = codec.encode(Evaluate(self.server.model)), str(server_round)
         return [Message(content, node, EVALUATE, group_id=group) for node in self._roster.nodes().values()]
 
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        replies: Iterable[Message],
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
         self._evaluated = {}
         for reply in replies:
@@ -330,10 +312,7 @@ class FedkeepStrategy(Strategy):
 
     def _commit(self) -> None:
         if self.store is not None:
-            state: State = {
-                f"{part}/{name}": array for part, kept in self._parts.items() for name, array in kept.snapshot().items()
-            }
-            self.store.commit(self.server.round, state)
+            self.store.commit(self.server.round, snapshot_parts(self._parts))
 
 
 _UNUSED = (ArrayRecord(), ConfigRecord())

@@ -1,7 +1,5 @@
 """Numbers under CKKS: added up, and told apart by sign, by whoever lacks the key (TenSEAL)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -10,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedkeep.core.errors import MissingExtraError, RefusedError
+from fedkeep.core.errors import RefusedError, needing
 from fedkeep.core.types import FloatArray, IntArray
 
 Ciphertext: TypeAlias = Any
@@ -27,10 +25,8 @@ _CLEAR = 0.9
 
 
 def tenseal() -> ModuleType:
-    try:
+    with needing("encrypted profiles", "privacy"):
         import tenseal as module
-    except ImportError as error:
-        raise MissingExtraError("encrypted profiles", "privacy") from error
     loaded: ModuleType = module
     return loaded
 
@@ -69,6 +65,7 @@ class Scheme:
 
 COARSE = Scheme(degree=16384, scale_bits=30, expansions=2)
 """Some thirty levels only, for a fifth of the bytes and a tenth of the time."""
+SCHEMES = {"full": Scheme(), "coarse": COARSE}
 SUMS = Scheme(degree=8192, scale_bits=40, expansions=-1)
 """For sums alone: no comparison, so a small and fast one."""
 

@@ -4,14 +4,13 @@ The greedy plan compares velocities of one label (who sees most of it) and of on
 most frequent), asks which are above 0, and takes totals per label. Whoever knows these can plan without a velocity.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import FloatArray, IntArray
@@ -28,8 +27,7 @@ class Grid:
     fastest: float = 1e4
 
     def __post_init__(self) -> None:
-        if self.levels < 1:
-            raise ValueError(f"levels must be 1 or more, got {self.levels}")
+        within(self, "levels", least=1)
         if not 0 < self.slowest < self.fastest < math.inf:
             raise ValueError(f"slowest must lie between 0 and fastest, got {self.slowest} and {self.fastest}")
 

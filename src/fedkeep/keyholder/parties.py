@@ -6,27 +6,26 @@ and totals and answers with the plan. So the server learns capacities, totals pe
 learns who is faster than whom, and the totals; nobody learns another's velocity.
 """
 
-from __future__ import annotations
-
-import os
+import shutil
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import msgspec
 import numpy as np
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.plan import Plan
 from fedkeep.core.types import DeviceId, Profile
+from fedkeep.files import beside, put_in_place, writing
 from fedkeep.keyholder import ckks
 from fedkeep.keyholder.ckks import SUMS, Ciphertext, Scheme
-from fedkeep.keyholder.messages import EncryptedTables
 from fedkeep.keyholder.order import Comparisons, Grid, OrderedFleet
-from fedkeep.keyholder.public_context import PublicContext, read_public_context
+from fedkeep.keyholder.port import EncryptedTables
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 
 _DECIMALS = 6
@@ -34,6 +33,51 @@ _DECIMALS = 6
 _MOST_ROWS = 1000
 """Comparisons grow with the square of the rows: no table of more is asked for, nor answered."""
 _NOBODY = -1
+
+
+@dataclass(frozen=True)
+class PublicContext:
+    """What the key-holder publishes; with keys to multiply it serves the server, without them the devices."""
+
+    comparing: bytes
+    summing: bytes
+    scheme: Scheme
+    grid: Grid
+    name: bytes
+    """The digest of the devices' form, by which ciphertexts say which key they are under."""
+
+    @staticmethod
+    def of(comparing: bytes, summing: bytes, scheme: Scheme, grid: Grid) -> "PublicContext":
+        """The devices' form, under its name: a digest of all that a device relies on."""
+        return PublicContext(comparing, summing, scheme, grid, _name(comparing, summing, scheme, grid))
+
+    def pack(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def unpack(packed: bytes) -> "PublicContext":
+        try:
+            return msgspec.msgpack.decode(packed, type=PublicContext)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise RefusedError("unreadable public keys", f"{error}") from error
+
+
+def read_public_context(path: Path, pinned: str = "") -> PublicContext:
+    """The devices' form of a key-holder's public keys; its digest is computed, and must be the one pinned, if any."""
+    if not path.exists():
+        raise ConfigError(f"the key-holder's public keys {path} are not there: copy its devices.context to this device")
+    public = PublicContext.unpack(path.read_bytes())
+    found = _name(public.comparing, public.summing, public.scheme, public.grid)
+    if found != public.name:
+        raise RefusedError("damaged public keys", f"{path} does not have the digest it names")
+    if pinned and found.hex() != pinned.lower():
+        raise RefusedError("public keys of another key-holder", f"{path} has digest {found.hex()}, not {pinned}")
+    return public
+
+
+def _name(comparing: bytes, summing: bytes, scheme: Scheme, grid: Grid) -> bytes:
+    about = repr((len(comparing), len(summing), astuple(scheme), astuple(grid))).encode()
+    return ckks.digest(about + comparing + summing)
 
 
 def encrypt_profile(public: PublicContext, request: ProfileRequest, profile: Profile) -> EncryptedProfile:
@@ -180,7 +224,7 @@ class KeyHolder:
         self._scheme, self._grid, self._comparing, self._summing = scheme, grid, comparing, summing
 
     @staticmethod
-    def create(scheme: Scheme = Scheme(), grid: Grid | None = None) -> KeyHolder:
+    def create(scheme: Scheme = Scheme(), grid: Grid | None = None) -> "KeyHolder":
         """A key-holder with fresh keys; the grid is as fine as the scheme can tell unless given."""
         grid = Grid(scheme.levels) if grid is None else grid
         if grid.levels > scheme.levels:
@@ -198,25 +242,10 @@ class KeyHolder:
         """The same, with the keys to multiply under encryption."""
         return replace(self.for_devices(), comparing=ckks.context_bytes(self._comparing, multiply=True))
 
-    def save(self, directory: Path) -> None:
-        """Writes the secret keys for the owner's eyes only; whoever loses them must ask for all profiles anew."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, context in (("comparing", self._comparing), ("summing", self._summing)):
-            handle = os.open(directory / f"{name}.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(ckks.context_bytes(context, secret=True))
-
-    @staticmethod
-    def load(directory: Path, scheme: Scheme = Scheme(), grid: Grid | None = None) -> KeyHolder:
-        """The key-holder that was saved: it can decrypt what is under way."""
-        try:
-            packed = [(directory / f"{name}.key").read_bytes() for name in ("comparing", "summing")]
-        except FileNotFoundError as error:
-            raise RefusedError(
-                "lost key", f"{error.filename} is gone: create new keys and ask all devices for new profiles"
-            ) from error
-        comparing, summing = (ckks.read_context(p) for p in packed)
-        return KeyHolder(scheme, Grid(scheme.levels) if grid is None else grid, comparing, summing)
+    def secrets(self) -> dict[str, bytes]:
+        """The secret keys by the names of their files; whoever loses them must ask for all profiles anew."""
+        held = {"comparing.key": self._comparing, "summing.key": self._summing}
+        return {name: ckks.context_bytes(context, secret=True) for name, context in held.items()}
 
     def plan(self, tables: EncryptedTables, greedy: Greedy, before: Plan | None = None) -> Plan:
         """The plan of `greedy` without its local search, which would need the velocities themselves.
@@ -238,6 +267,56 @@ class KeyHolder:
         fleet = OrderedFleet(tables.devices[rows], tables.capacities[rows], order[rows].astype(np.float64), totals)
         plain = replace(greedy, improve_up_to=0)
         return plain.plan(fleet) if before is None else plain.replan(before, fleet)
+
+
+class KeyDirectory:
+    """A directory with `comparing.key`, `summing.key`, `devices.context` and `server.context`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def for_devices(self) -> Path:
+        """The file that every device is given."""
+        return self.root / "devices.context"
+
+    @property
+    def for_server(self) -> Path:
+        return self.root / "server.context"
+
+    def create(self, scheme: Scheme) -> PublicContext:
+        """Makes fresh keys, all files or none; keys that exist are never overwritten, for nothing replaces them."""
+        if self.root.exists() and any(self.root.iterdir()):
+            raise ConfigError(f"{self.root} is not empty: keep the keys that are there, or name another directory")
+        holder, partial = KeyHolder.create(scheme), beside(self.root)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700, parents=True)
+        for name, secret in holder.secrets().items():
+            with writing(partial / name, 0o600) as file:
+                file.write(secret)
+        for path, public in ((self.for_server, holder.for_server()), (self.for_devices, holder.for_devices())):
+            with writing(partial / path.name) as file:
+                file.write(public.pack())
+        put_in_place(partial, self.root)
+        return public
+
+    def public(self) -> PublicContext:
+        """The devices' form of the public keys."""
+        if not self.for_devices.exists():
+            raise ConfigError(f"there are no keys in {self.root}: run `fedkeep keyholder create {self.root}` first")
+        return read_public_context(self.for_devices)
+
+    def open(self) -> KeyHolder:
+        """The key-holder with its secret keys, which can decrypt what is under way; a lost one is one sentence."""
+        public = self.public()
+        try:
+            packed = [(self.root / f"{name}.key").read_bytes() for name in ("comparing", "summing")]
+        except FileNotFoundError as error:
+            raise RefusedError(
+                "lost key", f"{error.filename} is gone: create new keys and ask all devices for new profiles"
+            ) from error
+        comparing, summing = map(ckks.read_context, packed)
+        return KeyHolder(public.scheme, public.grid, comparing, summing)
 
 
 def _chunks(values: np.ndarray, size: int) -> list[np.ndarray]:

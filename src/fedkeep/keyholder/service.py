@@ -1,7 +1,5 @@
 """The key-holder's port: answers the fleet's server, and nobody else, with public keys and plans."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import ssl
@@ -12,17 +10,8 @@ import numpy as np
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import AnyArray
-from fedkeep.keyholder.directory import KeyDirectory
-from fedkeep.keyholder.messages import (
-    AskPlan,
-    EncryptedTables,
-    KeyReply,
-    KeyRequest,
-    Planned,
-    PublishedKeys,
-    sound_plan,
-)
-from fedkeep.keyholder.mutual_tls import PLANNER, peer_name
+from fedkeep.keyholder import port
+from fedkeep.keyholder.parties import KeyDirectory
 from fedkeep.link.addresses import Address
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import Failed
@@ -85,18 +74,18 @@ class KeyService:
         if self._tls is None:
             return plain
         connection = self._tls.wrap_socket(plain, server_side=True)
-        if (name := peer_name(connection)) != PLANNER:
+        if (name := port.peer_name(connection)) != port.PLANNER:
             connection.close()
             raise RefusedError("not the server", f"its certificate is that of '{name}'")
         return connection
 
-    def answer(self, payload: bytes, peer: str) -> KeyReply:
+    def answer(self, payload: bytes, peer: str) -> port.KeyReply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         try:
-            request: KeyRequest = from_bytes(payload, KeyRequest)
-            if isinstance(request, AskPlan):
+            request: port.KeyRequest = from_bytes(payload, port.KeyRequest)
+            if isinstance(request, port.AskPlan):
                 return self._plan(request, peer)
-            return PublishedKeys(self._keys.for_server.read_bytes(), self._least)
+            return port.PublishedKeys(self._keys.for_server.read_bytes(), self._least)
         except RefusedError as refusal:
             log.warning("%s refused: %s", peer, refusal)
             return Failed(refusal.reason, refusal.detail)
@@ -104,20 +93,20 @@ class KeyService:
             log.warning("%s refused: %s", peer, error)
             return Failed("error", str(error))
 
-    def _plan(self, request: AskPlan, peer: str) -> Planned:
+    def _plan(self, request: port.AskPlan, peer: str) -> port.Planned:
         tables = self._tables(request)
         greedy = Greedy(
             clients_per_label=request.clients_per_label,
             labels_per_client=request.labels_per_client,
             quantities=request.quantities,
         )
-        before = None if request.before is None else sound_plan(request.before)
+        before = None if request.before is None else port.sound_plan(request.before)
         with self._planning:
             plan = self._holder.plan(tables, greedy, before)
         log.info("planned for %d devices and %d labels, asked by %s", len(plan.devices), tables.labels, peer)
-        return Planned(plan)
+        return port.Planned(plan)
 
-    def _tables(self, request: AskPlan) -> EncryptedTables:
+    def _tables(self, request: port.AskPlan) -> port.EncryptedTables:
         """The tables, if they are under these keys and about devices enough for their totals to hide each."""
         tables = request.tables
         if tables.name != self._name:

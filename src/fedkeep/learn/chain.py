@@ -1,78 +1,72 @@
-"""WithoutParameters chains of layers over C models at once, each with its own samples, by matrix products alone.
+"""Chains of layers over C models at once, each with its own samples, by matrix products alone.
 
 A round's participants have a few samples each, so that calls cost more than what they compute. Here one call does
 a layer for all models, without autograd, and a small convolution or pooling takes a fraction of torch's time.
 Activations are (C, channels, n, ...): a layer with a weight is then one product for each model.
 """
 
-from __future__ import annotations
-
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import reduce
+from itertools import islice, product
 from math import prod
-from typing import Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedkeep.learn.factors import Explicit, Factors, Outer
 from fedkeep.learn.layers import is_bilinear
-from fedkeep.learn.pooling import Pool, corners, tiling
+from fedkeep.learn.traced import Explicit, Factors, Outer
 
 Saved: TypeAlias = tuple[Tensor, ...]
 """What a layer keeps of its forward pass for its backward pass."""
+Pool: TypeAlias = nn.MaxPool1d | nn.MaxPool2d
 
 
-class Link(Protocol):
+class Link(ABC):
     """One layer; `own` are its parameters, (C, *shape) each."""
-
-    parameters: int
-
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
-        """The layer's outputs."""
-
-    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:
-        """The error of the inputs, from that of the outputs, which may be overwritten."""
-
-    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:
-        """The gradients by the layer's parameters, summed over each model's samples."""
-
-    def factors(self, kept: Saved, error: Tensor) -> Factors:
-        """The same for each sample."""
-
-
-class WithoutParameters:
-    """What layers without parameters have in common."""
 
     parameters = 0
 
+    @abstractmethod
+    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
+        """The layer's outputs."""
+
+    @abstractmethod
+    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:
+        """The error of the inputs, from that of the outputs, which may be overwritten."""
+
     def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:  # noqa: ARG002
+        """The gradients by the layer's parameters, summed over each model's samples."""
         return []
 
     def factors(self, kept: Saved, error: Tensor) -> Factors:  # noqa: ARG002
+        """The same for each sample."""
         raise TypeError(f"{type(self).__name__} has no parameters")
 
 
-class Linear:
+class Linear(Link):
+    """Products have the samples as rows: with a few columns, torch's take several times as long."""
+
     parameters = 2
 
     def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
         weight, bias = own
-        return torch.baddbmm(bias[:, :, None], weight, x), (x,)
+        return torch.baddbmm(bias[:, None], x.mT, weight.mT).mT, (x,)
 
     def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
-        return own[0].mT @ error
+        return (error.mT @ own[0]).mT
 
     def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:
-        return [error @ kept[0].mT, error.sum(2)]
+        return [torch.from_numpy(error.numpy() @ kept[0].mT.numpy()), error.sum(2)]
 
     def factors(self, kept: Saved, error: Tensor) -> Outer:
         return Outer(kept[0].mT.contiguous().numpy(), error.mT.contiguous().numpy())
 
 
-class Convolution:
+class Convolution(Link):
     """A convolution as a linear layer over columns: what the kernel sees at each place of each sample."""
 
     parameters = 2
@@ -105,7 +99,8 @@ class Convolution:
     def factors(self, kept: Saved, error: Tensor) -> Explicit:
         errors = error.flatten(3).transpose(1, 2)
         columns = kept[0].view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2)
-        return Explicit((errors @ columns.mT).flatten(2).numpy(), errors.sum(3).numpy())
+        weight = errors.numpy() @ columns.mT.numpy()  # torch would copy both first
+        return Explicit(weight.reshape(*weight.shape[:2], -1), errors.sum(3).numpy())
 
     def _axes(self) -> Iterator[tuple[int, int, int]]:
         return zip(self._kernel, self._stride, self._dilation, strict=True)
@@ -135,7 +130,7 @@ def _overlay(
     return total.narrow(axis, padding, whole[axis])
 
 
-class Relu(WithoutParameters):
+class Relu(Link):
     def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
         positive = x.relu()
         return positive, (positive,)
@@ -144,32 +139,20 @@ class Relu(WithoutParameters):
         return error.mul_(kept[0] > 0)
 
 
-class MaxPool(WithoutParameters):
-    """The largest of each window; of equals the first counts, as in torch."""
-
-    def __init__(self, kernel: Sequence[int]) -> None:
-        self._kernel = tuple(kernel)
+class MaxPool(Link):
+    def __init__(self, kernel: tuple[int, ...]) -> None:
+        self._kernel = kernel
 
     def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
-        best, *others = corners(x, self._kernel)
-        kept = [x, best]
-        for corner in others:
-            best = torch.maximum(best, corner)
-            kept.append(best)
-        return best, tuple(kept)
+        largest = largest_of(x, self._kernel)
+        return largest, (x, largest)
 
     def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
-        x, *best = kept
-        below = torch.zeros_like(x)
-        first, *others = corners(below, self._kernel)
-        for corner, here, before in reversed(list(zip(others, best[1:], best, strict=False))):
-            torch.mul(error, here > before, out=corner)
-            error = error - corner
-        first.copy_(error)
-        return below
+        x, largest = kept
+        return handed_down(x, largest, error, self._kernel)
 
 
-class Flatten(WithoutParameters):
+class Flatten(Link):
     def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
         return x.movedim(2, -1).reshape(len(x), -1, x.shape[2]), (x,)
 
@@ -198,7 +181,7 @@ class Chain:
         return isinstance(self._links[-1], Linear)
 
     @staticmethod
-    def of(module: nn.Module) -> Chain | None:
+    def of(module: nn.Module) -> "Chain | None":
         """The module as a chain; None if any part of it is something else."""
         layers = list(module) if type(module) is nn.Sequential else []
         links = [_link(layer) for layer in layers]
@@ -253,3 +236,81 @@ def _link(layer: nn.Module) -> Link | None:
         return Linear()
     convolution = cast("nn.Conv1d | nn.Conv2d", layer)
     return Convolution(convolution) if convolution.groups == 1 else None
+
+
+def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """The largest of each window, by one axis after the other: rows are contiguous, and then a fraction is left."""
+    for axis, width in enumerate(kernel, start=x.dim() - len(kernel)):
+        whole = x.shape[axis] // width * width
+        x = reduce(torch.maximum, (x[(slice(None),) * axis + (slice(start, whole, width),)] for start in range(width)))
+    return x
+
+
+def handed_down(x: Tensor, largest: Tensor, error: Tensor, kernel: Sequence[int]) -> Tensor:
+    """The error of the inputs, from that of the outputs: a window's goes to its first largest place, as in torch."""
+    covered = not any(size % width for size, width in zip(x.shape[-len(kernel) :], kernel, strict=True))
+    below = torch.empty_like(x) if covered else torch.zeros_like(x)
+    for seen, place in zip(corners(x, kernel), corners(below, kernel), strict=True):
+        part = error * (seen == largest)
+        place.copy_(part)
+        error = error - part
+    return below
+
+
+class _LargestOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, ...]) -> Tensor:
+        largest = largest_of(x, kernel)
+        ctx.kernel = kernel
+        ctx.save_for_backward(x, largest)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor, None]:
+        x, largest = ctx.saved_tensors
+        return handed_down(x, largest, error, ctx.kernel), None
+
+
+class FastPool(nn.Module):
+    """The pooling that it replaces, in a fraction of the time."""
+
+    def __init__(self, pool: Pool, kernel: tuple[int, ...]) -> None:
+        super().__init__()
+        self._pool, self._kernel = pool, kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return cast("Tensor", _LargestOf.apply(x, self._kernel))  # type: ignore[no-untyped-call]
+        except RuntimeError:  # within vmap, which maps over torch's own only
+            return cast("Tensor", self._pool(x))
+
+
+def with_fast_pools(module: nn.Module) -> nn.Module:
+    """The module, its poolings replaced wherever their windows tile the input."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) in (nn.MaxPool1d, nn.MaxPool2d) and (kernel := tiling(cast("Pool", child))):
+                setattr(parent, name, FastPool(cast("Pool", child), kernel))
+    return module
+
+
+def corners(x: Tensor, kernel: Sequence[int]) -> Iterator[Tensor]:
+    """The first place of every window of x's last axes, the second of every window, and so on."""
+    sizes = [size // k * k for size, k in zip(x.shape[-len(kernel) :], kernel, strict=True)]
+    for start in product(*map(range, kernel)):
+        places: tuple[Any, ...] = (..., *map(slice, start, sizes, kernel))
+        yield x[places]
+
+
+def tiling(pool: Pool) -> tuple[int, ...] | None:
+    """The windows' sizes along each axis; None where they overlap, leave gaps or reach beyond the input."""
+    axes = 1 if isinstance(pool, nn.MaxPool1d) else 2
+    kernel, stride, padding, dilation = (
+        _each(size, axes) for size in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    )
+    tiles = kernel == stride and not any(padding) and set(dilation) == {1}
+    return kernel if tiles and not pool.ceil_mode and not pool.return_indices else None
+
+
+def _each(size: Any, axes: int) -> tuple[int, ...]:
+    return tuple(size) if isinstance(size, tuple) else (size,) * axes

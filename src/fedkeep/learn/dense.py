@@ -3,8 +3,6 @@
 A leading axis of C runs through all of it: C models over C batches at once, and C = 1 for a single one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TypeAlias
@@ -12,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedkeep.core.types import AnyArray, IntArray, LocalTraining
-from fedkeep.learn.factors import Factors, Outer
+from fedkeep.learn.traced import Factors, Outer
 
 Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""

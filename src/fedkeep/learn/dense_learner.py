@@ -4,8 +4,6 @@ Softmax regression is the network without a hidden layer, `DenseLearner((feature
 is torch's: weight (out, in), then bias, layer by layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,26 +11,15 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
-from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
 from fedkeep.learn.dense import DenseDescent, DenseTrace, Layers, forward
 from fedkeep.learn.flat import Layout, flatten, require_layers
-from fedkeep.learn.jobs import corrections, minibatches
+from fedkeep.learn.jobs import FrozenModel, corrections, minibatches
 from fedkeep.learn.traced import TracedMeasurements
 
 STACKED_NUMBERS = 1_000_000
 CACHED_NUMBERS = 1 << 18
 """Parameters of models trained side by side: more do not stay in the cache from step to step."""
-
-
-class DenseProbe:
-    """A frozen dense network that measures samples."""
-
-    def __init__(self, learner: DenseLearner, model: Vector) -> None:
-        self._learner = learner
-        self._model = np.array(model, dtype=np.float32)
-
-    def measure(self, batch: Batch) -> TracedMeasurements:
-        return self._learner.measure_many([self._model], [batch])[0]
 
 
 class DenseLearner:
@@ -80,8 +67,8 @@ class DenseLearner:
         bounds = [fan_in**-0.5 for fan_in in self.widths[:-1] for _ in ("weight", "bias")]
         return flatten([rng.uniform(-b, b, s) for b, s in zip(bounds, self._layout.shapes, strict=True)])
 
-    def probe(self, model: Vector) -> DenseProbe:
-        return DenseProbe(self, model)
+    def probe(self, model: Vector) -> FrozenModel:
+        return FrozenModel(self, model)
 
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[TracedMeasurements]:
         """What each batch's own model sees in it."""
@@ -89,7 +76,9 @@ class DenseLearner:
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
         shared = all(model is models[0] for model in models)
         layers = self._layers(models[0][None] if shared else np.stack(models))
-        trace = DenseTrace(lambda: forward(layers, self._stack(batches)), _labels(batches), layers, self._first)
+        trace = DenseTrace(
+            lambda: forward(layers, self._stack(batches)), _padded([batch.y for batch in batches]), layers, self._first
+        )
         return [TracedMeasurements(trace, self._valued, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
@@ -104,11 +93,8 @@ class DenseLearner:
         return [trained for group in groups for trained in self._train_stacked(model, group, local)]
 
     def _train_stacked(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
-        batches = [job.batch for job in jobs]
-        x, y = self._stack(batches), _labels(batches)
-        gamma = np.zeros(y.shape, dtype=np.float32)
-        for c, job in enumerate(jobs):
-            gamma[c, : len(job.weights)] = job.weights
+        x, y = self._stack([job.batch for job in jobs]), _padded([job.batch.y for job in jobs])
+        gamma = _padded([job.weights.astype(np.float32) for job in jobs])
         models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(jobs), axis=0)
         descent = DenseDescent(models, self._layers(models), corrections(jobs, self.gradient_size), local)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -135,23 +121,17 @@ class DenseLearner:
         return len(batches) == 1 or (small and padded <= 2 * sum(map(len, batches)))
 
     def _stack(self, batches: Sequence[Batch]) -> AnyArray:
-        """The samples of C batches as (C, n, d), short ones padded with zeros."""
-        if len(batches) == 1:
-            return self._rows(batches[0].x)[None]
-        x = np.zeros((len(batches), max(map(len, batches)), self.widths[0]), dtype=np.float32)
-        for c, batch in enumerate(batches):
-            x[c, : len(batch)] = self._rows(batch.x)
-        return x
+        return _padded([self._rows(batch.x) for batch in batches])
 
 
-def _labels(batches: Sequence[Batch]) -> IntArray:
-    """The labels of C batches as (C, n), short ones padded with zeros."""
-    if len(batches) == 1:
-        return batches[0].y[None]
-    y = np.zeros((len(batches), max(map(len, batches))), dtype=np.int64)
-    for c, batch in enumerate(batches):
-        y[c, : len(batch)] = batch.y
-    return y
+def _padded(rows: Sequence[AnyArray]) -> AnyArray:
+    """C arrays (n, ...) as one, (C, n, ...), short ones padded with zeros."""
+    if len(rows) == 1:
+        return rows[0][None]
+    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), dtype=rows[0].dtype)
+    for place, own in zip(padded, rows, strict=True):
+        place[: len(own)] = own
+    return padded
 
 
 def _layout(widths: Sequence[int]) -> Layout:

@@ -1,7 +1,5 @@
 """From a torch module to the file that a device without torch can run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings
@@ -11,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, DataError, MissingExtraError, where
+from fedkeep.core.errors import ConfigError, DataError, needing
+from fedkeep.learn.models import made_module
 from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, PICKLE_STARTS, OnnxLearner
 
 if TYPE_CHECKING:
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-5
 
 
-def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path) -> float:
+def export(factory: "Callable[[], nn.Module]", shape: Sequence[int] | None, weights: Path | None, out: Path) -> float:
     """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5.
 
     Without a shape, the samples are those that the module's first layer takes, if that says it.
     """
     torch = _torch()
-    module = _made(torch, factory)
+    module = made_module(factory, "the model").float().eval()
     shape = shape or _sample_shape(torch, module)
     if weights is not None:
         load_weights(module, weights)
@@ -41,20 +40,16 @@ def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weight
     return difference
 
 
-def _made(torch: Any, factory: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        module = factory()
-    except Exception as error:
-        raise ConfigError(f"the factory of the model raised {where(error)}") from error
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError(f"the factory must make a torch.nn.Module, it made {type(module).__name__}")
-    return module.float().eval()  # type: ignore[no-any-return]
+def _try(torch: Any, module: "nn.Module", head: "nn.Linear", shape: Sequence[int]) -> None:
+    """Lets two samples through: the shape must fit, and what the last layer says must be what the model says."""
+    said: list[Tensor] = []
 
+    def plant(_module: "nn.Module", _args: object, output: "Tensor") -> "Tensor":
+        # Values of both signs, whatever the weights are: a ReLU behind the layer lets positive ones through unseen.
+        said.append(torch.linspace(-3.0, 3.0, output.numel()).reshape(output.shape))
+        return said[-1]
 
-def _try(torch: Any, module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
-    """Lets two samples through: the shape must fit, and the last layer's output must be the model's."""
-    outputs: list[Tensor] = []
-    hook = head.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    hook = head.register_forward_hook(plant)
     try:
         with torch.no_grad():
             logits = module(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
@@ -63,18 +58,18 @@ def _try(torch: Any, module: nn.Module, head: nn.Linear, shape: Sequence[int]) -
         raise ConfigError(f"the model cannot take samples of shape {list(shape)} (--shape): {reason}") from error
     finally:
         hook.remove()
-    if not outputs or outputs[-1].shape != logits.shape or not torch.equal(outputs[-1], logits):
+    if not said or said[-1].shape != logits.shape or not torch.equal(said[-1], logits):
         raise ConfigError("the model must end in its last Linear layer: take out what comes after it, such as a ReLU")
 
 
-def _sample_shape(torch: Any, module: nn.Module) -> tuple[int, ...]:
+def _sample_shape(torch: Any, module: "nn.Module") -> tuple[int, ...]:
     first = next((part for part in module.modules() if list(part.parameters(recurse=False))), None)
     if isinstance(first, torch.nn.Linear):
         return (first.in_features,)
     raise ConfigError("the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64")
 
 
-def load_weights(module: nn.Module, path: Path) -> None:
+def load_weights(module: "nn.Module", path: Path) -> None:
     """Loads a safetensors file; anything with a pickle in it is refused by its first bytes."""
     try:
         with path.open("rb") as file:
@@ -83,11 +78,9 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if start.startswith(PICKLE_STARTS):
         raise DataError(f"{path} holds a pickle, which could run code: save the weights as safetensors instead")
-    try:
+    with needing("reading safetensors", "torch"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
-    except ImportError:
-        raise MissingExtraError("reading safetensors", "torch") from None
     try:
         tensors = load_file(path)
     except SafetensorError as error:
@@ -99,16 +92,14 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def _torch() -> Any:
-    try:
+    with needing("exporting a model", "export"):
         import onnxscript
         import torch
-    except ImportError:
-        raise MissingExtraError("exporting a model", "export") from None
     assert onnxscript
     return torch
 
 
-def _valued(torch: Any, module: nn.Module) -> tuple[nn.Module, nn.Linear]:
+def _valued(torch: Any, module: "nn.Module") -> "tuple[nn.Module, nn.Linear]":
     """The module with what valuation needs beside it, and its last layer."""
     layers = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
     if not layers or not isinstance(layers[-1][1], torch.nn.Linear) or layers[-1][1].bias is None:
@@ -122,7 +113,9 @@ def _valued(torch: Any, module: nn.Module) -> tuple[nn.Module, nn.Linear]:
             super().__init__()
             self.whole = module
 
-        def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def forward(
+            self, x: "Tensor", y: "Tensor", weight: "Tensor", bias: "Tensor"
+        ) -> "tuple[Tensor, Tensor, Tensor]":
             seen: list[Tensor] = []
             hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
             try:
@@ -139,7 +132,7 @@ def _valued(torch: Any, module: nn.Module) -> tuple[nn.Module, nn.Linear]:
     return valued, head
 
 
-def _example(torch: Any, head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...]:
+def _example(torch: Any, head: "nn.Linear", shape: Sequence[int], n: int) -> "tuple[Tensor, ...]":
     """Samples, labels and a direction."""
     random = torch.Generator().manual_seed(n)
     labels = torch.randint(0, head.out_features, (n, 1), generator=random)
@@ -147,7 +140,7 @@ def _example(torch: Any, head: nn.Linear, shape: Sequence[int], n: int) -> tuple
     return (torch.randn(n, *shape, generator=random), labels, weight, torch.randn(head.out_features, generator=random))
 
 
-def _write(torch: Any, valued: nn.Module, example: tuple[Tensor, ...], out: Path) -> None:
+def _write(torch: Any, valued: "nn.Module", example: "tuple[Tensor, ...]", out: Path) -> None:
     """The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     samples = {0: torch.export.Dim("n", min=1)}
@@ -160,7 +153,7 @@ def _write(torch: Any, valued: nn.Module, example: tuple[Tensor, ...], out: Path
         )  # fmt: skip
 
 
-def _describe(module: nn.Module, shape: Sequence[int], out: Path) -> None:
+def _describe(module: "nn.Module", shape: Sequence[int], out: Path) -> None:
     """Writes down the flat order of the parameters, under the names that torch gives them."""
     import onnx
 
@@ -179,7 +172,7 @@ def _describe(module: nn.Module, shape: Sequence[int], out: Path) -> None:
     onnx.save(model, out)
 
 
-def _difference(torch: Any, valued: nn.Module, head: nn.Linear, shape: Sequence[int], out: Path) -> float:
+def _difference(torch: Any, valued: "nn.Module", head: "nn.Linear", shape: Sequence[int], out: Path) -> float:
     """The largest difference between torch and the file, over batches of several sizes."""
     learner = OnnxLearner(out)
     probe = learner.probe(learner.initial(0))

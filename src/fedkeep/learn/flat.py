@@ -1,7 +1,5 @@
 """Parameters <-> vector: where each array of a model lies in its flat form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,7 +43,7 @@ class Layout:
                 "it comes from another architecture or other shape options"
             )
 
-    def since(self, first: int) -> Layout:
+    def since(self, first: int) -> "Layout":
         """The layout of the parameters from number `first` on."""
         return Layout(self.names[first:], self.shapes[first:])
 

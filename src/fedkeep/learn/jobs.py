@@ -1,13 +1,21 @@
-"""What every backend makes of its jobs: the order in which samples are visited, and what mends the steps."""
-
-from __future__ import annotations
+"""What every backend has in common: its probe, the order in which samples are visited, and what mends the steps."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedkeep.core.ports import Job
-from fedkeep.core.types import AnyArray, IntArray, LocalTraining
+from fedkeep.core.ports import FleetLearner, Job, Measurements
+from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
+
+
+class FrozenModel:
+    """The probe of a learner that measures many at once: a copy of one model."""
+
+    def __init__(self, learner: FleetLearner, model: Vector) -> None:
+        self._learner, self._model = learner, np.array(model, dtype=np.float32)
+
+    def measure(self, batch: Batch) -> Measurements:
+        return self._learner.measure_many([self._model], [batch])[0]
 
 
 def minibatches(n: int, local: LocalTraining, seed: int) -> Iterator[IntArray | slice]:

@@ -1,7 +1,5 @@
 """How good a model is on some samples: the one place for simulator, agent, Flower device and conformance checks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedkeep.core.ports import Learner

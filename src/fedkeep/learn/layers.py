@@ -4,14 +4,14 @@ For z = W * a the gradient of a sample's loss by W is bilinear in a and e, so th
 of gradients need no gradient per sample: <grad_i, D> = <e_i, D * a_i>.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from functools import partial
 from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.func import vmap
 
 BilinearLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d
 
@@ -73,28 +73,13 @@ def _explicit_gradients(layer: BilinearLayer, seen: Seen) -> Iterator[list[Tenso
     For weights that are used at several places: their products are summed before anything is made of them.
     """
     step = max(1, _BLOCK // layer.weight.numel())
+    of_each = vmap(partial(summed_gradient, layer))
     for a, e in zip(*(torch.split(rows, step) for rows in seen), strict=True):
-        columns, errors = _columns(layer, a, e)
-        gradients = [(errors @ columns.transpose(-1, -2)).flatten(1)]
-        yield gradients if layer.bias is None else [*gradients, errors.sum(-1).flatten(1)]
+        yield [gradient.flatten(1) for gradient in of_each(a[:, None], e[:, None])]
 
 
 def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
     return torch.stack([(g * h).sum(1) for g, h in zip(one, two, strict=True)]).sum(0)
-
-
-def _columns(layer: BilinearLayer, a: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (n, groups, in, places) and errors (n, groups, out, places) of each use of the weight."""
-    if isinstance(layer, nn.Linear):
-        return a.flatten(1, -2).transpose(1, 2)[:, None], e.flatten(1, -2).transpose(1, 2)[:, None]
-    kernel, stride, padding, dilation = layer.kernel_size, layer.stride, _padding(layer), layer.dilation
-    if isinstance(layer, nn.Conv1d):
-        a = a[:, :, None]
-        kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
-    columns = F.unfold(a, kernel, dilation, padding, stride)
-    n, places = len(a), columns.shape[-1]
-    taken, given = columns.shape[1] // layer.groups, layer.out_channels // layer.groups
-    return columns.view(n, layer.groups, taken, places), e.reshape(n, layer.groups, given, places)
 
 
 def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 """Learners by the name of their model: ours, or any torch module by `package.module:factory`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, MissingExtraError, where
+from fedkeep.core.errors import ConfigError, needing, where
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.ports import FleetLearner
 from fedkeep.learn.dense_learner import DenseLearner
@@ -56,42 +54,35 @@ def learner_for(
     make = _fitting(name, torch_factory(name), options)
     from fedkeep.learn.torch_learner import TorchLearner
 
-    learner = TorchLearner(_making_modules(name, partial(make, **options)), last_layers)
+    learner = TorchLearner(partial(made_module, partial(make, **options), f"model '{name}'"), last_layers)
     _refuse_misfit(name, learner, sample_shape, classes)
     return learner
 
 
-def torch_factory(name: str) -> Callable[..., nn.Module]:
+def torch_factory(name: str) -> "Callable[..., nn.Module]":
     """The factory of torch modules registered under `name`, or the one at `package.module:function`."""
     if ":" not in name and name not in TORCH:
         hint = did_you_mean(name, [*DENSE, *TORCH])
         raise ConfigError(f"unknown model '{name}': {hint}; your own is written 'package.module:factory'")
-    try:
+    with needing(f"model '{name}'", "torch"):
         importlib.import_module("torch")
-    except ImportError as error:
-        raise MissingExtraError(f"model '{name}'", "torch") from error
     found: Callable[..., nn.Module] = load_object(TORCH.get(name, name))
     if not callable(found):
         raise ConfigError(f"model '{name}' is not a function that makes a module")
     return found
 
 
-def _making_modules(name: str, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The factory, whose mistakes are told in a sentence."""
+def made_module(make: "Callable[[], nn.Module]", named: str) -> "nn.Module":
+    """A module of the factory, whose mistakes are told in a sentence."""
     from torch import nn
 
-    def checked() -> nn.Module:
-        try:
-            module = make()
-        except Exception as error:
-            raise ConfigError(f"the factory of model '{name}' raised {where(error)}") from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"the factory of model '{name}' must make a torch.nn.Module, it made {type(module).__name__}"
-            )
-        return module
-
-    return checked
+    try:
+        module = make()
+    except Exception as error:
+        raise ConfigError(f"the factory of {named} raised {where(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"the factory of {named} must make a torch.nn.Module, it made {type(module).__name__}")
+    return module
 
 
 def _refuse_misfit(name: str, learner: FleetLearner, sample_shape: tuple[int, ...], classes: int) -> None:
@@ -121,7 +112,7 @@ def _refuse_unknown(name: str, options: Mapping[str, Any], allowed: Sequence[str
         raise ConfigError(f"model '{name}' has no option '{option}': {takes}")
 
 
-def _fitting(name: str, make: Callable[..., nn.Module], options: Mapping[str, Any]) -> Callable[..., nn.Module]:
+def _fitting(name: str, make: "Callable[..., nn.Module]", options: Mapping[str, Any]) -> "Callable[..., nn.Module]":
     """The factory, if it takes these options."""
     try:
         signature(make).bind(**options)

@@ -4,24 +4,25 @@ Loading a model is then one copy, and one forward and one backward pass give all
 `fedkeep.learn.layers` need: the input and the error of each valued layer.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.chain import Chain
+from fedkeep.learn.chain import Chain, with_fast_pools
 from fedkeep.learn.flat import Layout, require_layers
-from fedkeep.learn.frozen_norm import FrozenNorm
-from fedkeep.learn.pooling import with_fast_pools
-from fedkeep.learn.torch_loss import losses, output_error
+
+CHUNK = 256
+"""Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""
+_MINUS_ONE = torch.tensor(-1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,7 @@ class NotedPass:
         return losses(self.logits, self.y)
 
     @property
-    def head_only(self) -> NotedPass:
+    def head_only(self) -> "NotedPass":
         return NotedPass(self.logits, self.y, self.layers[-1:])
 
     @property
@@ -146,7 +147,8 @@ class Network:
         errors = [error] if outputs[-1] is graph else []
         below = outputs[: len(outputs) - len(errors)]
         if below:
-            errors = [*torch.autograd.grad(graph, below, error), *errors]
+            # of a sum: given the error as it is, torch would first load half a second's worth of symbolic mathematics
+            errors = [*torch.autograd.grad((graph * error).sum(), below), *errors]
         return NotedPass(logits, y, list(zip(noted, inputs, errors, strict=True)))
 
     def observe(
@@ -195,12 +197,55 @@ def as_tensor(array: AnyArray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def losses(logits: Tensor, y: Tensor) -> Tensor:
+    """The loss of each sample, (n,); autograd and vmap can go through it."""
+    return cross_entropy(logits, y, reduction="none")
+
+
+def output_error(logits: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y); classes are axis 1."""
+    error = torch.softmax(logits, dim=1)
+    index = y[:, None]
+    return error.scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
+
+
+class FrozenNorm(nn.Module):
+    """What a BatchNorm layer is in evaluation mode, with parameters and statistics of the same names."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.eps = norm.eps
+        self.weight, self.bias = norm.weight, norm.bias
+        for name in ("running_mean", "running_var"):
+            self.register_buffer(name, cast("Tensor", getattr(norm, name)).clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        normal = (x - self.running_mean.view(shape)) * torch.rsqrt(self.running_var.view(shape) + self.eps)
+        if self.weight is None:
+            return normal
+        return normal * self.weight.view(shape) + self.bias.view(shape)
+
+
+def with_frozen_norms(factory: Callable[[], nn.Module]) -> nn.Module:
+    """A new module of the factory, its BatchNorm layers frozen wherever they have statistics."""
+    module = factory()
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm) and child.running_mean is not None:
+                setattr(parent, name, FrozenNorm(child))
+    return module
+
+
 def refuse_coupling(module: nn.Module) -> None:
     """Raises for layers in which one sample's loss depends on the others of its batch."""
     for name, part in module.named_modules():
         if isinstance(part, FrozenNorm):
             continue
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "running_mean", None) is not None:
+        if isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None:
             raise FedkeepError(
                 f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
                 "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"

@@ -2,24 +2,27 @@
 
 With error e = softmax(z) - onehot(y) and activation h, a sample's gradient by the last layer is e (h, 1)^T, so its
 projection on a direction (G, b) is e . (G h + b): inference and two small products.
+
+New parameters are put into the file's own bytes, without the onnx library. An ONNX file is a protobuf message:
+ModelProto.graph (field 7) holds GraphProto.initializer (field 5), each a TensorProto with dims (1), data_type (2), name
+(8) and raw_data (9). ModelProto.metadata_props (field 14) holds pairs of key (1) and value (2).
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, MissingExtraError
+from fedkeep.core.errors import DataError, needing
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.learn.dense import DenseTrace
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.flat import Layout
-from fedkeep.learn.onnx_weights import OnnxWeights, read_metadata
 from fedkeep.learn.traced import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"
@@ -29,45 +32,38 @@ PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x0
 """First bytes of files that may run code when they are opened: archives as `torch.save` writes them, and pickles."""
 _CHUNK = 256
 _FLOAT32 = np.dtype(np.float32)
-
-
-class OnnxPass:
-    """One run of the session over a batch, when it is first asked for; what it gave is kept."""
-
-    def __init__(self, probe: OnnxProbe, batch: Batch) -> None:
-        self._probe, self._batch = probe, batch
-        self._seen: tuple[AnyArray, AnyArray] | None = None
-
-    def __call__(self) -> tuple[list[AnyArray], AnyArray]:
-        """Input and output of the last layer, as those of one of C models."""
-        if self._seen is None:
-            self._seen = self._probe.infer(self._batch.x)
-        activations, logits = self._seen
-        return [activations[None]], logits[None]
-
-    def projections(self, direction: Vector) -> Scores | None:
-        """The session gives them together with the pass, so only before that."""
-        if self._seen is not None:
-            return None
-        values, *seen = self._probe.run(self._batch.x, self._batch.y, direction)
-        self._seen = seen[0], seen[1]
-        return values.ravel().astype(np.float64)
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FLOAT = 1
 
 
 class OnnxMeasurements(TracedMeasurements):
-    """What a last linear layer sees in a batch, by its closed form; nothing runs before something is asked for.
+    """What a last linear layer sees in a batch, by its closed form; the session runs once, when it is first asked.
 
-    Asked for projections first, the session gives them: for a single sample a few calls into numpy would cost more
-    than the network itself.
+    Asked for projections first, the session gives them with the rest: for a single sample a few calls into numpy would
+    cost more than the network itself.
     """
 
-    def __init__(self, probe: OnnxProbe, batch: Batch) -> None:
-        self._pass = OnnxPass(probe, batch)
-        super().__init__(DenseTrace(self._pass, batch.y[None]), probe.head, len(batch))
+    def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:  # nothing more: this is done for every single sample
+        self._probe, self._batch = probe, batch
+        self._layout, self._n, self._c = probe.head, len(batch.y), 0
+        self._seen: list[AnyArray] | None = None
+
+    @cached_property
+    def _trace(self) -> DenseTrace:  # type: ignore[override]
+        return DenseTrace(self._forward, self._batch.y[None])
 
     def projections(self, direction: Vector) -> Scores:
-        given = self._pass.projections(direction)
-        return super().projections(direction) if given is None else given
+        if self._seen is not None:
+            return super().projections(direction)
+        self._seen = self._probe.run(self._batch.x, self._batch.y, direction)
+        return self._seen[0][:, 0].astype(np.float64)
+
+    def _forward(self) -> tuple[list[AnyArray], AnyArray]:
+        """Input and output of the last layer, as those of one of C models."""
+        if self._seen is None:
+            self._seen = self._probe.run(self._batch.x, self._batch.y, self._probe.nowhere)
+        _, activations, logits = self._seen
+        return [activations[None]], logits[None]
 
 
 class OnnxProbe:
@@ -78,7 +74,7 @@ class OnnxProbe:
         self.head = head
         """The layout of the last layer, which alone is valued."""
         self._shape = shape
-        self._nowhere = np.zeros(head.size, dtype=np.float32)
+        self.nowhere = np.zeros(head.size, dtype=np.float32)
         self._last: tuple[Vector, AnyArray, AnyArray] | None = None
 
     def measure(self, batch: Batch) -> OnnxMeasurements:
@@ -98,7 +94,7 @@ class OnnxProbe:
 
     def infer(self, x: AnyArray) -> tuple[AnyArray, AnyArray]:
         """Activations and logits alone."""
-        _, activations, logits = self.run(x, np.zeros(len(x), dtype=np.int64), self._nowhere)
+        _, activations, logits = self.run(x, np.zeros(len(x), dtype=np.int64), self.nowhere)
         return activations, logits
 
 
@@ -157,12 +153,39 @@ class OnnxLearner:
         return np.concatenate(parts) if parts else np.empty((0, self._layout.shapes[-1][0]), dtype=np.float32)
 
 
+class OnnxWeights:
+    """The parameters of `layout` inside the bytes of an ONNX file."""
+
+    def __init__(self, data: bytes, layout: Layout) -> None:
+        self._data = data
+        try:
+            found = {name: (kind, *place) for name, kind, place in _initializers(data)}
+        except (ValueError, IndexError, UnicodeDecodeError) as error:
+            raise DataError(f"this is not an ONNX file: {error}") from error
+        self._places = []
+        for name, part in zip(layout.names, layout.slices, strict=True):
+            kind, start, end = found.get(name, (0, 0, 0))
+            if kind != _FLOAT or end - start != 4 * (part.stop - part.start):
+                raise DataError(f"the ONNX file does not hold the parameter '{name}': write it by `fedkeep export`")
+            self._places.append((start, end, part))
+
+    def read(self) -> Vector:
+        """The parameters as they are in the file."""
+        parts = [np.frombuffer(self._data[start:end], "<f4") for start, end, _ in self._places]
+        return np.concatenate(parts).astype(np.float32)
+
+    def replaced(self, model: Vector) -> bytes:
+        """The file with these parameters instead."""
+        data = bytearray(self._data)
+        for start, end, part in self._places:
+            data[start:end] = np.asarray(model[part], dtype="<f4").tobytes()
+        return bytes(data)
+
+
 def session(data: bytes) -> Any:
     """A session that uses one thread and gives memory back: the device has other work."""
-    try:
+    with needing("an ONNX model", "onnx"):
         import onnxruntime
-    except ImportError:
-        raise MissingExtraError("an ONNX model", "onnx") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
@@ -175,9 +198,61 @@ def session(data: bytes) -> Any:
 
 def _describe(data: bytes, path: Path) -> tuple[Layout, tuple[int, ...]]:
     """The layout of the parameters and the shape of a sample, as `fedkeep export` wrote them down."""
-    written = read_metadata(data).get(LAYOUT_KEY)
+    written = _metadata(data).get(LAYOUT_KEY)
     if written is None:
         raise DataError(f"{path} does not give {', '.join(OUTPUTS)}: write it by `fedkeep export`")
     described = json.loads(written)
     layout = Layout(tuple(described["names"]), tuple(tuple(shape) for shape in described["shapes"]))
     return layout, tuple(described["sample"])
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not byte & 0x80:
+            return value, at
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, value, and the place of the bytes of each field of the message between `at` and `end`."""
+    while at < end:
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        value, start = 0, at
+        if wire == _VARINT:
+            value, at = _varint(data, at)
+        elif wire == _BYTES:
+            length, start = _varint(data, at)
+            at = start + length
+        elif wire in (_FIXED32, _FIXED64):
+            at += 4 if wire == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at > end:
+            raise ValueError("a field runs past its message")
+        yield number, value, start, at
+
+
+def _initializers(data: bytes) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """Name, data type and place of each tensor of the graph."""
+    graphs = [(start, end) for number, _, start, end in _fields(data, 0, len(data)) if number == 7]
+    for tensor in (field for graph in graphs for field in _fields(data, *graph) if field[0] == 5):
+        parts = {number: (value, start, end) for number, value, start, end in _fields(data, *tensor[2:])}
+        (_, start, end), (kind, *_) = parts.get(8, (0, 0, 0)), parts.get(2, (0, 0, 0))
+        yield data[start:end].decode(), kind, parts.get(9, (0, 0, 0))[1:]
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """What the writer of an ONNX file noted in it; raises `DataError` if it is none."""
+    try:
+        pairs = [
+            {inner: data[at:to].decode() for inner, _, at, to in _fields(data, start, end)}
+            for number, _, start, end in _fields(data, 0, len(data))
+            if number == 14
+        ]
+    except (ValueError, IndexError) as error:
+        raise DataError(f"this is not an ONNX file: {error}") from error
+    return {pair.get(1, ""): pair.get(2, "") for pair in pairs}

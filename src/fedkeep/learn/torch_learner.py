@@ -1,26 +1,33 @@
-"""Any torch module as a learner: measured by closed forms where they hold, trained by weighted local SGD."""
+"""Any torch module as a learner: measured by closed forms where they hold, trained by weighted local SGD.
 
-from __future__ import annotations
+Which way of measuring is right is found out at the first look: three samples are measured one by one by plain backprop,
+then as a batch. That costs a few milliseconds once, and means that a module which calls a layer twice, ties weights, or
+mixes samples in a way no list of layer types could foresee is found out rather than measured wrongly.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.ports import Job, Measurements
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
-from fedkeep.learn.chain_trace import ChainTrace
 from fedkeep.learn.flat import Layout
-from fedkeep.learn.inspection import MeasurementsClass, choose_measurements, is_traceable
-from fedkeep.learn.network import Network, as_tensor, seeded
-from fedkeep.learn.torch_measurements import CHUNK
+from fedkeep.learn.jobs import FrozenModel
+from fedkeep.learn.layers import is_bilinear
+from fedkeep.learn.network import CHUNK, Network, as_tensor, losses, seeded
+from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, HeadMeasurements, TorchMeasurements
 from fedkeep.learn.torch_training import is_stackable, train_alone, train_stacked
 from fedkeep.learn.traced import TracedMeasurements
 
-_INFERENCE_CHUNK = 1024
+MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[HeadMeasurements] | type[AutogradMeasurements]
+
 _TRACED_SAMPLES, _TRACED_MODELS = 12, 32
 """With more samples each, one model after the other was as fast or faster."""
+_TOLERANCE = 1e-3
 
 
 class EmptyMeasurements:
@@ -32,16 +39,12 @@ class EmptyMeasurements:
     def losses(self) -> Scores:
         return np.zeros(0)
 
+    norms = head_norms = losses
+
     def projections(self, direction: Vector) -> Scores:  # noqa: ARG002
         return np.zeros(0)
 
     def inner(self, other: Measurements) -> Scores:  # noqa: ARG002
-        return np.zeros(0)
-
-    def norms(self) -> Scores:
-        return np.zeros(0)
-
-    def head_norms(self) -> Scores:
         return np.zeros(0)
 
     def mean_gradient(self) -> Vector:
@@ -52,17 +55,6 @@ class EmptyMeasurements:
 
     def activations(self) -> AnyArray:
         return np.zeros((0, 0), dtype=np.float32)
-
-
-class TorchProbe:
-    """A frozen torch model that measures samples."""
-
-    def __init__(self, learner: TorchLearner, model: Vector) -> None:
-        self._learner = learner
-        self._model = np.array(model, dtype=np.float32)
-
-    def measure(self, batch: Batch) -> Measurements:
-        return self._learner.measure(self._model, batch)
 
 
 class TorchLearner:
@@ -82,7 +74,6 @@ class TorchLearner:
         self._factory = factory
         self._chunk = chunk
         self._network = Network(factory(), last_layers)
-        self._stacks = True
         self._traces: bool | None = None
         self._measurements: MeasurementsClass | None = None
 
@@ -112,26 +103,25 @@ class TorchLearner:
         vector: Vector = torch.cat([p.detach().float().reshape(-1) for p in module.parameters()]).numpy()
         return vector
 
-    def probe(self, model: Vector) -> TorchProbe:
-        return TorchProbe(self, model)
-
-    def measure(self, model: Vector, batch: Batch) -> Measurements:
-        """What `model`, which must not change any more, sees in the batch."""
-        if len(batch) == 0:
-            return EmptyMeasurements(self.gradient_size)
-        if self._measurements is None:
-            self._measurements = choose_measurements(self._network, model, batch)
-        return self._measurements(self._network, model, batch, self._chunk)
+    def probe(self, model: Vector) -> FrozenModel:
+        return FrozenModel(self, model)
 
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
-        """What each batch's own model sees in it; chains of layers see all small batches in one pass."""
+        """What each batch's own model, which must not change any more, sees in it: all small ones of chains at once."""
         small = [c for c, batch in enumerate(batches) if 0 < len(batch) <= min(_TRACED_SAMPLES, self._chunk)]
         if small and self._traces is None:
-            self._traces = is_traceable(self._network, models[small[0]], batches[small[0]])
+            self._traces = _Trial(self._network, models[small[0]], batches[small[0]]).is_traceable()
         measured: dict[int, Measurements] = {}
         for start in range(0, len(small) if self._traces else 0, _TRACED_MODELS):
             measured |= self._traced(small[start : start + _TRACED_MODELS], models, batches)
-        return [measured.get(c) or self.probe(models[c]).measure(batches[c]) for c in range(len(batches))]
+        return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
+
+    def _alone(self, model: Vector, batch: Batch) -> Measurements:
+        if len(batch) == 0:
+            return EmptyMeasurements(self.gradient_size)
+        if self._measurements is None:
+            self._measurements = _Trial(self._network, model, batch).chosen()
+        return self._measurements(self._network, model, batch, self._chunk)
 
     def _traced(
         self, chosen: Sequence[int], models: Sequence[Vector], batches: Sequence[Batch]
@@ -144,22 +134,87 @@ class TorchLearner:
         }
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
-        with self._network.training(job.seed):
-            return train_alone(self._network, model, job, local)
+        return self.train_many(model, [job], local)[0]
 
     def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         """Where each job leads from the same model, in one call where that is possible and faster."""
-        if self._stacks and is_stackable(self._network, jobs, local):
-            try:
-                with self._network.lock if self._network.chain else self._network.training(jobs[0].seed):
-                    return train_stacked(self._network, model, jobs, local)
-            except RuntimeError:  # layers that cannot be mapped over: recurrent ones, or ones that draw at random
-                self._stacks = False
-        return [self.train(model, job, local) for job in jobs]
+        if is_stackable(self._network, jobs, local):
+            with self._network.lock:
+                return train_stacked(self._network, model, jobs, local)
+        trained = []
+        for job in jobs:
+            with self._network.training(job.seed):
+                trained.append(train_alone(self._network, model, job, local))
+        return trained
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         with self._network.lock:
             self._network.load(model)
-            parts = [self._network.module(part) for part in torch.split(as_tensor(x), _INFERENCE_CHUNK)]
+            parts = [self._network.module(part) for part in torch.split(as_tensor(x), CHUNK)]
         scores: AnyArray = torch.cat(parts).numpy()
         return scores
+
+
+class _Trial:
+    """Three different samples, made from the first of a batch, as plain backprop of each alone measures them."""
+
+    def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
+        self._network, self._model = network, model
+        x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
+        self._batch = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
+        self._direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
+        with network.lock:
+            network.load(model)
+            rows = [self._backprop(as_tensor(x[i : i + 1]), as_tensor(batch.y[:1])) for i in range(3)]
+        gradients = np.stack([gradient for _, gradient in rows]).astype(np.float64)
+        self._losses, self._norms = [loss for loss, _ in rows], np.linalg.norm(gradients, axis=1)
+        self._projections = gradients @ self._direction
+
+    def chosen(self) -> MeasurementsClass:
+        """The fastest measurements that are exact for this module."""
+        with self._network.lock:
+            together = AutogradMeasurements(self._network, self._model, self._batch, 3).losses()
+            if not np.allclose(together, self._losses, rtol=_TOLERANCE, atol=_TOLERANCE):
+                raise FedkeepError(
+                    "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
+                    "gradient of its own: replace the layer that mixes samples"
+                )
+            try:
+                candidate = self._candidate(as_tensor(self._batch.x))
+                right = self._agrees(candidate(self._network, self._model, self._batch, 3))
+            except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
+                right = False
+        return candidate if right else AutogradMeasurements
+
+    def is_traceable(self) -> bool:
+        """Whether the module is a chain of layers whose one pass over many models sees what each alone would see."""
+        if self._network.chain is None or not self._network.chain.ends_linear:
+            return False
+        try:
+            trace = ChainTrace(self._network, [self._model], [self._batch])
+            return self._agrees(TracedMeasurements(trace, self._network.valued, 3))
+        except RuntimeError:  # a linear layer that is used at several places, for instance
+            return False
+
+    def _candidate(self, x: Tensor) -> MeasurementsClass:
+        """The fastest measurements that the types of the valued layers allow."""
+        network, head = self._network, self._network.head
+        if not all(is_bilinear(layer) for layer in network.valued_layers):
+            return AutogradMeasurements
+        logits, [[(activations, output)]] = network.observe(x, [head])
+        network.head_is_output = output is logits
+        linear = isinstance(head, nn.Linear) and head.bias is not None and activations.dim() == 2
+        only_head = len(network.valued_layers) == 1
+        return HeadMeasurements if only_head and linear and network.head_is_output else TorchMeasurements
+
+    def _agrees(self, seen: Measurements) -> bool:
+        scale = float(np.linalg.norm(self._direction) * self._norms.max()) + 1e-12
+        found = seen.projections(self._direction)
+        right = np.allclose(found, self._projections, rtol=0.0, atol=_TOLERANCE * scale)
+        return right and np.allclose(seen.norms(), self._norms, rtol=_TOLERANCE)
+
+    def _backprop(self, x: Tensor, y: Tensor) -> tuple[float, AnyArray]:
+        with self._network.differentiable():
+            loss = losses(self._network.module(x), y)
+            parts = torch.autograd.grad(loss, self._network.valued_parameters, materialize_grads=True)
+        return loss.item(), torch.cat([part.reshape(-1) for part in parts]).numpy()

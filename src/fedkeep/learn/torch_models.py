@@ -1,7 +1,5 @@
 """The paper's architectures as torch modules; the arguments are their shape options."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

@@ -1,15 +1,12 @@
-"""Weighted local SGD of torch modules: one device by autograd, several at once over stacked parameters."""
-
-from __future__ import annotations
+"""Weighted local SGD of torch modules: one device by autograd, several at once in a chain of layers."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedkeep.core.errors import ConfigError
@@ -17,21 +14,21 @@ from fedkeep.core.ports import Job
 from fedkeep.core.types import LocalTraining, Vector
 from fedkeep.learn.chain import Chain
 from fedkeep.learn.jobs import corrections, minibatches
-from fedkeep.learn.network import Network, as_tensor
-from fedkeep.learn.torch_loss import losses, output_error
+from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
 
 Gradients: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 """From each sample's share, (C, n), to the gradients of C models' losses weighted by it, (C, *shape) each."""
-_CHAINED_SAMPLES = 64
-_MAPPED_DEVICES, _MAPPED_SAMPLES = 3, 16
-"""With fewer devices, or more samples each, a loop over LeNet or the traffic CNN was as fast or faster."""
+_STACKED_SAMPLES = 24
+"""With more samples each, a loop over LeNet or the traffic CNN was as fast or faster."""
 
 
 class TorchDescent:
-    """The steps of Eq. 12 for C models at once, (C, P), in place, however their gradients are had."""
+    """The steps of Eq. 12 for C models at once, in place, however gradients are had: `parameters` view `models`."""
 
-    def __init__(self, models: Tensor, correction: Tensor | None, local: LocalTraining) -> None:
-        self._models, self._correction, self._local = models, correction, local
+    def __init__(
+        self, models: Tensor, parameters: Sequence[Tensor], correction: Tensor | None, local: LocalTraining
+    ) -> None:
+        self._models, self._parameters, self._correction, self._local = models, parameters, correction, local
         self._anchor = models.clone() if local.proximal else None
 
     def step(self, gamma: Tensor, gradients: Gradients) -> None:
@@ -43,7 +40,8 @@ class TorchDescent:
         found = gradients(gamma / total.clamp_min(torch.finfo(torch.float32).tiny))
         if self._anchor is not None:
             self._models.lerp_(self._anchor, rate * self._local.proximal)
-        self._models.add_(torch.cat([g.reshape(len(gamma), -1) for g in found], dim=1), alpha=-rate)
+        for parameter, gradient in zip(self._parameters, found, strict=True):
+            parameter.add_(gradient, alpha=-rate)
         if self._correction is not None:
             self._models[:, -self._correction.shape[1] :].add_(self._correction, alpha=-rate)
 
@@ -52,18 +50,17 @@ def train_alone(network: Network, model: Vector, job: Job, local: LocalTraining)
     """Where the job leads from `model`, on the module itself, which must be in training."""
     x, y, gamma = as_tensor(job.batch.x), as_tensor(job.batch.y), _weights(job)
     network.load(model)
-    descent = TorchDescent(network.flat[None], _corrections(network, [job]), local)
+    models = network.flat[None]
+    descent = TorchDescent(models, network.stacked(models), _corrections(network, [job]), local)
     for index in minibatches(len(job.batch), local, job.seed):
         descent.step(gamma[index][None], partial(_differentiated, network, x[index], y[index]))
     return np.array(network.flat.numpy())
 
 
 def is_stackable(network: Network, jobs: Sequence[Job], local: LocalTraining) -> bool:
-    """Whether one call is faster than a loop: few samples each, no mini-batches to align."""
+    """Whether one call is possible and faster than a loop: few samples each, no mini-batches to align."""
     most = max((len(job.batch) for job in jobs), default=0)
-    limit = _CHAINED_SAMPLES if network.chain else _MAPPED_SAMPLES
-    enough = network.chain is not None or len(jobs) >= _MAPPED_DEVICES
-    return enough and 0 < most <= limit and local.batch_size is None
+    return network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None
 
 
 def train_stacked(network: Network, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
@@ -73,14 +70,10 @@ def train_stacked(network: Network, model: Vector, jobs: Sequence[Job], local: L
     gamma = pad_sequence([_weights(job) for job in jobs], batch_first=True)
     models = as_tensor(model).repeat(len(jobs), 1)
     parameters = network.stacked(models)
-    if network.chain:
-        gradients: Gradients = partial(_chained, network.chain, parameters, x, y)
-    else:
-        gradients = partial(_mapped, network, parameters, x, y)
-    descent = TorchDescent(models, _corrections(network, jobs), local)
+    descent = TorchDescent(models, parameters, _corrections(network, jobs), local)
     for _ in range(local.epochs):
-        descent.step(gamma, gradients)
-    return [vector.numpy().copy() for vector in models]
+        descent.step(gamma, partial(_chained, cast("Chain", network.chain), parameters, x, y))
+    return list(models.numpy())
 
 
 def add_to_gradients(module: nn.Module, correction: Vector) -> None:
@@ -102,26 +95,20 @@ def add_to_gradients(module: nn.Module, correction: Vector) -> None:
 
 
 def _differentiated(network: Network, x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
-    """Of the one model that the module holds, by autograd."""
-    logits = network.module(x)
-    error = output_error(logits.detach(), y).mul_(share[0, :, None])
-    return torch.autograd.grad(logits, network.parameters, error, materialize_grads=True)
+    """Of the one model that the module holds, by autograd, as many samples at a time as stay in the cache."""
+    total: Sequence[Tensor] = ()
+    for part, labels, own in zip(*(torch.split(rows, CHUNK) for rows in (x, y, share[0])), strict=True):
+        logits = network.module(part)
+        error = output_error(logits.detach(), labels).mul_(own[:, None])
+        found = torch.autograd.grad((logits * error).sum(), network.parameters, materialize_grads=True)
+        total = [one + other for one, other in zip(total, found, strict=True)] if total else found
+    return total
 
 
 def _chained(chain: Chain, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
     """Of a plain chain of layers, by matrix products."""
     passed = chain.forward(parameters, x)
     return chain.gradients(parameters, passed, output_error(passed.logits, y).mul_(share[:, None]))
-
-
-def _mapped(network: Network, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
-    """Of any module that vmap can map over."""
-
-    def loss(own: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        return losses(functional_call(network.module, own, (x,)), y) @ share
-
-    named = dict(zip(network.layout.names, parameters, strict=True))
-    return list(vmap(grad(loss))(named, x, y, share).values())
 
 
 def _weights(job: Job) -> Tensor:

@@ -1,7 +1,5 @@
 """HOST:PORT, and whether it leaves this machine."""
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ class Address:
     port: int
 
     @staticmethod
-    def parse(text: str) -> Address:
+    def parse(text: str) -> "Address":
         """`host:port`, or `[address]:port` for version 6.
 
         >>> Address.parse("[::1]:9000")

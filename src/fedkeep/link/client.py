@@ -1,42 +1,13 @@
 """How another process on the device talks to the agent; light, since a Flower client starts anew for every message."""
 
-from __future__ import annotations
-
 import socket
-from types import TracebackType, UnionType
-from typing import TypeVar
+from types import UnionType
 
-from fedkeep.core.errors import FedkeepError, RefusedError
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
+from fedkeep.link import messages as told
 from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.messages import (
-    AskProfile,
-    AskRefused,
-    AskStatus,
-    AskStored,
-    AskWhy,
-    EncryptedProfile,
-    EncryptedProfiled,
-    Erase,
-    Erased,
-    Evaluate,
-    Evaluated,
-    Failed,
-    Participate,
-    Profiled,
-    ProfileRequest,
-    Reasons,
-    RefusedRecord,
-    RefusedRecords,
-    Reply,
-    Reported,
-    Request,
-    Status,
-    StoredSummary,
-)
 from fedkeep.link.wire import from_bytes, to_bytes
-
-Answer = TypeVar("Answer", bound=Reply)
 
 
 class AgentUnreachableError(FedkeepError):
@@ -58,48 +29,46 @@ class AgentClient:
                 f"no agent answers at {path} ({error.strerror}): start one by `fedkeep agent run CONFIG.toml`"
             ) from error
 
-    def __enter__(self) -> AgentClient:
+    def __enter__(self) -> "AgentClient":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def participate(self, order: TrainOrder) -> Report:
         """Has the agent take part in a round (steps 4-6)."""
-        return self.ask(Participate(order), Reported).report
+        return self.ask(told.Participate(order), told.Reported).report
 
-    def evaluate(self, model: Vector) -> Evaluated:
+    def evaluate(self, model: Vector) -> told.Evaluated:
         """Loss and accuracy of a model on the agent's held-out samples, or on what it has stored."""
-        return self.ask(Evaluate(model), Evaluated)
+        return self.ask(told.Evaluate(model), told.Evaluated)
 
     def profile(self) -> Profile:
         """What the device declares to the server (step 1)."""
-        return self.ask(AskProfile(), Profiled).profile
+        return self.ask(told.AskProfile(), told.Profiled).profile
 
-    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+    def encrypted_profile(self, request: told.ProfileRequest) -> told.EncryptedProfile:
         """The same, under the key-holder's key."""
-        return self.ask(AskProfile(request), EncryptedProfiled).profile
+        return self.ask(told.AskProfile(request), told.EncryptedProfiled).profile
 
-    def status(self) -> Status:
-        return self.ask(AskStatus(), Status)
+    def status(self) -> told.Status:
+        return self.ask(told.AskStatus(), told.Status)
 
-    def stored(self) -> StoredSummary:
-        return self.ask(AskStored(), StoredSummary)
+    def stored(self) -> told.StoredSummary:
+        return self.ask(told.AskStored(), told.StoredSummary)
 
-    def refused(self) -> tuple[RefusedRecord, ...]:
+    def refused(self) -> tuple[told.RefusedRecord, ...]:
         """The records that were refused last, oldest first."""
-        return self.ask(AskRefused(), RefusedRecords).records
+        return self.ask(told.AskRefused(), told.RefusedRecords).records
 
-    def why(self, id_: str) -> Reasons:
-        return self.ask(AskWhy(id_), Reasons)
+    def why(self, id_: str) -> told.Reasons:
+        return self.ask(told.AskWhy(id_), told.Reasons)
 
-    def erase(self, request: Erase) -> int:
+    def erase(self, request: told.Erase) -> int:
         """How many samples were removed and overwritten."""
-        return self.ask(request, Erased).count
+        return self.ask(request, told.Erased).count
 
-    def ask(self, request: Request, expected: type[Answer] | UnionType) -> Answer:
+    def ask(self, request: told.Request, expected: type[told.Answer] | UnionType) -> told.Answer:
         """The agent's reply, which must be of that kind; its refusal is raised."""
         try:
             send_frame(self._socket, to_bytes(request))
@@ -108,9 +77,4 @@ class AgentClient:
             raise AgentUnreachableError(f"the agent at {self._path} stopped answering: {error}") from error
         if payload is None:
             raise AgentUnreachableError(f"the agent at {self._path} closed the connection")
-        reply = from_bytes(payload, Reply)
-        if isinstance(reply, Failed):
-            raise RefusedError(reply.reason, reply.detail)
-        if not isinstance(reply, expected):
-            raise RefusedError("malformed", f"the agent answered with {type(reply).__name__}")
-        return reply
+        return told.expect(from_bytes(payload, told.Reply), expected, "the agent")

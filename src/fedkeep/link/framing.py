@@ -1,7 +1,5 @@
 """Length-prefixed frames on a stream socket; a frame that is too long is refused before a byte of it is read."""
 
-from __future__ import annotations
-
 import socket
 import struct
 

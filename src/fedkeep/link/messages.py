@@ -1,14 +1,20 @@
-"""The messages between a server, its devices and whoever looks after one: the same on a socket and on Flower."""
+"""The messages between a server, its devices and whoever looks after one: the same on a socket and on Flower.
 
-from __future__ import annotations
+And a device as a server sees it, wherever it lives: how it answers each of the server's questions.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from types import UnionType
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -249,9 +255,59 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
+def expect(reply: object, expected: type[Answer] | UnionType, who: str) -> Answer:
+    """The reply, if it is of that kind; a refusal is raised."""
+    if isinstance(reply, Failed):
+        raise RefusedError(reply.reason, reply.detail)
+    if not isinstance(reply, expected):
+        raise RefusedError("malformed", f"{who} answered with {type(reply).__name__}")
+    return reply
+
+
 DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
 """What a server asks of a device."""
 DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
 Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase
 """All that an agent answers: the server's questions, and those of whoever looks after the device."""
 Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reasons | Erased | Failed
+
+
+class Participant(Protocol):
+    """What answers a server: a device in this process, or an agent. It refuses what its privacy excludes."""
+
+    def profile(self) -> Profile:
+        """What the device declares in the clear (step 1)."""
+
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+        """The same, for the key-holder alone."""
+
+    def participate(self, order: TrainOrder) -> Report:
+        """Trains on what is stored and reports (steps 4-6)."""
+
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        """Takes part in a secure sum, and keeps the report for masking; the answer is keys."""
+
+    def answer(self, question: bytes) -> bytes:
+        """The answer to a later exchange of a secure sum."""
+
+
+Evaluating: TypeAlias = Callable[[Vector], Evaluated]
+"""A model on the device's own samples."""
+
+
+def reply_of(device: Participant, evaluate: Evaluating, request: DeviceRequest) -> DeviceReply:
+    """The device's reply to a question; raises where it refuses."""
+    match request:
+        case Participate(order, None):
+            return Reported(device.participate(order))
+        case Participate(order, terms):
+            return Answered(device.hold(order, terms or b""))
+        case AskSum(question):
+            return Answered(device.answer(question))
+        case Evaluate(model):
+            return evaluate(model)
+        case AskProfile(None):
+            return Profiled(device.profile())
+        case AskProfile(wanted):
+            assert wanted is not None
+            return EncryptedProfiled(device.encrypted_profile(wanted))

@@ -5,8 +5,6 @@ merely claims, and two versions that do not understand each other say so. Messag
 a field added to one is on the wire without another line.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Sequence
@@ -91,6 +89,20 @@ def from_bytes(payload: bytes, kind: Any) -> Any:
         parts.append(view[start : start + length])
         start += length
     return unpack(parts[0], parts[1:], kind)
+
+
+def to_array(value: Any) -> AnyArray:
+    """Plain values as an array of bytes, to stand in a state among others; what they hold must not be arrays."""
+    return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)
+
+
+def from_array(array: AnyArray, kind: Any) -> Any:
+    """What `to_array` made an array of.
+
+    >>> from_array(to_array({7: "hall"}), dict[int, str])
+    {7: 'hall'}
+    """
+    return msgspec.msgpack.decode(array.tobytes(), type=kind)
 
 
 def _require_version(head: bytes | memoryview) -> None:

@@ -1,16 +1,15 @@
 """Regions by clustering, agreed upon without samples leaving a device: centroids and counts travel instead."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.regions import CentroidRegions, Space
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
-from fedkeep.planning.extras import load
+from fedkeep.planning.solvers import load
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +38,7 @@ class Clusters:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("regions", "local"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        within(self, "regions", "local", least=1)
 
     def summarise(self, points: AnyArray) -> Summary:
         """On the device: the centroids of its samples, given as positions, (n, d), with n of at least 1."""

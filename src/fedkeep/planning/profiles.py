@@ -1,9 +1,8 @@
 """An operator's own profiles: what each device can store and how fast it sees each label, from JSON or CSV."""
 
-from __future__ import annotations
-
 import csv
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +78,9 @@ def _read_csv(text: str) -> Profiles:
     if header[:2] != ["device", "capacity"] or len(header) < 3:
         raise ValueError("the first line must be 'device,capacity' and one column for each label")
     names = tuple(row[0].strip() for row in rows[1:])
-    if len(set(names)) < len(names):
-        raise ValueError(f"device '{_first_repeated(names)}' is there twice")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"device '{name}' is there twice")
     numbers = [[_number(cell, row[0]) for cell in row[1:]] for row in rows[1:]]
     capacities = [row[0] if row else 0 for row in numbers]
     return Profiles(
@@ -93,10 +93,6 @@ def _number(cell: str, device: str) -> float:
         return float(cell)
     except ValueError as error:
         raise ValueError(f"device {device}: '{cell}' is not a number") from error
-
-
-def _first_repeated(names: tuple[str, ...]) -> str:
-    return next(name for index, name in enumerate(names) if name in names[:index])
 
 
 def _fleet(capacities: list[Any], velocities: list[Any], names: tuple[str, ...], labels: tuple[str, ...]) -> Fleet:

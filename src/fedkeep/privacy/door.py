@@ -4,8 +4,6 @@ Noise comes first, charged to a ledger that is on the disk before anything is se
 they are set. Whoever was told to hide something refuses to send it in the clear, whatever the server asks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -23,34 +21,56 @@ if TYPE_CHECKING:
     from fedkeep.privacy.guard import Guard, Spending
     from fedkeep.privacy.ledger import Ledger
     from fedkeep.privacy.options import PrivacyOptions
+    from fedkeep.privacy.secure_sum import SumTerms
     from fedkeep.privacy.sum_member import SumMember
-    from fedkeep.privacy.sum_messages import SumTerms
 
 
 class Door:
-    """A device's only way out; one without a guard, masks and a key lets everything pass as it is.
+    """A device's only way out, as the options describe it; without any it lets everything pass as it is.
 
     A report takes three steps: `terms` or `require_clear` before the device trains, `release` for the noise, and
     under terms `hold`, of whose answer keys are the first and masked words the last.
     """
 
+    _guard: "Guard | None" = None
+    _member: "SumMember | None" = None
+    _sealer: "ProfileSealer | None" = None
+
     def __init__(
         self,
-        guard: Guard | None = None,
-        member: SumMember | None = None,
-        sealer: ProfileSealer | None = None,
+        options: "PrivacyOptions | None" = None,
+        gradient_size: int = 0,
         commit: Callable[[], None] = lambda: None,
-        lock: AbstractContextManager[object] | None = None,
+        *,
+        normal: "NormalSource | None" = None,
+        lock: AbstractContextManager[object] = nullcontext(),
+        ledger: "Ledger | None" = None,
+        keep: Callable[[State], None] = lambda _: None,
     ) -> None:
-        self._guard, self._member, self._sealer = guard, member, sealer
-        self._commit, self._lock = commit, nullcontext() if lock is None else lock
+        """`commit` makes the device's state durable, or raises; a `ledger` that lives apart is kept before it."""
+        self._commit, self._lock, self._keep = commit, lock, keep
+        if options is None:
+            return
+        from fedkeep.privacy.gaussian import system_normal
+        from fedkeep.privacy.guard import Guard
+        from fedkeep.privacy.ledger import Ledger
+
+        self._guard = Guard(options, Ledger() if ledger is None else ledger, self._charged, normal or system_normal)
+        if options.secure_sum:
+            from fedkeep.privacy.sum_member import SumMember
+
+            self._member = SumMember(options, gradient_size)
+        if options.encrypted_profiles:
+            from fedkeep.keyholder.parties import ProfileSealer
+
+            self._sealer = ProfileSealer(options.public_context, options.context_digest)
 
     def require_clear(self) -> None:
         """Raises where reports leave under masks only."""
         if self._member is not None:
             raise RefusedError("in the clear", "privacy.secure_sum is set here: this device answers secure orders only")
 
-    def terms(self, payload: bytes) -> SumTerms:
+    def terms(self, payload: bytes) -> "SumTerms":
         """The terms of a secure sum, if this device may take part on them."""
         return self._masking().terms(payload)
 
@@ -69,7 +89,7 @@ class Door:
         with self._lock:
             return report if self._guard is None else self._guard.release(report, order)
 
-    def hold(self, released: Report, order: TrainOrder, terms: SumTerms) -> bytes:
+    def hold(self, released: Report, order: TrainOrder, terms: "SumTerms") -> bytes:
         """Keeps a released report for masking; the keys leave once that is committed."""
         with self._lock:
             keys = self._masking().hold(released, order, terms)
@@ -105,7 +125,7 @@ class Door:
         told = structs.replace(vitals, gist=None)  # its figures are made of gradients, and nobody would charge for them
         return structs.replace(told, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
 
-    def spending(self) -> Spending | None:
+    def spending(self) -> "Spending | None":
         """What the privacy ledger says; None where nothing is accounted for."""
         return None if self._guard is None else self._guard.spending()
 
@@ -124,45 +144,13 @@ class Door:
             profile, window = declared()
             return profile if self._guard is None else self._guard.release_profile(profile, window)
 
-    def _masking(self) -> SumMember:
+    def _masking(self) -> "SumMember":
         if self._member is None:
             raise RefusedError(
                 "not-secure", "this device masks nothing: set privacy.secure_sum on both sides, or on none"
             )
         return self._member
 
-
-def make_door(
-    options: PrivacyOptions,
-    gradient_size: int,
-    commit: Callable[[], None],
-    *,
-    normal: NormalSource | None = None,
-    lock: AbstractContextManager[object] | None = None,
-    ledger: Ledger | None = None,
-    keep: Callable[[State], None] = lambda _: None,
-) -> Door:
-    """The door that the options describe; `commit` makes the device's state durable, or raises.
-
-    A `ledger` that lives apart from that state is made durable by `keep`, before it.
-    """
-    from fedkeep.privacy.gaussian import system_normal
-    from fedkeep.privacy.guard import Guard
-    from fedkeep.privacy.ledger import Ledger
-
-    def charged(spent: State) -> None:
-        keep(spent)
-        commit()
-
-    guard = Guard(options, Ledger() if ledger is None else ledger, charged, normal or system_normal)
-    member: SumMember | None = None
-    sealer: ProfileSealer | None = None
-    if options.secure_sum:
-        from fedkeep.privacy.sum_member import SumMember
-
-        member = SumMember(options, gradient_size)
-    if options.encrypted_profiles:
-        from fedkeep.keyholder.parties import ProfileSealer
-
-        sealer = ProfileSealer(options.public_context, options.context_digest)
-    return Door(guard, member, sealer, commit, lock)
+    def _charged(self, spent: State) -> None:
+        self._keep(spent)
+        self._commit()

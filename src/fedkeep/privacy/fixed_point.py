@@ -1,19 +1,19 @@
-"""Numbers as integers modulo 2^bits, which masks can hide perfectly and which add up without any rounding."""
-
-from __future__ import annotations
+"""Numbers as integers modulo 2^64, which masks can hide perfectly and which add up without any rounding."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, FloatArray, State
 
-Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
-"""Integers modulo 2^bits."""
+Words: TypeAlias = NDArray[np.uint64]
+"""Integers modulo 2^64."""
+WORD = np.dtype("<u8")
 
 
 @dataclass(frozen=True)
@@ -23,24 +23,15 @@ class FixedPoint:
     bound: float
     """The largest magnitude of any number of one device."""
     summands: int
-    bits: Literal[32, 64] = 32
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bound) and self.bound > 0):
-            raise ValueError(f"bound must be a finite number above 0, got {self.bound}")
-        if self.summands < 1:
-            raise ValueError(f"summands must be 1 or more, got {self.summands}")
-        if self.step > self.bound / 2**8:
-            raise ValueError(f"bits must leave 8 bits to each of {self.summands} devices, got {self.bits}")
+        within(self, "bound", above=0, below=math.inf)
+        within(self, "summands", least=1)
 
     @property
     def step(self) -> float:
         """The distance between two neighbouring numbers of the grid, a power of two."""
-        return float(2.0 ** (math.ceil(math.log2(self.bound * self.summands)) - (self.bits - 2)))
-
-    @property
-    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
-        return np.dtype(np.uint32 if self.bits == 32 else np.uint64)
+        return float(2.0 ** (math.ceil(math.log2(self.bound * self.summands)) - 62))
 
     def encode(self, values: AnyArray) -> Words:
         """The values on the grid; what is not finite or out of bounds is refused, for a sum would hide it."""
@@ -49,13 +40,11 @@ class FixedPoint:
         largest = float(np.abs(values).max(initial=0.0))
         if largest > self.bound:
             raise RefusedError("value out of bounds", f"{largest:g} exceeds {self.bound:g}: nothing was sent")
-        signed = np.rint(np.asarray(values, dtype=np.float64) / self.step).astype(np.int64)
-        return signed.astype(self.dtype)
+        return np.rint(np.asarray(values, dtype=np.float64) / self.step).astype(np.int64).astype(WORD)
 
     def decode(self, total: Words) -> FloatArray:
         """The numbers that integers stand for, taken as the signed ones nearest to 0."""
-        signed = total.astype(self.dtype).view(np.int32 if self.bits == 32 else np.int64)
-        return signed.astype(np.float64) * self.step
+        return total.astype(WORD).view(np.int64).astype(np.float64) * self.step
 
 
 def weighted(values: AnyArray, weight: float) -> FloatArray:
@@ -71,9 +60,9 @@ def weighted_mean(total: FloatArray) -> FloatArray | None:
 class Differences:
     """A device's side of a running sum (Eq. 8): it sends what changed since the sum last counted it."""
 
-    def __init__(self, size: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> None:
-        self._counted: Words = np.zeros(size, dtype)
-        self._sent: Words = np.zeros(size, dtype)
+    def __init__(self, size: int) -> None:
+        self._counted: Words = np.zeros(size, WORD)
+        self._sent: Words = np.zeros(size, WORD)
         self._counted_in = self._sent_in = b""
 
     def knows(self, counted: bytes) -> bool:
@@ -106,33 +95,3 @@ class Differences:
             return
         self._counted, self._sent = state["counted"].copy(), state["sent"].copy()
         self._counted_in, self._sent_in = state["counted_in"].tobytes(), state["sent_in"].tobytes()
-
-
-class RunningSum:
-    """The server's side: it never sees a single summand, and in integers no rounding ever gathers.
-
-    Devices that left cannot be taken out of a sum nobody can look into: re-basing starts a new one, into which
-    every device sends all it has when it next takes part.
-    """
-
-    def __init__(self, size: int, grid: FixedPoint) -> None:
-        self._grid = grid
-        self._total: Words = np.zeros(size, grid.dtype)
-
-    def with_added(self, differences: Words) -> RunningSum:
-        """The sum after the unmasked differences of one round; this one stays as it is."""
-        if differences.shape != self._total.shape or differences.dtype != self._total.dtype:
-            raise RefusedError("sum of the wrong form", f"expected {self._total.shape} of {self._total.dtype}")
-        after = RunningSum(len(self._total), self._grid)
-        after._total = self._total + differences
-        return after
-
-    def values(self) -> FloatArray:
-        """The sum over all devices of what each last sent."""
-        return self._grid.decode(self._total)
-
-    def snapshot(self) -> State:
-        return {"total": self._total.copy()}
-
-    def restore(self, state: State) -> None:
-        self._total = state["total"].copy()

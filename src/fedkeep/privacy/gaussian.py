@@ -4,8 +4,6 @@ The cost of a release is (sensitivity / standard deviation)^2. Costs of Gaussian
 one sum is all the state that an accountant needs; dp-accounting turns such a sum into an epsilon and back.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, MissingExtraError
+from fedkeep.core.errors import ConfigError, needing
 from fedkeep.core.types import AnyArray, FloatArray
 
 NormalSource: TypeAlias = Callable[[int], FloatArray]
@@ -27,10 +25,8 @@ _DRAWS_PER_NORMAL = 4
 
 
 def _accounting() -> ModuleType:
-    try:
+    with needing("privacy accounting", "privacy"):
         import dp_accounting
-    except ImportError as error:
-        raise MissingExtraError("privacy accounting", "privacy") from error
     module: ModuleType = dp_accounting
     return module
 

@@ -1,7 +1,5 @@
 """The only door of a device: what goes out is checked, charged, committed and noised, in this order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
+from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import AnyArray, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.privacy.gaussian import NormalSource, clipped, require_positive, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
@@ -68,14 +67,18 @@ class Guard:
         _require_finite("model", report.model)
         again = self._sent_before(report)
         estimator = self._estimator_charge(report, order) if again is None else None
-        allowed = self._affordable([c for c in (estimator, self._model_charge(report)) if c is not None])
+        model = self._model_charge(report)
+        allowed = self._affordable([c for c in (estimator, model) if c is not None])
         if allowed:
             self._ledger.charge(*allowed)
             self._commit(self._ledger.snapshot())
-        if any(charge.stream == "model" for charge in allowed):
-            report = replace(report, model=self._noised_model(report, order))
-        if again is None and estimator in allowed:
-            again = self._noised_gradient(report)
+        if model is not None:
+            update = report.model.astype(np.float64) - order.model
+            noisy = self._noised(update, self._options.model_clip, model.deviation)
+            report = replace(report, model=(order.model + noisy).astype(np.float32))
+        if estimator in allowed and report.local_gradient is not None:
+            again = self._noised(report.local_gradient, self._options.clip, estimator.deviation).astype(np.float32)
+            self._last = (report.local_gradient.copy(), again)
         if again is None and self._options.protects("estimator"):
             return replace(report, local_gradient=None, gradient_samples=0)
         return report if again is None else replace(report, local_gradient=again)
@@ -92,11 +95,11 @@ class Guard:
         require_positive("the window of a profile", window)
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
-        charge, deviation = self._charge("profile", min(one_sample, everything), everything)
+        charge = self._charge("profile", min(one_sample, everything), everything)
         if self._told is None and self._fits([charge]):
             self._ledger.charge(charge)
             self._commit(self._ledger.snapshot())
-            self._told = np.maximum(bounded + deviation * self._normal(len(bounded)), 0.0)
+            self._told = np.maximum(bounded + charge.deviation * self._normal(len(bounded)), 0.0)
         if self._told is None:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
         return replace(profile, velocity=self._told)
@@ -128,7 +131,7 @@ class Guard:
 
     def snapshot(self) -> State:
         """The ledger, and what was sent last, so that it can go out again for nothing."""
-        state = {f"ledger.{name}": array for name, array in self._ledger.snapshot().items()}
+        state = put_under("ledger", self._ledger.snapshot())
         if self._last is not None:
             state["clean"], state["noisy"] = self._last
         if self._told is not None:
@@ -137,8 +140,7 @@ class Guard:
 
     def restore(self, state: State) -> None:
         """Becomes the guard that `snapshot` described."""
-        prefix = "ledger."
-        self._ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
+        self._ledger.restore(take_under("ledger", state))
         self._last = (state["clean"], state["noisy"]) if "clean" in state else None
         self._told = state.get("told")
 
@@ -170,14 +172,16 @@ class Guard:
             raise RefusedError("local gradient of no samples", f"gradient_samples is {report.gradient_samples}")
         if np.linalg.norm(report.local_gradient.astype(np.float64)) > self._options.clip * (1 + _ROUNDING):
             raise RefusedError("unclipped local gradient", f"longer than privacy.clip = {self._options.clip}")
-        charge, _ = self._charge("estimator", *self._estimator_sensitivities(report))
+        everything = 2 * self._options.clip
+        charge = self._charge("estimator", everything / report.gradient_samples, everything)
         resends = self._ledger.awaits_acceptance(order.accepted_round)
         return replace(charge, round=order.round, resends=resends)
 
     def _model_charge(self, report: Report) -> Charge | None:
         if not self._options.protects("model") or report.weight == 0:
             return None
-        return self._charge("model", *self._model_sensitivities())[0]
+        whole = 2 * self._options.model_clip  # the whole update is clipped: one sample can move it as far as all
+        return self._charge("model", whole, whole)
 
     def _sent_before(self, report: Report) -> Vector | None:
         """The noisy estimator that was sent for this very one, if it was the last."""
@@ -186,30 +190,10 @@ class Guard:
         clean, noisy = self._last
         return noisy if np.array_equal(clean, report.local_gradient) else None
 
-    def _noised_gradient(self, report: Report) -> Vector | None:
-        if report.local_gradient is None:
-            return None
-        _, deviation = self._charge("estimator", *self._estimator_sensitivities(report))
-        noisy = self._noised(report.local_gradient, self._options.clip, deviation).astype(np.float32)
-        self._last = (report.local_gradient.copy(), noisy)
-        return noisy
-
-    def _noised_model(self, report: Report, order: TrainOrder) -> Vector:
-        _, deviation = self._charge("model", *self._model_sensitivities())
-        update = self._noised(report.model.astype(np.float64) - order.model, self._options.model_clip, deviation)
-        return (order.model + update).astype(np.float32)
-
-    def _estimator_sensitivities(self, report: Report) -> tuple[float, float]:
-        return 2 * self._options.clip / report.gradient_samples, 2 * self._options.clip
-
-    def _model_sensitivities(self) -> tuple[float, float]:
-        """The whole update is clipped, so one sample can move it as far as all of them."""
-        return 2 * self._options.model_clip, 2 * self._options.model_clip
-
-    def _charge(self, stream: Stream, sample: float, device: float) -> tuple[Charge, float]:
-        """The charge of a release with these sensitivities, and the deviation of its noise."""
+    def _charge(self, stream: Stream, sample: float, device: float) -> Charge:
+        """The charge of a release with these sensitivities."""
         deviation = self._multiplier * (sample if self._options.unit == "sample" else device)
-        return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2), deviation
+        return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2, deviation)
 
     def _noised(self, values: AnyArray, bound: float, deviation: float) -> FloatArray:
         """Values within the bound, with noise, brought back within it: no true vector is longer, and whatever is done

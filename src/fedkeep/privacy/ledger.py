@@ -6,23 +6,77 @@ enters one estimator, so estimators count by the worst of them, resends included
 caller says which samples entered (`see`), one that came again is charged for each time.
 """
 
-from __future__ import annotations
-
+import json
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
 from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.core.types import FloatArray, IntArray, State
+from fedkeep.files import writing
 from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
 from fedkeep.privacy.options import Stream, Unit
-from fedkeep.privacy.sample_costs import SampleCosts
 
+REMEMBERED = 2048
+"""Ids that are told apart. One that returns after this many others is taken for a new sample."""
+ROW_BYTES = 40
+_COST, _OPEN, _CLOSED, _SENT = range(4)
 _ROUNDING = 1e-9
 STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
 _SHAPES = {"composed": (2,), "estimator": (2,), "releases": (3,), "last_round": (1,)}
 _NO_ROUND = -1.0
 _ACCOUNTS = ("composed", "releases")
+
+
+class SampleCosts:
+    """By id: the cost so far, and how often it is in the estimate that grows, the one to be sent, the one sent last."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[float]] = {}
+
+    def see(self, ids: IntArray) -> None:
+        """Samples that enter the estimate that grows."""
+        for id_ in ids.tolist():
+            row = self._rows.pop(id_, None) or [0.0, 0.0, 0.0, 0.0]
+            row[_OPEN] += 1
+            self._rows[id_] = row
+        while len(self._rows) > REMEMBERED:
+            del self._rows[next(iter(self._rows))]
+
+    def close(self) -> None:
+        """That estimate is finished and may be sent; a new one grows."""
+        for row in self._rows.values():
+            row[_CLOSED] += row[_OPEN]
+            row[_OPEN] = 0.0
+
+    def worst(self, cost: float, *, resends: bool) -> float:
+        """What the dearest sample would have cost after one more release; n times in an estimate costs n^2."""
+        return max((_after(row, cost, resends=resends) for row in self._rows.values()), default=0.0)
+
+    def charge(self, cost: float, *, resends: bool) -> None:
+        for row in self._rows.values():
+            row[_COST] = _after(row, cost, resends=resends)
+            row[_SENT] = max(row[_CLOSED], row[_SENT] if resends else 0.0)
+            row[_CLOSED] = 0.0
+
+    def snapshot(self) -> State:
+        table = np.array(list(self._rows.values()), dtype=np.float64).reshape(-1, 4)
+        return {"sample_ids": np.array(list(self._rows), dtype=np.int64), "sample_costs": table}
+
+    def restore(self, state: State) -> None:
+        """Becomes what `snapshot` described; what was charged before is never forgotten."""
+        charged = {id_: row[_COST] for id_, row in self._rows.items()}
+        ids, table = state.get("sample_ids", np.empty(0)), state.get("sample_costs", np.empty((0, 4)))
+        self._rows = dict(zip((int(i) for i in ids), (list(map(float, row)) for row in table), strict=True))
+        for id_, cost in charged.items():
+            row = self._rows.setdefault(id_, [0.0, 0.0, 0.0, 0.0])
+            row[_COST] = max(row[_COST], cost)
+
+
+def _after(row: list[float], cost: float, *, resends: bool) -> float:
+    return row[_COST] + cost * (row[_CLOSED] ** 2 + (row[_SENT] ** 2 if resends else 0.0))
 
 
 class BudgetSpentError(FedkeepError):
@@ -36,6 +90,8 @@ class Charge:
     stream: Stream
     sample: float
     device: float
+    deviation: float = 0.0
+    """Of the release's noise."""
     round: int = 0
     resends: bool = False
     """Whether it may hold samples of an earlier estimator, of whose acceptance the device has not heard."""
@@ -137,3 +193,61 @@ class KeptLedger(Ledger):
 
 def _total(unit: Unit, composed: np.ndarray, estimator: np.ndarray) -> float:
     return float(composed[0] + estimator[1]) if unit == "sample" else float(composed[1])
+
+
+class LedgerFile:
+    """Keeps the last committed snapshot whole: it is written beside, synced, and moved into place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def found(self, said: State, *, damaged: bool) -> KeptLedger:
+        """The ledger, made if there was never one; `said` is what the device's store knows of it.
+
+        One that is missing where it must have been, or older than the store, is refused: what was spent is not known.
+        """
+        if not self._path.exists() and not damaged and not np.any(said.get("releases", 0)):
+            return self.create()
+        ledger = self.open()
+        if ledger.is_behind(said):
+            raise RefusedError(
+                "old privacy ledger",
+                f"{self._path} knows of less than its device has sent: put the newest one back, or give this device a "
+                "new budget by moving both ledger and store away",
+            )
+        return ledger
+
+    def create(self) -> KeptLedger:
+        """Starts an empty ledger; refused where one exists, for starting anew would forget what was spent."""
+        if self._path.exists():
+            raise RefusedError("privacy ledger exists", f"{self._path} already counts a device's releases")
+        ledger = KeptLedger()
+        self.commit(ledger.snapshot())
+        return ledger
+
+    def open(self) -> KeptLedger:
+        """The ledger as last committed; a missing or damaged file is refused, never taken as an empty one."""
+        try:
+            line = self._path.read_text()
+        except FileNotFoundError:
+            raise RefusedError(
+                "lost privacy ledger",
+                f"{self._path} is gone, so what was spent is not known: put it back, or give this device a new budget "
+                "by moving its store away",
+            ) from None
+        body, _, checksum = line.rstrip("\n").rpartition(" ")
+        if checksum != _checksum(body):
+            raise RefusedError("damaged privacy ledger", f"{self._path} fails its checksum")
+        ledger = KeptLedger()
+        ledger.restore({name: np.array(values) for name, values in json.loads(body).items()})
+        return ledger
+
+    def commit(self, state: State) -> None:
+        """Returns only when the snapshot would survive a loss of power."""
+        body = json.dumps({name: values.tolist() for name, values in state.items()})
+        with writing(self._path) as file:
+            file.write(f"{body} {_checksum(body)}\n".encode())
+
+
+def _checksum(body: str) -> str:
+    return blake2b(body.encode(), digest_size=16).hexdigest()

@@ -4,18 +4,15 @@ Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodo
 that Flower's own secure aggregation rests on: a Flower device has them already, any other needs no Flower.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import MissingExtraError, RefusedError
-from fedkeep.privacy.fixed_point import Words
+from fedkeep.core.errors import RefusedError, needing
+from fedkeep.privacy.fixed_point import WORD, Words
 
-try:
+with needing("secure aggregation", "privacy"):
     from Crypto.Protocol.SecretSharing import Shamir
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -23,8 +20,6 @@ try:
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-except ImportError as error:
-    raise MissingExtraError("secure aggregation", "privacy") from error
 
 SEED_BYTES = 16
 SHARE_BYTES = 16
@@ -55,10 +50,10 @@ def agree(seed: bytes, peer: bytes, purpose: bytes) -> bytes:
     return derive(shared, purpose)
 
 
-def mask(key: bytes, size: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> Words:
+def mask(key: bytes, size: int) -> Words:
     """That many integers that nobody without the key can tell from random ones; never twice for one key."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(stream.update(bytes(size * dtype.itemsize)), dtype=dtype)
+    return np.frombuffer(stream.update(bytes(size * WORD.itemsize)), dtype=WORD)
 
 
 def seal(key: bytes, content: bytes, header: bytes) -> bytes:

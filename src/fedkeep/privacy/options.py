@@ -1,12 +1,11 @@
 """The `[privacy]` table of a configuration."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy.gaussian import noise_multiplier
 
@@ -61,22 +60,14 @@ class PrivacyOptions:
     """The digest that this file must have; empty trusts the file."""
 
     def __post_init__(self) -> None:
-        for key in ("epsilon", "clip", "model_clip", "profile_bound", "releases"):
-            value = getattr(self, key)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{key} must be a finite number above 0, got {value}")
-        if self.resends < 0:
-            raise ValueError(f"resends must be 0 or more, got {self.resends}")
-        if not 0.5 <= self.sum_threshold <= 1:
-            raise ValueError(f"sum_threshold must be at least 0.5 and at most 1, got {self.sum_threshold}")
-        if self.sum_least is not None and self.sum_least < 2:
-            raise ValueError(f"sum_least must be 2 or more devices, got {self.sum_least}")
+        within(self, "epsilon", "clip", "model_clip", "profile_bound", "releases", above=0, below=math.inf)
+        within(self, "resends", least=0)
+        within(self, "sum_threshold", least=0.5, most=1)
+        within(self, "sum_least", least=2)
+        within(self, "sum_rebase", least=1)
+        within(self, "delta", above=0, below=1)
         if bool(self.members) != bool(self.member_key):
             raise ValueError("members and member_key belong together: name both, or none")
-        if self.sum_rebase < 1:
-            raise ValueError(f"sum_rebase must be 1 or more rounds, got {self.sum_rebase}")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must lie between 0 and 1, got {self.delta}")
         if self.epsilon is not None and not self.protect:
             raise ValueError('protect must name at least one of "estimator", "model", "profile" where epsilon is set')
         if len(set(self.protect)) != len(self.protect):

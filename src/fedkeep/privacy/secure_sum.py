@@ -6,21 +6,25 @@ per peer, which cancel in the sum; (4) the survivors give shares of the own mask
 the keys of those who dropped out. Up to n - threshold devices may drop out at any step.
 
 It holds against a server that follows the protocol but looks at everything, even together with fewer than
-2 * threshold - n devices. Devices are told apart by the transport's authentication.
+2 * threshold - n devices. Devices are told apart by the transport's authentication, and messages are bytes that any
+transport can carry: msgpack, so that nothing received can run.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import DeviceId, State
+from fedkeep.core.types import DeviceId
 from fedkeep.privacy import masks
-from fedkeep.privacy.fixed_point import Words
+from fedkeep.privacy.fixed_point import WORD, FixedPoint, Words
+
+SESSION_BYTES = 16
+_FLEET = 1 << 16
+"""Devices whose estimators a running sum can hold."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +40,121 @@ class PublicKeys:
     signature: bytes = b""
 
 
-@dataclass(frozen=True, eq=False)
-class Masked:
-    """A device's integers under its masks; the session says which sum they belong to."""
+def grid(bound: float, summands: int) -> FixedPoint:
+    """For numbers within the bound and weights of 1 at most."""
+    return FixedPoint(max(bound, 1.0), summands)
+
+
+def estimator_grid(gradient_norm: float) -> FixedPoint:
+    """For the estimators of a whole fleet, the same in every round."""
+    return grid(gradient_norm, _FLEET)
+
+
+class SumTerms(msgspec.Struct, frozen=True, tag=True):
+    """What a device is told of the sum it is asked into; comes with the order and is answered by `Keys`."""
 
     session: bytes
-    words: Words
+    device: DeviceId
+    """The number under which the others know this device."""
+    threshold: int
+    summands: int
+    """How many devices are asked."""
+    update_norm: float
+    gradient_norm: float
+    gradient_size: int
+    """0: no estimators are summed."""
+    heaviest: float
+    """The most this device's report may weigh."""
+    weight_unit: float
+    """Weights count in this unit, which makes them 1 at most."""
+    rate: float
+    """What this device's estimator weighs, 1 at most."""
+    counted: bytes = b""
+    """The session in which the running sum last counted this device's estimator; empty: in none."""
+    per_step: bool = False
+    """Whether updates are divided by their local steps (`fednova`)."""
+
+    @property
+    def update_grid(self) -> FixedPoint:
+        """For one round's updates: as wide as the limits, so that what is sound also fits."""
+        return grid(self.update_norm, self.summands)
+
+    @property
+    def estimator_grid(self) -> FixedPoint:
+        return estimator_grid(self.gradient_norm)
 
 
-@dataclass(frozen=True)
-class Unmasking:
-    """A survivor's shares: of the own mask of those who sent, of the masking key of those who did not."""
+class Keys(msgspec.Struct, frozen=True, tag=True):
+    """Exchange 1: a device has its report ready, and publishes its keys."""
 
-    own_masks: Mapping[DeviceId, bytes]
-    masking_keys: Mapping[DeviceId, bytes]
+    session: bytes
+    keys: PublicKeys
+    lost: bool = False
+    """Its memory of what the running sum counts is gone: the sum must begin anew."""
+
+
+class Declined(msgspec.Struct, frozen=True, tag=True):
+    """A device's report is not fit to be masked, and why: in a sum it would spoil all others, and nobody could tell."""
+
+    session: bytes
+    reason: str
+    detail: str
+
+
+class PartyKeys(msgspec.Struct, frozen=True, tag=True):
+    """Everybody's keys; answered by `Envelopes`."""
+
+    session: bytes
+    keys: dict[DeviceId, PublicKeys]
+
+
+class Envelopes(msgspec.Struct, frozen=True, tag=True):
+    """Exchange 2: up, by receiver; down, by sender, and answered by `MaskedWords`."""
+
+    session: bytes
+    envelopes: dict[DeviceId, bytes]
+
+
+class MaskedWords(msgspec.Struct, frozen=True, tag=True):
+    """Exchange 3: the report under its masks, little-endian."""
+
+    session: bytes
+    words: bytes
+
+
+class Survivors(msgspec.Struct, frozen=True, tag=True):
+    """Whose words are in the sum; answered by `OpenedShares`."""
+
+    session: bytes
+    devices: tuple[DeviceId, ...]
+
+
+class OpenedShares(msgspec.Struct, frozen=True, tag=True):
+    """Exchange 4: a survivor's shares of the masks that are left."""
+
+    session: bytes
+    own_masks: dict[DeviceId, bytes]
+    masking_keys: dict[DeviceId, bytes]
+
+
+Request: TypeAlias = PartyKeys | Envelopes | Survivors
+Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
+
+
+def encode(message: SumTerms | Request | Reply) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode(payload: bytes, expected: Any) -> Any:
+    """The message, if it is of the kind that is expected now; a device that declines is refused by its own word."""
+    try:
+        message = msgspec.msgpack.decode(payload, type=expected | Declined)
+    except msgspec.DecodeError as error:
+        name = getattr(expected, "__name__", "a question")
+        raise RefusedError("malformed", f"expected {name} of a secure sum: {error}") from error
+    if isinstance(message, Declined):
+        raise RefusedError(message.reason[:40], message.detail[:300])
+    return message
 
 
 def usable(keys: PublicKeys) -> PublicKeys:
@@ -67,162 +172,153 @@ def require_threshold(threshold: int, count: int) -> None:
         raise RefusedError("threshold", "a sum over one device hides nothing: at least two must take part")
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """What a device must remember of a sum between two messages."""
+class MaskingDevice(msgspec.Struct):
+    """A device's part in one sum; it shares, masks and unmasks once, since twice would tell what once hides.
+
+    As msgpack it outlives a message, secrets included: whoever keeps that keeps it as safe as the samples.
+    """
 
     device: DeviceId
     session: bytes
     threshold: int
-    own_mask: bytes
-    masking: bytes
-    sealing: bytes
-    roster: dict[DeviceId, PublicKeys]
-    envelopes: dict[DeviceId, bytes]
-    masked: bool
-    unmasked: bool
-
-
-class MaskingDevice:
-    """A device's part in one sum; it shares, masks and unmasks once, since twice would tell what once hides."""
-
-    def __init__(self, device: DeviceId, session: bytes, threshold: int) -> None:
-        self._device, self._session, self._threshold = device, session, threshold
-        self._own_mask, self._masking, self._sealing = (masks.fresh_seed() for _ in range(3))
-        self._roster: dict[DeviceId, PublicKeys] = {}
-        self._envelopes: dict[DeviceId, bytes] = {}
-        self._masked = self._unmasked = False
+    words: bytes = b""
+    """What is to be summed, little-endian."""
+    own_mask: bytes = msgspec.field(default_factory=masks.fresh_seed)
+    masking: bytes = msgspec.field(default_factory=masks.fresh_seed)
+    sealing: bytes = msgspec.field(default_factory=masks.fresh_seed)
+    roster: dict[DeviceId, PublicKeys] = {}
+    envelopes: dict[DeviceId, bytes] = {}
+    masked: bool = False
+    unmasked: bool = False
 
     def keys(self) -> PublicKeys:
         """Exchange 1."""
-        digest = masks.derive(self._own_mask, b"digest")
-        return PublicKeys(masks.public_key(self._masking), masks.public_key(self._sealing), digest)
+        digest = masks.derive(self.own_mask, b"digest")
+        return PublicKeys(masks.public_key(self.masking), masks.public_key(self.sealing), digest)
 
-    def share(self, roster: Mapping[DeviceId, PublicKeys]) -> dict[DeviceId, bytes]:
+    def answer(self, request: Request) -> Reply:
+        """The exchanges after the first."""
+        match request:
+            case PartyKeys(_, keys):
+                return self.share(keys)
+            case Envelopes(_, envelopes):
+                return self.mask(envelopes)
+            case Survivors(_, devices):
+                return self.unmask(devices)
+
+    def share(self, roster: Mapping[DeviceId, PublicKeys]) -> Envelopes:
         """Exchange 2: an envelope for every device of the roster, with a share of both secrets."""
-        if self._roster:
+        if self.roster:
             raise RefusedError("second sharing", "the same secrets may not be shared among others: nothing was sent")
-        require_threshold(self._threshold, len(roster))
-        if roster.get(self._device) != self.keys():
-            raise RefusedError("roster", f"it does not hold the keys of device {self._device}")
-        self._roster = dict(sorted(roster.items()))
-        own = masks.split(self._own_mask, self._threshold, len(roster))
-        key = masks.split(self._masking, self._threshold, len(roster))
-        return {
-            peer: masks.seal(self._sealing_key(peer), own[i] + key[i], self._header(self._device, peer))
-            for i, peer in enumerate(self._roster)
+        require_threshold(self.threshold, len(roster))
+        if roster.get(self.device) != self.keys():
+            raise RefusedError("roster", f"it does not hold the keys of device {self.device}")
+        self.roster = dict(sorted(roster.items()))
+        own = masks.split(self.own_mask, self.threshold, len(roster))
+        key = masks.split(self.masking, self.threshold, len(roster))
+        sealed = {
+            peer: masks.seal(self._sealing_key(peer), own[i] + key[i], self._header(self.device, peer))
+            for i, peer in enumerate(self.roster)
         }
+        return Envelopes(self.session, sealed)
 
-    def mask(self, words: Words, envelopes: Mapping[DeviceId, bytes]) -> Masked:
+    def mask(self, envelopes: Mapping[DeviceId, bytes]) -> MaskedWords:
         """Exchange 3: the integers under masks agreed with all who sent an envelope."""
-        if self._masked:
+        if self.masked:
             raise RefusedError("second masking", "the same masks may not hide two vectors: nothing was sent")
-        if not envelopes.keys() <= self._roster.keys() or self._device not in envelopes:
+        if not envelopes.keys() <= self.roster.keys() or self.device not in envelopes:
             raise RefusedError("envelopes", "they are not of the devices of the roster")
-        if len(envelopes) < self._threshold:
-            raise RefusedError("too few devices", f"{len(envelopes)} of at least {self._threshold}")
-        self._masked, self._envelopes = True, dict(envelopes)
-        hidden = words + _own_mask(self._own_mask, self._session, words)
+        if len(envelopes) < self.threshold:
+            raise RefusedError("too few devices", f"{len(envelopes)} of at least {self.threshold}")
+        self.masked, self.envelopes = True, dict(envelopes)
+        words = np.frombuffer(self.words, dtype=WORD)
+        hidden = words + _own_mask(self.own_mask, self.session, len(words))
         for peer in envelopes:
-            if peer != self._device:
-                key = masks.agree(self._masking, self._roster[peer].masking, self._session)
-                hidden = hidden + _pair_mask(key, self._device, peer, words)
-        return Masked(self._session, hidden)
+            if peer != self.device:
+                key = masks.agree(self.masking, self.roster[peer].masking, self.session)
+                hidden = hidden + _pair_mask(key, self.device, peer, len(words))
+        return MaskedWords(self.session, hidden.tobytes())
 
-    def unmask(self, survivors: Sequence[DeviceId]) -> Unmasking:
+    def unmask(self, survivors: Iterable[DeviceId]) -> OpenedShares:
         """Exchange 4: one share per device, never both of the same one."""
-        if self._unmasked or not self._masked:
+        if self.unmasked or not self.masked:
             raise RefusedError("unmasking", "a device unmasks once, after it has masked")
         sent = set(survivors)
-        if len(sent) < self._threshold or not sent <= self._envelopes.keys() or self._device not in sent:
-            raise RefusedError("survivors", f"{len(sent)} devices are named; at least {self._threshold} must be")
-        self._unmasked = True
+        if len(sent) < self.threshold or not sent <= self.envelopes.keys() or self.device not in sent:
+            raise RefusedError("survivors", f"{len(sent)} devices are named; at least {self.threshold} must be")
+        self.unmasked = True
         own, keys = {}, {}
-        for peer, envelope in self._envelopes.items():
-            shares = masks.unseal(self._sealing_key(peer), envelope, self._header(peer, self._device))
+        for peer, envelope in self.envelopes.items():
+            shares = masks.unseal(self._sealing_key(peer), envelope, self._header(peer, self.device))
             if peer in sent:
                 own[peer] = shares[: masks.SHARE_BYTES]
             else:
                 keys[peer] = shares[masks.SHARE_BYTES :]
-        return Unmasking(own, keys)
-
-    def snapshot(self) -> State:
-        """All of it, secrets included: whoever keeps this between two messages keeps it as safe as the samples."""
-        kept = _Kept(
-            self._device, self._session, self._threshold, self._own_mask, self._masking, self._sealing,
-            self._roster, self._envelopes, self._masked, self._unmasked,
-        )  # fmt: skip
-        return {"masking": np.frombuffer(msgspec.msgpack.encode(kept), dtype=np.uint8)}
-
-    @classmethod
-    def restored(cls, state: State) -> MaskingDevice:
-        """The device that `snapshot` described: what it has done once it does not do again."""
-        kept = msgspec.msgpack.decode(state["masking"].tobytes(), type=_Kept)
-        device = cls(kept.device, kept.session, kept.threshold)
-        device._own_mask, device._masking, device._sealing = kept.own_mask, kept.masking, kept.sealing
-        device._roster, device._envelopes = kept.roster, kept.envelopes
-        device._masked, device._unmasked = kept.masked, kept.unmasked
-        return device
+        return OpenedShares(self.session, own, keys)
 
     def _sealing_key(self, peer: DeviceId) -> bytes:
-        return masks.agree(self._sealing, self._roster[peer].sealing, b"seal" + self._session)
+        return masks.agree(self.sealing, self.roster[peer].sealing, b"seal" + self.session)
 
     def _header(self, sender: DeviceId, receiver: DeviceId) -> bytes:
-        return f"{sender}>{receiver}/".encode() + self._session
+        return f"{sender}>{receiver}/".encode() + self.session
 
 
+@dataclass(eq=False)
 class SumServer:
     """The server's part in one sum: it passes envelopes on, adds up, and takes the masks off the sum."""
 
-    def __init__(self, session: bytes, threshold: int, size: int, dtype: np.dtype[np.unsignedinteger]) -> None:
-        self._session, self._threshold, self._size, self._dtype = session, threshold, size, dtype
-        self._roster: dict[DeviceId, PublicKeys] = {}
-        self._envelopes: dict[DeviceId, Mapping[DeviceId, bytes]] = {}
-        self._masked: dict[DeviceId, Words] = {}
+    session: bytes
+    threshold: int
+    size: int
+    terms: Mapping[DeviceId, SumTerms] = field(default_factory=dict)
+    """On which each device was asked."""
+    _roster: dict[DeviceId, PublicKeys] = field(default_factory=dict, init=False)
+    _envelopes: dict[DeviceId, Envelopes] = field(default_factory=dict, init=False)
+    _masked: dict[DeviceId, Words] = field(default_factory=dict, init=False)
 
-    def open(self, keys: Mapping[DeviceId, PublicKeys]) -> dict[DeviceId, PublicKeys]:
+    def open(self, keys: Mapping[DeviceId, PublicKeys]) -> PartyKeys:
         """After exchange 1: the roster to send to all; keys must be `usable`."""
-        require_threshold(self._threshold, len(keys))
+        require_threshold(self.threshold, len(keys))
         self._roster = dict(sorted(keys.items()))
-        return self._roster
+        return PartyKeys(self.session, self._roster)
 
-    def route(self, sent: Mapping[DeviceId, Mapping[DeviceId, bytes]]) -> dict[DeviceId, dict[DeviceId, bytes]]:
+    def route(self, sent: Mapping[DeviceId, Envelopes]) -> dict[DeviceId, Envelopes]:
         """After exchange 2: what every device that is still there gets, by sender."""
-        self._envelopes = {d: e for d, e in sent.items() if e.keys() == self._roster.keys()}
+        self._envelopes = {d: e for d, e in sent.items() if e.envelopes.keys() == self._roster.keys()}
         self._require(len(self._envelopes))
-        return {peer: {d: e[peer] for d, e in self._envelopes.items()} for peer in self._envelopes}
+        return {
+            peer: Envelopes(self.session, {d: e.envelopes[peer] for d, e in self._envelopes.items()})
+            for peer in self._envelopes
+        }
 
-    def receive(self, device: DeviceId, answer: object) -> None:
-        """Exchange 3: one device's masked integers; an answer in the clear, say, is refused."""
-        if not isinstance(answer, Masked):
-            raise RefusedError("answer in the clear", f"device {device} was asked to mask; its answer is dropped")
+    def receive(self, device: DeviceId, answer: MaskedWords) -> None:
+        """Exchange 3: one device's masked integers."""
         if device not in self._envelopes or device in self._masked:
             raise RefusedError("answer not expected", f"device {device} is not in this sum, or already counted")
-        if answer.session != self._session:
+        if answer.session != self.session:
             raise RefusedError("answer of another sum", f"device {device}")
-        if answer.words.shape != (self._size,) or answer.words.dtype != self._dtype:
-            raise RefusedError(
-                "answer of the wrong form", f"device {device}: expected ({self._size},) of {self._dtype}"
-            )
-        self._masked[device] = answer.words
+        if len(answer.words) != WORD.itemsize * self.size:
+            raise RefusedError("answer of the wrong form", f"device {device}: {len(answer.words)} bytes of words")
+        self._masked[device] = np.frombuffer(answer.words, dtype=WORD)
 
     def survivors(self) -> tuple[DeviceId, ...]:
         """After exchange 3: those whose integers are in the sum."""
         self._require(len(self._masked))
         return tuple(sorted(self._masked))
 
-    def total(self, unmaskings: Mapping[DeviceId, Unmasking]) -> Words:
+    def total(self, opened: Mapping[DeviceId, OpenedShares]) -> Words:
         """After exchange 4: the sum over the survivors, without any mask."""
-        self._require(len(unmaskings))
-        total = np.zeros(self._size, self._dtype)
+        self._require(len(opened))
+        total = np.zeros(self.size, WORD)
         for words in self._masked.values():
             total = total + words
         for device in self._masked:
-            seed = self._recover({d: u.own_masks.get(device) for d, u in unmaskings.items()})
+            seed = self._recover({d: shares.own_masks.get(device) for d, shares in opened.items()})
             if masks.derive(seed, b"digest") != self._roster[device].own_mask:
                 raise RefusedError("shares that do not fit", f"the mask of device {device} cannot be recovered")
-            total = total - _own_mask(seed, self._session, total)
+            total = total - _own_mask(seed, self.session, self.size)
         for dropped in self._envelopes.keys() - self._masked.keys():
-            seed = self._recover({d: u.masking_keys.get(dropped) for d, u in unmaskings.items()})
+            seed = self._recover({d: shares.masking_keys.get(dropped) for d, shares in opened.items()})
             total = total - self._left_over(dropped, seed)
         return total
 
@@ -230,28 +326,28 @@ class SumServer:
         """The masks that the survivors agreed with a device that then dropped out."""
         if masks.public_key(seed) != self._roster[dropped].masking:
             raise RefusedError("shares that do not fit", f"the key of device {dropped} cannot be recovered")
-        left = np.zeros(self._size, self._dtype)
+        left = np.zeros(self.size, WORD)
         for device in self._masked:
-            key = masks.agree(seed, self._roster[device].masking, self._session)
-            left = left + _pair_mask(key, device, dropped, left)
+            key = masks.agree(seed, self._roster[device].masking, self.session)
+            left = left + _pair_mask(key, device, dropped, self.size)
         return left
 
     def _recover(self, shares: Mapping[DeviceId, bytes | None]) -> bytes:
         whole = ((i + 1, shares.get(device)) for i, device in enumerate(self._roster))
         numbered = [(i, share) for i, share in whole if share is not None and len(share) == masks.SHARE_BYTES]
         self._require(len(numbered))
-        return masks.combine(numbered[: self._threshold])
+        return masks.combine(numbered[: self.threshold])
 
     def _require(self, count: int) -> None:
-        if count < self._threshold:
-            raise RefusedError("too few devices", f"{count} are left, {self._threshold} are needed: no sum this round")
+        if count < self.threshold:
+            raise RefusedError("too few devices", f"{count} are left, {self.threshold} are needed: no sum this round")
 
 
-def _own_mask(seed: bytes, session: bytes, like: Words) -> Words:
-    return masks.mask(masks.derive(seed, b"own mask" + session), len(like), like.dtype)
+def _own_mask(seed: bytes, session: bytes, size: int) -> Words:
+    return masks.mask(masks.derive(seed, b"own mask" + session), size)
 
 
-def _pair_mask(key: bytes, device: DeviceId, peer: DeviceId, like: Words) -> Words:
+def _pair_mask(key: bytes, device: DeviceId, peer: DeviceId, size: int) -> Words:
     """The mask that `device` adds for `peer`: the negative of what `peer` adds for it."""
-    shared = masks.mask(key, len(like), like.dtype)
+    shared = masks.mask(key, size)
     return shared if device < peer else np.zeros_like(shared) - shared

@@ -1,42 +1,33 @@
 """The server in secure rounds: what it asks devices to add up, and what it makes of their sums."""
 
-from __future__ import annotations
-
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.estimators import GivenEstimator, IncrementalEstimator, ParticipantsEstimator
+from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.screening import Limits
-from fedkeep.core.server import RoundSummary, Server
+from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector
-from fedkeep.privacy.fixed_point import RunningSum, Words, weighted_mean
+from fedkeep.link.wire import from_array, to_array
+from fedkeep.privacy.fixed_point import WORD, Words, weighted_mean
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
-from fedkeep.privacy.secure_sum import SumServer
-from fedkeep.privacy.sum_messages import SESSION_BYTES, SumTerms, estimator_grid, grid
+from fedkeep.privacy.secure_sum import SESSION_BYTES, SumServer, SumTerms, grid
 
-_WORDS = np.dtype("<u8")
 _HEADROOM = 16.0
 """How many times faster than today's fastest device one may become before its rate is cut until the next re-basing."""
 _DEPARTED = 0.1
 """The share of the running sum, by rate, that may be of devices that have left."""
 
 
-class OpenSum(SumServer):
-    """A sum under way, and the terms each device was asked on."""
-
-    def __init__(self, terms: Mapping[DeviceId, SumTerms], model_size: int) -> None:
-        first = next(iter(terms.values()))
-        size = model_size + 2 + (first.gradient_size + 1 if first.gradient_size else 0)
-        super().__init__(first.session, first.threshold, size, _WORDS)
-        self.terms, self.session, self.size, self.threshold = terms, first.session, size, first.threshold
-
-
 class SumBook:
     """Opens and closes sums, and remembers what the running sum of estimators counts of whom (Eq. 8).
+
+    In integers no rounding ever gathers. Devices that left cannot be taken out of a sum nobody can look into: re-basing
+    begins a new one, into which every device sends all it has when it next takes part.
 
     Its state is committed together with the server's: after a crash both are those of the same round.
     """
@@ -58,7 +49,7 @@ class SumBook:
         self._based = server.round
         server.estimator = GivenEstimator(estimator.direction())
 
-    def open(self, participants: Sequence[DeviceId]) -> OpenSum:
+    def open(self, participants: Sequence[DeviceId]) -> SumServer:
         """A new sum over these devices, with the terms for each; its session is never used again."""
         server, count = self._server, len(participants)
         session = secrets.token_bytes(SESSION_BYTES)
@@ -86,9 +77,10 @@ class SumBook:
             )
             for device in participants
         }
-        return OpenSum(terms, len(server.model))
+        size = len(server.model) + 2 + (self._gradient_size + 1 if self._gradient_size else 0)
+        return SumServer(session, self._options.threshold(count), size, terms)
 
-    def close(self, opened: OpenSum, survivors: Collection[DeviceId], lost: bool, total: Words) -> RoundSummary:
+    def close(self, opened: SumServer, survivors: Collection[DeviceId], lost: bool, total: Words) -> RoundSummary:
         """Moves the server on by the sum over the survivors, or raises and leaves everything as it was.
 
         Re-basing takes effect with the next round, so that what devices are told is what was committed.
@@ -96,11 +88,11 @@ class SumBook:
         size = len(self._server.model)
         terms = next(iter(opened.terms.values()))
         numbers = terms.update_grid.decode(total[: size + 2])
-        running = self._running
+        running, mean = self._running, None
         if self._gradient_size:
-            running = (running if self._runs else self._empty()).with_added(total[size + 2 :])
+            running = (running if self._runs else self._empty()) + total[size + 2 :]
+            mean = weighted_mean(terms.estimator_grid.decode(running))
         round_ = self._server.round
-        mean = weighted_mean(running.values()) if self._gradient_size else None
         direction: Vector | None = None if mean is None else mean.astype(np.float32)
         update = UpdateSum(numbers[:size], float(numbers[size]), float(numbers[size + 1]))
         summary = self._server.close_sum(survivors, update, direction)
@@ -116,23 +108,13 @@ class SumBook:
         self._running, self._counted, self._unit, self._based = self._empty(), {}, 0.0, self._server.round
 
     def snapshot(self) -> State:
-        devices = sorted(self._counted)
-        sessions = b"".join(self._counted[device][0] for device in devices)
-        return {
-            **self._running.snapshot(),
-            "devices": np.array(devices, dtype=np.int64),
-            "sessions": np.frombuffer(sessions, dtype=np.uint8),
-            "rates": np.array([self._counted[device][1] for device in devices], dtype=np.float64),
-            "unit": np.array(self._unit),
-            "based": np.array(self._based),
-        }
+        about = to_array((self._counted, self._unit, self._based))
+        return {"total": self._running, "about": about}
 
     def restore(self, state: State) -> None:
-        self._running.restore(state)
-        sessions = state["sessions"].reshape(-1, SESSION_BYTES)
-        known = zip((session.tobytes() for session in sessions), state["rates"].tolist(), strict=True)
-        self._counted = dict(zip(state["devices"].tolist(), known, strict=True))
-        self._unit, self._based = float(state["unit"]), int(state["based"])
+        self._running = state["total"].copy()
+        kind = tuple[dict[DeviceId, tuple[bytes, float]], float, int]
+        self._counted, self._unit, self._based = from_array(state["about"], kind)
 
     def _departed(self) -> float:
         """The share of the running sum that is of devices no longer planned for."""
@@ -143,8 +125,8 @@ class SumBook:
     def _members(self) -> set[DeviceId]:
         return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
 
-    def _empty(self) -> RunningSum:
-        return RunningSum(self._gradient_size + 1, estimator_grid(self._server.limits.gradient_norm))
+    def _empty(self) -> Words:
+        return np.zeros(self._gradient_size + 1, WORD)
 
 
 def _refuse_unbounded(limits: Limits) -> None:

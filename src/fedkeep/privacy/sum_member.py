@@ -1,46 +1,45 @@
-"""A device in secure rounds: its finished report is held back and leaves under masks, or not at all."""
+"""A device in secure rounds: its finished report is held back and leaves under masks, or not at all.
 
-from __future__ import annotations
+Keys are signed by the devices' own node keys, so that a server cannot invent members: `members` and each node's key
+come from whoever provisions the fleet (`fedkeep provision`), never from the server.
+"""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import ConfigError, RefusedError, needing
 from fedkeep.core.screening import Limits, screen_report
-from fedkeep.core.types import FloatArray, Report, State, TrainOrder, Vector
-from fedkeep.privacy.fixed_point import Differences, Words, weighted
-from fedkeep.privacy.member_keys import member_keys
+from fedkeep.core.state import put_under, take_under
+from fedkeep.core.types import DeviceId, FloatArray, Report, State, TrainOrder, Vector
+from fedkeep.link.wire import from_array, to_array
+from fedkeep.privacy.fixed_point import WORD, Differences, Words, weighted
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.privacy.secure_sum import MaskingDevice
-from fedkeep.privacy.sum_messages import (
+from fedkeep.privacy.secure_sum import (
     SESSION_BYTES,
     Declined,
-    Envelopes,
     Keys,
-    MaskedWords,
-    OpenedShares,
+    MaskingDevice,
     PartyKeys,
-    Reply,
+    PublicKeys,
+    Request,
     SumTerms,
     Survivors,
     decode,
-    decode_request,
     encode,
 )
 
-_WORDS = np.dtype("<u8")
+with needing("secure aggregation", "privacy"):
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA384
+
+_SIGNED = ec.ECDSA(SHA384())
 _FAR = 10.0
-
-
-@dataclass(eq=False)
-class _Held:
-    """A sum under way: the device's part in it, and the report on its grid."""
-
-    session: bytes
-    device: MaskingDevice
-    words: Words
 
 
 class SumMember:
@@ -51,14 +50,14 @@ class SumMember:
 
     def __init__(self, options: PrivacyOptions, gradient_size: int) -> None:
         self._options = options
-        self.differences = Differences(gradient_size + 1, _WORDS)
+        self.differences = Differences(gradient_size + 1)
         self._gradient_size = gradient_size
-        self._held: _Held | None = None
+        self._held: MaskingDevice | None = None
         self._keys = member_keys(options)
 
     def terms(self, payload: bytes) -> SumTerms:
         """The terms of a sum, if this device may take part on them; to be asked before it trains."""
-        terms = decode(payload, SumTerms)
+        terms: SumTerms = decode(payload, SumTerms)
         if len(terms.session) != SESSION_BYTES or terms.gradient_size not in (0, self._gradient_size):
             raise RefusedError("sum-terms", "they are not those of a sum over this fleet's reports")
         if terms.summands < self._options.least_in_sum:
@@ -83,42 +82,33 @@ class SumMember:
             words = self._words(report, order.model, terms, lost=lost)
         except RefusedError as error:
             return encode(Declined(terms.session, error.reason, error.detail))
-        device = MaskingDevice(terms.device, terms.session, terms.threshold)
-        self._held = _Held(terms.session, device, words)
-        keys = device.keys()
+        self._held = MaskingDevice(terms.device, terms.session, terms.threshold, words.tobytes())
+        keys = self._held.keys()
         signed = keys if self._keys is None else self._keys.sign(keys, terms.session, terms.device)
         return encode(Keys(terms.session, signed, lost))
 
     def answer(self, payload: bytes) -> bytes:
         """The answer to one of the other exchanges."""
-        request = decode_request(payload)
+        request: Request = decode(payload, Request)
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        if isinstance(request, PartyKeys):
-            request = self._known(request)
-        reply = _reply(held, request)
+        reply = held.answer(self._known(request) if isinstance(request, PartyKeys) else request)
         if isinstance(request, Survivors):
             self._held = None
         return encode(reply)
 
     def snapshot(self) -> State:
         """Everything, for devices that live for one message only."""
-        state = {f"differences.{name}": array for name, array in self.differences.snapshot().items()}
+        state = put_under("differences", self.differences.snapshot())
         if self._held is not None:
-            state |= {f"held.{name}": array for name, array in self._held.device.snapshot().items()}
-            state |= {
-                "held.session": np.frombuffer(self._held.session, dtype=np.uint8),
-                "held.words": self._held.words,
-            }
+            state["held"] = to_array(self._held)
         return state
 
     def restore(self, state: State) -> None:
-        self.differences.restore(_under("differences.", state))
-        held = _under("held.", state)
-        self._held = None
-        if held:
-            self._held = _Held(held["session"].tobytes(), MaskingDevice.restored(held), held["words"].copy())
+        self.differences.restore(take_under("differences", state))
+        held = state.get("held")
+        self._held = None if held is None else from_array(held, MaskingDevice)
 
     def _known(self, roster: PartyKeys) -> PartyKeys:
         """The roster as masks are agreed on, if it is of enough devices and, where they are known, of members only."""
@@ -136,7 +126,7 @@ class SumMember:
         update = terms.update_grid.encode(_update(sound, model, terms))
         if not terms.gradient_size:
             return update
-        news = np.zeros(terms.gradient_size + 1, _WORDS) if lost else self._news(sound, terms)
+        news = np.zeros(terms.gradient_size + 1, WORD) if lost else self._news(sound, terms)
         return np.concatenate([update, news])
 
     def _news(self, report: Report, terms: SumTerms) -> Words:
@@ -165,17 +155,60 @@ def _update(report: Report, model: Vector, terms: SumTerms) -> FloatArray:
     return np.append(update, [weight, weight * steps if terms.per_step else 0.0])
 
 
-def _reply(held: _Held, request: PartyKeys | Envelopes | Survivors) -> Reply:
-    match request:
-        case PartyKeys():
-            return Envelopes(held.session, held.device.share(request.keys))
-        case Envelopes():
-            masked = held.device.mask(held.words, request.envelopes)
-            return MaskedWords(held.session, masked.words.astype(_WORDS).tobytes())
-        case Survivors():
-            shares = held.device.unmask(request.devices)
-            return OpenedShares(held.session, dict(shares.own_masks), dict(shares.masking_keys))
+class MemberKeys:
+    """A device's node key, and the public keys of all devices that may be in a sum with it."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, members: frozenset[bytes]) -> None:
+        self._key, self._members = key, members
+        self._name = _told(key.public_key())
+        if self._name not in members:
+            raise ConfigError("privacy.member_key is not among privacy.members: both come from `fedkeep provision`")
+
+    def sign(self, keys: PublicKeys, session: bytes, device: DeviceId) -> PublicKeys:
+        """The keys with this member's word that they are its own, for this sum and under this number."""
+        return replace(keys, member=self._name, signature=self._key.sign(_statement(keys, session, device), _SIGNED))
+
+    def require_members(self, roster: Mapping[DeviceId, PublicKeys], session: bytes) -> None:
+        """Raises where a key of the roster is not a registered member's, or one member stands in it twice."""
+        for device, keys in roster.items():
+            if keys.member not in self._members or not _holds(keys, session, device):
+                raise RefusedError("not a member", f"device {device} is none that this fleet knows: nothing was sent")
+        if len({keys.member for keys in roster.values()}) < len(roster):
+            raise RefusedError("twice in the sum", "one member stands under two numbers: nothing was sent")
 
 
-def _under(prefix: str, state: State) -> State:
-    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+def member_keys(options: PrivacyOptions) -> MemberKeys | None:
+    """The keys that the options name; None where a device believes the server who is in a sum."""
+    if not options.members:
+        return None
+    try:
+        key = serialization.load_ssh_private_key(Path(options.member_key).read_bytes(), password=None)
+        files = sorted(Path(options.members).glob("*.pub"))
+        members = frozenset(_told(serialization.load_ssh_public_key(file.read_bytes())) for file in files)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"privacy.member_key and privacy.members cannot be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{options.member_key} is no elliptic-curve key: use the one of `fedkeep provision`")
+    return MemberKeys(key, members)
+
+
+def _holds(keys: PublicKeys, session: bytes, device: DeviceId) -> bool:
+    public = serialization.load_ssh_public_key(keys.member)
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        public.verify(keys.signature, _statement(keys, session, device), _SIGNED)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _statement(keys: PublicKeys, session: bytes, device: DeviceId) -> bytes:
+    parts = (b"fedkeep secure sum", session, str(device).encode(), keys.masking, keys.sealing, keys.own_mask)
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def _told(public: object) -> bytes:
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise ValueError("a member's key is no elliptic-curve key")
+    return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)

@@ -23,26 +23,7 @@ from fedkeep.records.reader import Run, read_run, read_runs
 from fedkeep.records.recorder import Recorder
 
 __all__ = [
-    "Change",
-    "Comparison",
-    "DeviceLine",
-    "End",
-    "Evaluation",
-    "GistLine",
-    "Header",
-    "HoldingsLine",
-    "Line",
-    "Member",
-    "Members",
-    "PlanLine",
-    "PrivacyLine",
-    "Recorder",
-    "Round",
-    "Run",
-    "Slot",
-    "Timing",
-    "compare",
-    "frame",
-    "read_run",
+    "Change", "Comparison", "DeviceLine", "End", "Evaluation", "GistLine", "Header", "HoldingsLine", "Line", "Member",
+    "Members", "PlanLine", "PrivacyLine", "Recorder", "Round", "Run", "Slot", "Timing", "compare", "frame", "read_run",
     "read_runs",
-]
+]  # fmt: skip

@@ -1,16 +1,18 @@
-"""What one run's curve comes to in one number, and what such numbers say over seeds."""
-
-from __future__ import annotations
+"""What one run's curve comes to in one number, and what such numbers say over seeds, by Student's t."""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fedkeep.records.lines import Evaluation, GistLine
-from fedkeep.records.student import interval, quantile
+import numpy as np
 
+from fedkeep.core.plan import Plan
+from fedkeep.records.lines import Evaluation, GistLine, PlanLine
+
+LISTED = 50
+"""Devices that lines list: the first ones, the same in all lines."""
 LAST = 5
 """Evaluations that a late accuracy is the mean of."""
 LEVEL = 0.01
@@ -37,6 +39,41 @@ class Difference(MeanOverSeeds):
     """ "ahead" or "behind" where the interval leaves 0 out, "level" where it stays within a point, or "undecided"."""
     seeds_to_decide: int | None
     """How many seeds would decide it if they differed as these do; None where it is decided, or none would."""
+
+
+def coverage(t: float, freedom: int) -> float:
+    """P(|T| <= t) for whole degrees of freedom: a finite series in the cosine of atan(t / sqrt(freedom))."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine = math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    series = math.sin(angle) * total
+    return (angle + series) * 2 / math.pi if odd else series
+
+
+def quantile(level: float, freedom: int) -> float:
+    """The t whose two-sided coverage is `level`, found by bisection."""
+    low, high = 0.0, 1.0
+    while coverage(high, freedom) < level:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if coverage(middle, freedom) < level else (low, middle)
+    return high
+
+
+def interval(values: list[float], level: float = 0.95) -> float | None:
+    """Half the width of the mean's confidence interval; None of fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = math.fsum(values) / n
+    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    return quantile(level, n - 1) * math.sqrt(variance / n)
 
 
 def estimate(values: Sequence[float]) -> MeanOverSeeds:
@@ -113,6 +150,24 @@ MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {
 
 GIST = ("trust", "likeness", "worth", "reach")
 """What is told of a gist."""
+
+
+def gist_line(round_: int, figures: Sequence[Sequence[float]]) -> GistLine:
+    """What the gists of some participations did: the mean of each figure, which stand in the order of `GIST`."""
+    means = dict(zip(GIST, np.mean(figures, axis=0).tolist(), strict=True))
+    return GistLine(round=round_, participations=len(figures), **means)
+
+
+def plan_line(round_: int, plan: Plan, clients_per_label: int | None, regions: Iterable[str] = ()) -> PlanLine:
+    """A plan as it is recorded: of many devices the first only."""
+    return PlanLine(
+        round=round_,
+        devices=tuple(plan.devices[:LISTED].tolist()),
+        quotas=tuple(map(tuple, plan.quotas[:LISTED].tolist())),
+        holders=tuple(plan.holders.tolist()),
+        wanted=(clients_per_label or 0,) * len(plan.holders),
+        regions=tuple(regions),
+    )
 
 
 def pooled(lines: Sequence[GistLine]) -> GistLine:

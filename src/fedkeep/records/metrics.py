@@ -1,7 +1,5 @@
 """What a set of runs says: how good each method is, by how much it is ahead of another, and how much sooner."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

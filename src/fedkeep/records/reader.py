@@ -1,14 +1,11 @@
 """Reads runs back, finished or not, and follows those that are being written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from fedkeep.core.errors import DataError
-from fedkeep.records.codec import decode, is_intact, stamp
 from fedkeep.records.lines import (
     End,
     Evaluation,
@@ -16,6 +13,9 @@ from fedkeep.records.lines import (
     Line,
     Round,
     Timing,
+    decode,
+    is_intact,
+    stamp,
 )
 from fedkeep.records.recorder import timing_path
 

@@ -1,15 +1,11 @@
 """Writes a run's JSONL file line by line, and cuts it back where a run is resumed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
 
 from fedkeep.core.errors import DataError
-from fedkeep.records.codec import encode, stamp
-from fedkeep.records.lines import Header, Line, Timing
+from fedkeep.records.lines import Header, Line, Timing, encode, stamp
 
 
 def timing_path(path: Path) -> Path:
@@ -102,10 +98,8 @@ class Recorder:
         self._run.close()
         self._timing.close()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> "Recorder":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,7 +1,5 @@
 """A comparison in words: the same tables and sentences for the terminal, Markdown and a README."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

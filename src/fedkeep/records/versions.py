@@ -1,7 +1,5 @@
 """Which versions a run was made with."""
 
-from __future__ import annotations
-
 import platform
 from importlib.metadata import PackageNotFoundError, version
 

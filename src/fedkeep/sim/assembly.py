@@ -1,31 +1,34 @@
 """Puts an experiment's components together."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedkeep.core.device import Device
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
 from fedkeep.core.policies.full_data import FullData
-from fedkeep.core.ports import FleetLearner
-from fedkeep.core.regions import Regions
+from fedkeep.core.ports import FleetLearner, Probe
+from fedkeep.core.regions import LabelRegions, Regions, SingleRegion, positions
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
-from fedkeep.core.velocity import KnownVelocity, Meter, MeterWindow, VelocityMeter
+from fedkeep.core.velocity import KnownVelocity, MeterWindow, VelocityMeter
 from fedkeep.data import Federation, Progress, Stream, Task
+from fedkeep.fleet.options import RegionOptions
 from fedkeep.learn.models import learner_for
-from fedkeep.sim.division import divide, region_counts
+from fedkeep.loading import load_object
+from fedkeep.planning.clusters import Clusters
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import Guards, guards_for
-from fedkeep.sim.oracle import Oracle
-from fedkeep.sim.reference import FullFleet, pooled
+from fedkeep.sim.reference import FullFleet, Oracle, pooled
 from fedkeep.sim.rivals import Rival, rival_for
+
+_SUMMARISED = 200
+"""Samples of a device, and devices of a fleet, that agreeing on clusters takes into account."""
 
 
 @dataclass(eq=False)
@@ -40,11 +43,12 @@ class Ground:
     """The first one."""
     regions: Regions
     velocities: FloatArray
-    """V as declared, (C, Y)."""
+    """V as declared, (C, Y); as it truly is where devices measure it."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
-        experiment = self.experiment
+        experiment, profile, known = self.experiment, self.experiment.profile, self.velocities[number]
+        window = MeterWindow(profile.window)
         made = make_device(
             self.learner,
             experiment.policy,
@@ -52,7 +56,7 @@ class Ground:
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
             regions=self.regions,
-            meter=_meter(experiment, self.velocities[number]),
+            meter=VelocityMeter(self.regions.count, window) if profile.measured else KnownVelocity(known),
             after_use=experiment.storage.rule(),
             weighting=experiment.weights,
             options=experiment.storage.device(experiment.estimator),
@@ -64,17 +68,11 @@ class Ground:
         return made
 
 
-@dataclass(eq=False)
-class Assembly:
+@dataclass(eq=False, kw_only=True)
+class Assembly(Ground):
     """A simulation's parts."""
 
-    data: Federation
-    stream: Stream
-    learner: FleetLearner
     server: Server
-    regions: Regions
-    velocities: FloatArray
-    """V as declared, (C, Y); as it truly is where devices measure it."""
     fleet: SimulatedFleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
@@ -102,25 +100,29 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
     """The parts of the experiment, its data loaded unless given."""
     ground = lay_ground(experiment, data)
-    data, stream, learner = ground.data, ground.stream, ground.learner
+    data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
     server = experiment.make_server(learner, ground.model, ground.regions.count)
     guards = guards_for(experiment)
     if not experiment.profile.measured:
         profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
         server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
-    exact = experiment.policy.uses_direction and experiment.estimator.name == "exact"
-    if experiment.policy.uses_direction and experiment.estimator.cold_start == "exact":
+    if policy.uses_direction and experiment.estimator.cold_start == "exact":
         rates = {d: stream.rate(d) for d in range(data.devices)}
         server.estimator.update(oracle.device_gradients(ground.model, rates))
-    rival = rival_for(experiment.correction, learner, stream.rates)
-    if experiment.policy.unbounded:
-        so_far = isinstance(experiment.policy, FullData) and experiment.policy.so_far
+    if policy.unbounded:
+        so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
     else:
         fleet = SimulatedFleet(learner, stream, partial(_planned, ground, server, server.estimator.direction()))
-    found = oracle if exact else None
-    return Assembly(data, stream, learner, server, ground.regions, ground.velocities, fleet, found, guards, rival)
+    return Assembly(
+        **vars(ground),
+        server=server,
+        fleet=fleet,
+        oracle=oracle if policy.uses_direction and experiment.estimator.name == "exact" else None,
+        guards=guards,
+        rival=rival_for(experiment.correction, learner, stream.rates),
+    )
 
 
 def _planned(ground: Ground, server: Server, direction: Vector | None, device: DeviceId) -> Device:
@@ -133,31 +135,35 @@ def _planned(ground: Ground, server: Server, direction: Vector | None, device: D
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
     """The task's data; the latest is kept, since the methods of a sweep run on the same."""
-    return _loaded(_Wanted(repr(task), seed, task, progress))
+    key = (repr(task), seed)  # a task itself may hold tables, which cannot be looked up
+    if key not in _latest:
+        data = task.load(seed, progress)
+        _latest.clear()
+        _latest[key] = data
+    return _latest[key]
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Data by what it depends on; a task itself may hold tables, which cannot be looked up."""
-
-    described: str
-    seed: int
-    task: Task = field(compare=False)
-    progress: Progress | None = field(compare=False)
-
-
-@lru_cache(maxsize=1)
-def _loaded(wanted: _Wanted) -> Federation:
-    return wanted.task.load(wanted.seed, wanted.progress)
+_latest: dict[tuple[str, int], Federation] = {}
 
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
-    """The task's model, or the one the experiment names."""
+    """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
     overrides: dict[str, Any] = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
     last_layers = overrides.pop("last_layers", None)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
+    own = load_object(name) if ":" in name else None
+    if isinstance(own, type) and hasattr(own, "train_many"):
+        return _own_learner(name, own, options | ({} if last_layers is None else {"last_layers": last_layers}), data)
     return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
+
+
+def _own_learner(name: str, made_by: type[Any], options: dict[str, Any], data: Federation) -> FleetLearner:
+    try:
+        learner: FleetLearner = made_by(data.sample_shape, data.labels, **options)
+    except TypeError as error:
+        raise ConfigError(f"the learner {name} takes (sample_shape, classes) and its options: {error}") from error
+    return learner
 
 
 def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:
@@ -170,6 +176,28 @@ def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream
     return velocities
 
 
-def _meter(experiment: Experiment, known: FloatArray) -> Meter:
-    options = experiment.profile
-    return VelocityMeter(len(known), MeterWindow(options.window)) if options.measured else KnownVelocity(known)
+def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
+    """The regions of this experiment: one where nobody divides slots, else by label or by clusters agreed upon."""
+    if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
+        return SingleRegion()
+    options = experiment.regions
+    if not isinstance(options, RegionOptions):
+        return options
+    if options.name == "label":
+        return LabelRegions(data.labels)
+    clusters = Clusters(options.count, options.name, options.space, options.local, experiment.seed)
+    rng = generator(experiment.seed, "clusters")
+    devices = np.sort(rng.permutation(data.devices)[:_SUMMARISED]).tolist()
+    batches = [data.take(data.train.of(d)[:_SUMMARISED]) for d in devices]
+    return clusters.agree([clusters.summarise(positions(b, probe.measure(b), options.space)) for b in batches])
+
+
+def region_counts(data: Federation, regions: Regions, probe: Probe) -> IntArray:
+    """Training samples per device and region, (C, Y): what a device knows from the past of its own stream."""
+    if isinstance(regions, SingleRegion):
+        return data.train.sizes[:, None]
+    if isinstance(regions, LabelRegions):
+        return data.label_counts
+    batches = [data.train_batch(d) for d in range(data.devices)]
+    rows = [np.bincount(regions.assign(b, probe.measure(b)), minlength=regions.count) for b in batches]
+    return np.stack(rows).astype(np.int64)

@@ -1,8 +1,5 @@
 """A run's state on disk: written whole or not at all."""
 
-from __future__ import annotations
-
-import os
 import zipfile
 from pathlib import Path
 
@@ -10,16 +7,13 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
+from fedkeep.files import writing
 
 
 def save_checkpoint(path: Path, state: State) -> None:
-    """Writes the state beside `path` and renames it there, so that a kill leaves the old one or the new one."""
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("wb") as file:
+    """Writes the state; a kill leaves the old one or the new one."""
+    with writing(path) as file:
         np.savez(file, **{_escape(name): array for name, array in state.items()})  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def load_checkpoint(path: Path) -> State | None:

@@ -1,7 +1,5 @@
 """Runs of a sweep on the machines of a Ray cluster; the records come back to this one, the same to the byte."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile
@@ -11,12 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fedkeep.config import Table
-from fedkeep.core.errors import FedkeepError, MissingExtraError
+from fedkeep.core.errors import FedkeepError, needing
+from fedkeep.files import writing
 from fedkeep.records import read_run
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import play
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _AGAIN = 2
 """How often a run is begun anew elsewhere when the machine it was on is lost."""
 _PATIENCE = 5.0
@@ -62,9 +61,8 @@ def _keep(files: dict[str, bytes], directory: Path) -> Path:
     """Writes a run's files, the record last and whole: what is there is finished."""
     record = min(files, key=len)
     for name in sorted(files, key=len, reverse=True):
-        unfinished = directory / f".{name}.unfinished"
-        unfinished.write_bytes(files[name])
-        unfinished.replace(directory / name)
+        with writing(directory / name) as file:
+            file.write(files[name])
     (directory / record).with_suffix(".checkpoint").unlink(missing_ok=True)
     return directory / record
 
@@ -83,10 +81,8 @@ def _answer(ray: Any, task: Any) -> dict[str, bytes]:
 
 def _connected() -> Any:
     """Ray, connected to the cluster of RAY_ADDRESS, or to the one that runs on this machine."""
-    try:
+    with needing("--on ray", "cluster"):
         import ray
-    except ImportError:
-        raise MissingExtraError("--on ray", "cluster") from None
     address = os.environ.get("RAY_ADDRESS", "auto")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns of what it will do some day
     try:
@@ -95,7 +91,7 @@ def _connected() -> Any:
             address=address,
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"env_vars": dict.fromkeys(_THREADS, "1")},
+            runtime_env={"env_vars": dict.fromkeys(THREADS, "1")},
         )
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]

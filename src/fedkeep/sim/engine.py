@@ -1,16 +1,16 @@
 """The round loop of a simulation, as an iterator: nobody copies it to add logging."""
 
-from __future__ import annotations
-
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.ports import Kept
+from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
-from fedkeep.core.server import RoundSummary, Server
+from fedkeep.core.server import Server
+from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId, Report, State
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import Assembly, assemble
@@ -65,11 +65,8 @@ class Simulator:
         self.tally = Tally()
         self._eager = eager
         """Let every device see its arrivals in every round, as a real one would: slow, and the same result."""
-        self.prequential = (
-            Prequential(self.parts.learner, self.parts.stream, self.parts.data.devices)
-            if experiment.record.prequential
-            else None
-        )
+        tested = Prequential(self.parts.learner, self.parts.stream, self.parts.data.devices)
+        self.prequential = tested if experiment.record.prequential else None
         self._population: Sequence[DeviceId] = range(self.parts.data.devices)
         self._k = max(1, round(experiment.train.participation * len(self._population)))
 
@@ -77,7 +74,8 @@ class Simulator:
         """Plays rounds from where the simulation stands, up to `rounds` in all."""
         last = self.experiment.train.rounds if rounds is None else rounds
         while self.server.round < last:
-            yield self.play_round(evaluated=self._is_evaluated(self.server.round + 1, last))
+            done = self.server.round + 1
+            yield self.play_round(evaluated=done % self.experiment.record.every == 0 or done == last)
 
     def play_round(self, *, evaluated: bool) -> RoundRecord:
         """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
@@ -111,24 +109,17 @@ class Simulator:
 
     def snapshot(self) -> State:
         """All that the rest of the run depends on."""
-        state = {f"server.{name}": array for name, array in self.server.snapshot().items()}
-        if isinstance(self.parts.fleet, SimulatedFleet):
-            state |= {f"fleet.{name}": array for name, array in self.parts.fleet.snapshot().items()}
-        state |= {f"rival.{name}": array for name, array in self.parts.rival.snapshot().items()}
-        state |= {f"guards.{name}": array for name, array in self.parts.guards.snapshot().items()}
-        return state | self.tally.snapshot()
+        return snapshot_parts(self._kept()) | self.tally.snapshot()
 
     def restore(self, state: State) -> None:
         """Becomes the simulation that `snapshot` described."""
-        self.server.restore({n.removeprefix("server."): a for n, a in state.items() if n.startswith("server.")})
-        if isinstance(self.parts.fleet, SimulatedFleet):
-            self.parts.fleet.restore({n.removeprefix("fleet."): a for n, a in state.items() if n.startswith("fleet.")})
-        self.parts.rival.restore({n.removeprefix("rival."): a for n, a in state.items() if n.startswith("rival.")})
-        self.parts.guards.restore({n.removeprefix("guards."): a for n, a in state.items() if n.startswith("guards.")})
+        restore_parts(self._kept(), state)
         self.tally.restore(state)
 
-    def _is_evaluated(self, round_: int, last: int) -> bool:
-        return round_ % self.experiment.record.every == 0 or round_ == last
+    def _kept(self) -> dict[str, Kept]:
+        parts = self.parts
+        kept: dict[str, Kept] = {"server": self.server, "rival": parts.rival, "guards": parts.guards}
+        return kept | ({"fleet": parts.fleet} if isinstance(parts.fleet, SimulatedFleet) else {})
 
     def _is_declared(self, round_: int) -> bool:
         profile = self.experiment.profile
@@ -167,8 +158,3 @@ class Simulator:
                 gradient = 0 if report.local_gradient is None else len(report.local_gradient)
                 self.tally.bytes_up += 4 * (len(report.model) + gradient)
                 self.server.receive(device, report)
-
-
-def refusals_by_reason(summary: RoundSummary) -> dict[str, int]:
-    """How many reports of a round did not count, by reason."""
-    return dict(Counter(refusal.reason for refusal in summary.refusals))

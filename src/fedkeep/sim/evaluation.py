@@ -1,7 +1,5 @@
 """How good the global model is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

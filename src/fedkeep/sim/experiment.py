@@ -1,7 +1,5 @@
 """An experiment: a TOML file's tables, resolved to the components they name."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedkeep.config import Table, build, merged, put
+from fedkeep.config import Table, build, flat, merged, put
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.regions import Regions
@@ -28,8 +26,6 @@ _DATA_TABLES: dict[str, type[Any]] = {
     "regions": RegionOptions,
     "record": RecordOptions,
 }
-_ADDED_LATER: frozenset[str] = frozenset()
-"""Tables that came after runs were first kept: at their defaults they leave a run's hash as it was."""
 TABLES: dict[str, type[Any]] = {**METHOD_TABLES, **_DATA_TABLES}
 """The tables of an experiment whose keys are always the same."""
 _KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
@@ -63,9 +59,7 @@ class Experiment(Method):
         """
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
         for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
-            stated = _changed(getattr(self, key))
-            if stated or key not in _ADDED_LATER:
-                table[key] = stated
+            table[key] = _changed(getattr(self, key))
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -139,7 +133,7 @@ def expand(table: Table) -> list[Cell]:
     sweep, methods = table.pop("sweep", {}), table.pop("methods", {})
     if not isinstance(sweep, dict) or not isinstance(methods, dict):
         raise ConfigError("'sweep' and 'methods' must be tables")
-    sweep = dict(_flat(sweep))
+    sweep = dict(flat(sweep))
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"'sweep.{key}' must be a list of values, got {values!r}")
@@ -149,15 +143,6 @@ def expand(table: Table) -> list[Cell]:
         twice = names.most_common(1)[0][0]
         raise ConfigError(f"two runs would both be called '{twice}': give each method a label or a seed of its own")
     return cells
-
-
-def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values, however the file nests them."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _methods(table: Table, methods: Table) -> Iterator[Table]:

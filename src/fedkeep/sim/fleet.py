@@ -1,7 +1,5 @@
 """The simulated devices: made when first needed, brought up to date when selected."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +11,8 @@ from fedkeep.core.device import Device, Prepared
 from fedkeep.core.plan import Plan
 from fedkeep.core.ports import Fate, FleetLearner, Job, Measurements, Outcome
 from fedkeep.core.slices import Deferred, SliceOf
-from fedkeep.core.types import Batch, DeviceId, FloatArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.state import put_numbered, take_numbered
+from fedkeep.core.types import Batch, DeviceId, Profile, Report, State, TrainOrder, Vector
 from fedkeep.data import Stream
 
 _FATES = [fate.name for fate in Fate]
@@ -52,9 +51,11 @@ class SimulatedFleet:
         measured = self._measure([_model(woken[i]) for i in busy], [batches[i] for i in busy])
         known = dict(zip(busy, measured, strict=True))
         for i, (d, device, batch) in enumerate(zip(devices, woken, batches, strict=True)):
-            outcome = device.take_in(batch, self._rounds(d, len(batch), until), known.get(i))
+            stop = self.stream.position(d, until)
+            rounds = self.stream.rounds(d, stop - len(batch), stop).astype(np.float64)
+            outcome = device.take_in(batch, rounds, known.get(i))
             self._seen[d] = until
-            self._count(outcome)
+            self.fates.update(map(_FATES.__getitem__, outcome.fates.tolist()))
             for watch in self.watchers:
                 watch(d, batch, outcome)
         return sum(map(len, batches))
@@ -93,18 +94,13 @@ class SimulatedFleet:
             "seen": np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(-1, 2),
             "fates": np.array([self.fates[name] for name in _FATES]),
         }
-        for d, device in self.devices.items():
-            state |= {f"{d}/{name}": array for name, array in device.snapshot().items()}
-        return state
+        return state | put_numbered({d: device.snapshot() for d, device in self.devices.items()})
 
     def restore(self, state: State) -> None:
         self.devices, self._seen = {}, {}
-        parts: dict[str, State] = {}
-        for name, array in state.items():
-            device, _, part = name.partition("/")
-            parts.setdefault(device, {})[part] = array
+        parts = take_numbered(state)
         for d, seen in state["seen"].tolist():
-            self.device(d).restore(parts[str(d)])
+            self.device(d).restore(parts[d])
             self._seen[d] = seen
         self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
 
@@ -115,7 +111,7 @@ class SimulatedFleet:
         def together() -> Sequence[Measurements]:
             return self.learner.measure_many(models, batches)
 
-        return [Deferred(partial(_pick, together, i)) for i in range(len(batches))]
+        return [Deferred(partial(lambda i: together()[i], i)) for i in range(len(batches))]
 
     def _train(
         self, prepared: dict[DeviceId, Prepared], corrections: Mapping[DeviceId, Vector]
@@ -150,25 +146,12 @@ class SimulatedFleet:
         stops = np.cumsum([0, *(len(batch) for batch in filled.values())]).tolist()
         return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
 
-    def _rounds(self, device: DeviceId, arrivals: int, until: int) -> FloatArray:
-        """When the latest arrivals of a device came."""
-        position = self.stream.position(device, until)
-        return self.stream.rounds(device, position - arrivals, position).astype(np.float64)
-
-    def _count(self, outcome: Outcome) -> None:
-        for name, n in zip(_FATES, np.bincount(outcome.fates, minlength=len(_FATES)).tolist(), strict=True):
-            self.fates[name] += n
-
 
 def _corrected(job: Job, correction: Vector | None) -> Job:
     """With one more correction of the local steps."""
     if correction is None:
         return job
     return replace(job, correction=correction if job.correction is None else job.correction + correction)
-
-
-def _pick(together: Callable[[], Sequence[Measurements]], index: int) -> Measurements:
-    return together()[index]
 
 
 def _model(device: Device) -> Vector:

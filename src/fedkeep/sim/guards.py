@@ -1,7 +1,5 @@
 """The doors of simulated devices; their ledgers are part of the simulation's state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,8 +8,9 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import generator
+from fedkeep.core.state import put_numbered, take_numbered
 from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, State, TrainOrder
-from fedkeep.privacy.door import Door, make_door
+from fedkeep.privacy.door import Door
 from fedkeep.privacy.guard import Spending
 from fedkeep.privacy.ledger import BudgetSpentError
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
@@ -68,22 +67,17 @@ class Guards:
         return max(spendings, key=lambda s: s.spent, default=None)
 
     def snapshot(self) -> State:
-        kept = {device: door.kept(under_way=False)["gate"].snapshot() for device, (door, _) in self._doors.items()}
-        return {f"{device}/{name}": array for device, state in kept.items() for name, array in state.items()}
+        return put_numbered({d: door.kept(under_way=False)["gate"].snapshot() for d, (door, _) in self._doors.items()})
 
     def restore(self, state: State) -> None:
         self._doors = {}
-        parts: dict[DeviceId, State] = {}
-        for name, array in state.items():
-            device, _, part = name.partition("/")
-            parts.setdefault(int(device), {})[part] = array
-        for number, part_state in parts.items():
-            self._door(number, -1).kept(under_way=False)["gate"].restore(part_state)
+        for device, own in take_numbered(state).items():
+            self._door(device, -1).kept(under_way=False)["gate"].restore(own)
 
     def _door(self, device: DeviceId, round_: int) -> Door:
         if device not in self._doors:
             noise = SeededNoise(self._seed, device)
-            self._doors[device] = make_door(self._options, 0, lambda: None, normal=noise), noise
+            self._doors[device] = Door(self._options, 0, lambda: None, normal=noise), noise
         door, noise = self._doors[device]
         noise.begin(round_)
         return door

@@ -1,7 +1,5 @@
 """What a run's record says of it: turns rounds and stores into lines."""
 
-from __future__ import annotations
-
 import base64
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -17,20 +15,17 @@ from fedkeep.records import (
     Change,
     DeviceLine,
     Evaluation,
-    GistLine,
     HoldingsLine,
     Line,
-    PlanLine,
     PrivacyLine,
     Round,
     Slot,
 )
-from fedkeep.sim.engine import RoundRecord, Simulator, refusals_by_reason
+from fedkeep.records.measures import LISTED, gist_line, plan_line
+from fedkeep.sim.engine import RoundRecord, Simulator
 from fedkeep.sim.evaluation import ModelScores
 from fedkeep.sim.fleet import SimulatedFleet
 
-_LISTED = 1000
-"""Devices that lines list: the first ones, the same in all lines."""
 _CHANGES = 12
 """The most comings and goings that a line tells of a device."""
 
@@ -60,7 +55,7 @@ class Observer:
         self._arrivals = self._dropouts = 0
         self._refused: Counter[str] = Counter()
         self._mendings: list[tuple[float, ...]] = []
-        self._known = {(d, id_) for d, stored in self._stores() for id_ in stored.batch.ids.tolist()}
+        self._known = self._pairs()
         for changes in self._changes.values():
             changes.clear()
         if self._fleet is not None:
@@ -72,7 +67,7 @@ class Observer:
         self._arrivals += record.arrivals
         refused = {refusal.device for refusal in record.summary.refusals}
         self._dropouts += len(set(record.summary.missing) - refused)
-        self._refused.update(refusals_by_reason(record.summary))
+        self._refused.update(refusal.reason for refusal in record.summary.refusals)
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
             self._mendings += [did for gist in gists if gist is not None and (did := gist.figures()) is not None]
@@ -81,15 +76,8 @@ class Observer:
         """The lines before the first round: the plan, and how good the untrained model is."""
         plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
         if plan is not None and isinstance(coordinator, LabelLimits):
-            wanted = [coordinator.clients_per_label or 0] * len(plan.holders)
-            yield PlanLine(
-                round=0,
-                devices=tuple(plan.devices[:_LISTED].tolist()),
-                quotas=_rows(plan.quotas[:_LISTED]),
-                holders=tuple(plan.holders.tolist()),
-                wanted=tuple(wanted),
-                regions=tuple(f"cluster {region}" for region in range(self._clusters)),
-            )
+            clusters = (f"cluster {region}" for region in range(self._clusters))
+            yield plan_line(0, plan, coordinator.clients_per_label, clusters)
         yield self._evaluation(0, self._simulator.evaluate())
 
     def lines(self, round_: int, evaluated: ModelScores) -> Iterator[Line]:
@@ -98,7 +86,7 @@ class Observer:
         if self._fleet is not None:
             yield from self._stored_lines(round_)
         if self._mendings:
-            yield self._gist(round_)
+            yield gist_line(round_, self._mendings)
         spending = self._simulator.parts.guards.most_spent()
         if spending is not None:
             yield PrivacyLine(
@@ -107,11 +95,11 @@ class Observer:
         yield self._evaluation(round_, evaluated)
 
     def _evaluation(self, round_: int, evaluated: ModelScores) -> Evaluation:
-        tally, few = self._simulator.tally, self._data.devices <= _LISTED
+        tally, few = self._simulator.tally, self._data.devices <= LISTED
         tested_first = self._simulator.prequential
         accuracy = evaluated.device_accuracy
         stored = [s for _, s in self._stores()]
-        pairs = {(d, id_) for d, s in self._stores() for id_ in s.batch.ids.tolist()}
+        pairs = self._pairs()
         labels = {label for s in stored for label in s.batch.y.tolist()}
         return Evaluation(
             round=round_,
@@ -136,7 +124,7 @@ class Observer:
         fates = self._fleet.fates if self._fleet is not None else Counter[str]()
         return Round(
             round=round_,
-            participants=tuple(sorted(set(self._participants)))[:_LISTED],
+            participants=tuple(sorted(set(self._participants)))[:LISTED],
             participations=len(self._participants),
             arrivals=self._arrivals,
             kept=fates[Fate.KEPT.name],
@@ -147,19 +135,8 @@ class Observer:
             staleness=self._simulator.server.estimator.staleness(round_),
         )
 
-    def _gist(self, round_: int) -> GistLine:
-        trust, likeness, worth, reach = np.mean(self._mendings, axis=0).tolist()
-        return GistLine(
-            round=round_,
-            participations=len(self._mendings),
-            trust=trust,
-            likeness=likeness,
-            worth=worth,
-            reach=reach,
-        )
-
     def _stored_lines(self, round_: int) -> Iterator[Line]:
-        listed = [(d, stored) for d, stored in self._stores() if d < _LISTED]
+        listed = [(d, stored) for d, stored in self._stores() if d < LISTED]
         divided, count = attrgetter("regions"), self._clusters
         if not self._clusters:
             divided, count = attrgetter("batch.y"), self._data.labels
@@ -208,6 +185,9 @@ class Observer:
                 displaced=None if displaced < 0 else displaced,
             )
             self._changes[device].append(change)
+
+    def _pairs(self) -> set[tuple[DeviceId, int]]:
+        return {(d, id_) for d, stored in self._stores() for id_ in stored.batch.ids.tolist()}
 
     def _stores(self) -> Sequence[tuple[DeviceId, Stored]]:
         if self._fleet is None:

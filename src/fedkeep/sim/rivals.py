@@ -3,38 +3,25 @@
 They need what only a simulation has at no cost: a vector of every device, kept by the server or on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Kept, Learner
+from fedkeep.core.ports import Learner
 from fedkeep.core.types import DeviceId, FloatArray, Report, State, Vector
 from fedkeep.fleet.options import CorrectionOptions
 
 
-class Rival(Kept, Protocol):
-    """A correction of local steps, of the merged model, or of both."""
+class Rival:
+    """A correction of local steps, of the merged model, or of both; this one is federated averaging as it is."""
 
-    def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
+    def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:  # noqa: ARG002
         """What each of these devices adds to the gradient of its local steps; nothing for a device left out."""
-
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
-        """The model to go on with, where averaging led from `before` to `after` at this local learning rate."""
-
-
-class Plain:
-    """Federated averaging as it is."""
-
-    def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
-        del devices
         return {}
 
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
-        del before, reports, rate
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:  # noqa: ARG002
+        """The model to go on with, where averaging led from `before` to `after` at this local learning rate."""
         return after
 
     def snapshot(self) -> State:
@@ -44,15 +31,14 @@ class Plain:
         """Nothing to restore."""
 
 
-class ServerMomentum(Plain):
+class ServerMomentum(Rival):
     """FedAvgM (Hsu et al., 2019): v <- momentum v + update, w <- w + v."""
 
     def __init__(self, momentum: float) -> None:
         self._momentum = momentum
         self._velocity: FloatArray | None = None
 
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
-        del reports, rate
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:  # noqa: ARG002
         update = after.astype(np.float64) - before
         self._velocity = update if self._velocity is None else self._momentum * self._velocity + update
         return (before + self._velocity).astype(np.float32)
@@ -64,7 +50,7 @@ class ServerMomentum(Plain):
         self._velocity = state.get("velocity")
 
 
-class _OfEachDevice(Plain):
+class _OfEachDevice(Rival):
     """Keeps a vector of every device, zero until it is first known, and their mean by the devices' rates."""
 
     def __init__(self, rates: FloatArray, size: int) -> None:
@@ -94,8 +80,7 @@ class _OfEachDevice(Plain):
 class FedVarp(_OfEachDevice):
     """FedVARP (Jhunjhunwala et al., 2022): devices that are away count with the update they last sent."""
 
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
-        del rate
+    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:  # noqa: ARG002
         if not reports:
             return after
         total = sum(report.weight for report in reports.values())
@@ -130,4 +115,4 @@ def rival_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -
         if learner.gradient_size != learner.size:
             raise ConfigError("correction 'scaffold' needs the whole model's gradient: leave out model.last_layers")
         return Scaffold(rates, learner.size)
-    return Plain()
+    return Rival()

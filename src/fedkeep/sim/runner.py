@@ -1,7 +1,5 @@
 """Plays an experiment into its record: evaluations, checkpoints, and resuming where a run stopped."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Many runs in parallel processes, each pinned to its share of the machine's cores."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -10,32 +8,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Literal
 
-from fedkeep.sim.cluster import play_on_ray
+from fedkeep.sim.cluster import THREADS, play_on_ray
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, play
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _TRIAL_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class Step:
-    """A run's progress."""
-
-    cell: int
-    round: int
-    accuracy: float | None
-
-
-Listener = Callable[[Step], None]
-
-
+Step = tuple[int, int, float | None]
+"""A run's progress: its place among the cells, the rounds done, and the accuracy where it was measured."""
+Listener = Callable[[int, int, float | None], None]
+"""Called with a step."""
 Place = Literal["here", "ray"]
 """Where runs are played: in processes of this machine, or on a Ray cluster."""
 
@@ -47,11 +36,11 @@ def run_sweep(
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
     if on == "ray":
         directory.mkdir(parents=True, exist_ok=True)
-        play_on_ray(cells, waiting, directory, lambda i, round_, accuracy: listen(Step(i, round_, accuracy)))
+        play_on_ray(cells, waiting, directory, listen)
         return
     if jobs == 1 or len(waiting) <= 1:
         for i in waiting:
-            play(cells[i], directory, resume=resume, progress=lambda r, a, i=i: listen(Step(i, r, a)))  # type: ignore[misc]
+            play(cells[i], directory, resume=resume, progress=partial(listen, i))
         return
     with _pinned(max(1, (os.cpu_count() or 1) // jobs)):
         _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
@@ -92,11 +81,9 @@ def _run_in_processes(
     try:
         futures = [pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting]
         while not all(future.done() for future in futures):
-            _drain(steps, listen)
-            _raise_first_error(futures)
+            _drain(steps, listen, futures)
             time.sleep(0.1)
-        _drain(steps, listen)
-        _raise_first_error(futures)
+        _drain(steps, listen, futures)
     except BaseException:
         for process in (pool._processes or {}).values():
             process.terminate()
@@ -105,12 +92,10 @@ def _run_in_processes(
     pool.shutdown()
 
 
-def _drain(steps: SimpleQueue[Step], listen: Listener) -> None:
+def _drain(steps: SimpleQueue[Step], listen: Listener, futures: Sequence[Future[None]]) -> None:
+    """Hands on what the runs tell; a run that failed ends it all."""
     while not steps.empty():
-        listen(steps.get())
-
-
-def _raise_first_error(futures: Sequence[Future[None]]) -> None:
+        listen(*steps.get())
     for future in futures:
         if future.done():
             future.result()
@@ -140,7 +125,7 @@ def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
 
     def tell(round_: int, accuracy: float | None) -> None:
         if steps is not None and accuracy is not None:
-            steps.put(Step(index, round_, accuracy))
+            steps.put((index, round_, accuracy))
 
     play(cell, directory, resume=resume, progress=tell)
 
@@ -148,8 +133,8 @@ def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
 @contextmanager
 def _pinned(threads: int) -> Iterator[None]:
     """Lets processes started within use this many threads; numerical libraries read it when they are loaded."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, str(threads)))
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, str(threads)))
     try:
         yield
     finally:

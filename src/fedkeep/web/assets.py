@@ -1,26 +1,11 @@
 """The page's files: plain scripts that share one scope, so that a report can join them into one file."""
 
-from __future__ import annotations
-
 from importlib import resources
 
-SCRIPTS = (
-    "format.js",
-    "elements.js",
-    "series.js",
-    "axes.js",
-    "download.js",
-    "chart.js",
-    "matrix.js",
-    "device.js",
-    "gallery.js",
-    "overview.js",
-    "settings.js",
-    "panels.js",
-    "members.js",
-    "source.js",
-    "main.js",
+_SCRIPTS = (
+    "format elements series axes download chart matrix device gallery overview settings panels members source main"
 )
+SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS.split())
 """In the order in which they are loaded."""
 
 

@@ -1,33 +1,22 @@
-"""Folds the lines of one run, as they come, into what the page shows of it."""
+"""Folds the lines of one run, as they come, into what the page shows of it: small, and sent whole when it changes.
 
-from __future__ import annotations
+Sending it whole makes the page forgetful in a good way: after a lost connection, a restarted server or a
+resumed run there is nothing to catch up with.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import structs
 
-from fedkeep.records import (
-    DeviceLine,
-    End,
-    Evaluation,
-    GistLine,
-    Header,
-    HoldingsLine,
-    Line,
-    Member,
-    Members,
-    PlanLine,
-    PrivacyLine,
-    Round,
-    Run,
-    Timing,
-)
+from fedkeep.config import flat
+from fedkeep.records import lines
+from fedkeep.records.frame import EVALUATED
 from fedkeep.records.measures import GIST, pooled
-from fedkeep.web.thinning import Thinned, evenly
-from fedkeep.web.view import Columns, RunView
+from fedkeep.records.reader import Run
 
 POINTS = 300
 """Evaluations a curve shows at most, about."""
@@ -35,19 +24,88 @@ BINS = 120
 """Points of a chart of what happens every round: fewer, so that it shows more than noise."""
 ROWS = 1000
 """Devices the coordination matrix lists at most."""
-_CURVES = (
-    "round",
-    "accuracy",
-    "loss",
-    "samples_valued",
-    "bytes_stored",
-    "bytes_up",
-    "bytes_down",
-    "label_coverage",
-    "store_turnover",
-)
+_OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "image")
+_OF_DIGEST = ("round", "seconds", "damaged", "plan", "holdings", "members")
 _DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
+_PRIVACY = {"round": "round", "spent": "epsilon_spent", "left": "epsilon_left"}
 _COUNTS = ("participants", "arrivals", "kept", "replaced", "refused", "dropouts")
+Columns: TypeAlias = dict[str, list[float | None]]
+"""A table by columns, all of one length; `round` is always among them."""
+Item = TypeVar("Item")
+
+
+class Thinned(Generic[Item]):
+    """Merges neighbours, twice as many whenever `limit` is reached; `limit` is even."""
+
+    def __init__(self, limit: int, merge: Callable[[Item, Item], Item]) -> None:
+        self._limit = limit
+        self._merge = merge
+        self._bins: list[Item] = []
+        self._width = 1
+        self._in_last = 0
+
+    def add(self, item: Item) -> None:
+        if self._bins and self._in_last < self._width:
+            self._bins[-1] = self._merge(self._bins[-1], item)
+            self._in_last += 1
+            return
+        if len(self._bins) == self._limit:
+            pairs = zip(self._bins[::2], self._bins[1::2], strict=True)
+            self._bins = [self._merge(early, late) for early, late in pairs]
+            self._width *= 2
+        self._bins.append(item)
+        self._in_last = 1
+
+    def items(self) -> Sequence[Item]:
+        return self._bins
+
+
+def evenly(items: Sequence[Item], limit: int) -> Sequence[Item]:
+    """At most about `limit` of the items, evenly spaced, the last always among them."""
+    step = -(-len(items) // limit) or 1
+    return items[::-1][::step][::-1]
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, thinned out to what a chart can show."""
+
+    key: str
+    """The run's file below the watched directory, without its suffix."""
+    run: str
+    method: str
+    task: str
+    setting: str
+    seed: int
+    labels: tuple[str, ...]
+    devices: int
+    rounds: int
+    """Planned; 0 where there is no end."""
+    round: int
+    """The latest."""
+    finished: bool
+    modified: float
+    """When the file last changed, in seconds since 1970."""
+    image: tuple[int, int] | None
+    seconds: float | None
+    config: dict[str, str]
+    """Every setting by its dotted key, its value as JSON."""
+    damaged: int
+    """Lines that could not be read."""
+    evaluations: Columns
+    activity: Columns
+    """Means per round."""
+    totals: dict[str, int]
+    refused_reports: dict[str, int]
+    gist: Columns
+    """What the devices' gists did; empty of a run without them."""
+    privacy: Columns
+    delta: float | None
+    plan: lines.PlanLine | None
+    holdings: lines.HoldingsLine | None
+    members: tuple[lines.Member, ...]
+    """The devices of a real fleet; empty of a simulated one."""
+    snapshots: tuple[tuple[int, int], ...]
+    """Devices whose store can be looked at, each with the round of its snapshot."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +117,11 @@ class Activity:
     staleness: float | None
 
     @staticmethod
-    def of(line: Round) -> Activity:
+    def of(line: lines.Round) -> "Activity":
         counts = (line.participations or len(line.participants), *(getattr(line, name) for name in _COUNTS[1:]))
         return Activity(line.round, counts, line.staleness)
 
-    def then(self, later: Activity) -> Activity:
+    def then(self, later: "Activity") -> "Activity":
         counts = tuple(a + b for a, b in zip(self.counts, later.counts, strict=True))
         staleness = self.staleness if later.staleness is None else later.staleness
         return Activity(later.round, counts, staleness)
@@ -73,50 +131,50 @@ class Activity:
 class Digest:
     """One run so far."""
 
-    header: Header
-    evaluations: list[Evaluation] = field(default_factory=list)
+    header: lines.Header
+    evaluations: list[lines.Evaluation] = field(default_factory=list)
     activity: Thinned[Activity] = field(default_factory=lambda: Thinned(BINS, Activity.then))
-    gist: Thinned[GistLine] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
-    privacy: Thinned[PrivacyLine] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
+    gist: Thinned[lines.GistLine] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
+    privacy: Thinned[lines.PrivacyLine] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     refused_reports: dict[str, int] = field(default_factory=dict)
-    plan: PlanLine | None = None
-    holdings: HoldingsLine | None = None
-    devices: dict[int, DeviceLine] = field(default_factory=dict)
-    members: tuple[Member, ...] = ()
-    end: End | None = None
+    plan: lines.PlanLine | None = None
+    holdings: lines.HoldingsLine | None = None
+    devices: dict[int, lines.DeviceLine] = field(default_factory=dict)
+    members: tuple[lines.Member, ...] = ()
+    end: lines.End | None = None
     seconds: float | None = None
     round: int = 0
     damaged: int = 0
 
-    def add(self, line: Line) -> None:
+    def add(self, line: lines.Line) -> None:
         """Takes in the next line."""
         match line:
-            case Header():
+            case lines.Header():
                 return
-            case Evaluation():
-                self.evaluations.append(msgspec.structs.replace(line, device_accuracy=()))
-            case Round():
+            case lines.Evaluation():
+                self.evaluations.append(structs.replace(line, device_accuracy=()))
+            case lines.Round():
                 self._count(line)
-            case GistLine():
+            case lines.GistLine():
                 self.gist.add(line)
-            case PlanLine():
-                self.plan = _shortened(line)
-            case HoldingsLine():
-                self.holdings = HoldingsLine(round=line.round, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
-            case DeviceLine():
+            case lines.PlanLine():
+                self.plan = structs.replace(line, devices=line.devices[:ROWS], quotas=line.quotas[:ROWS])
+            case lines.HoldingsLine():
+                self.holdings = structs.replace(line, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
+            case lines.DeviceLine():
                 self.devices[line.device] = line
-            case Members():
+            case lines.Members():
                 self.members = line.members
-            case PrivacyLine():
+            case lines.PrivacyLine():
                 self.privacy.add(line)
-            case End():
+            case lines.End():
                 self.end = line
-            case Timing():
+            case lines.Timing():
                 self.seconds = line.seconds
         self.round = max(self.round, line.round)
 
-    def _count(self, line: Round) -> None:
+    def _count(self, line: lines.Round) -> None:
         activity = Activity.of(line)
         self.activity.add(activity)
         for name, count in zip(_COUNTS, activity.counts, strict=True):
@@ -130,45 +188,29 @@ class Digest:
         return Run(path, self.header, (self.header, *self.evaluations, *self.gist.items(), *ends))
 
     def view(self, key: str, modified: float) -> RunView:
-        header = self.header
         spent = self.privacy.items()
+        as_they_are: dict[str, Any] = {name: getattr(self.header, name) for name in _OF_HEADER}
+        as_they_are |= {name: getattr(self, name) for name in _OF_DIGEST}
         return RunView(
+            **as_they_are,
             key=key,
-            run=header.run,
-            method=header.method,
-            task=header.task,
-            setting=header.setting,
-            seed=header.seed,
-            labels=header.labels,
-            devices=header.devices or len(self.members),
-            rounds=header.rounds,
-            round=self.round,
+            devices=self.header.devices or len(self.members),
             finished=self.end is not None,
             modified=modified,
-            image=header.image,
-            seconds=self.seconds,
-            config=dict(_flat(header.config)),
-            damaged=self.damaged,
+            config={key: msgspec.json.encode(value).decode() for key, value in flat(self.header.config)},
             evaluations=self._curves(),
             activity=self._rates(),
             totals=dict(self.totals),
             refused_reports=dict(sorted(self.refused_reports.items())),
             gist={name: [getattr(line, name) for line in self.gist.items()] for name in ("round", *GIST)},
-            privacy={
-                "round": [p.round for p in spent],
-                "spent": [p.epsilon_spent for p in spent],
-                "left": [p.epsilon_left for p in spent],
-            },
+            privacy={name: [getattr(p, of) for p in spent] for name, of in _PRIVACY.items()},
             delta=spent[-1].delta if spent else None,
-            plan=self.plan,
-            holdings=self.holdings,
-            members=self.members,
             snapshots=tuple(sorted((device, line.round) for device, line in self.devices.items())),
         )
 
     def _curves(self) -> Columns:
         shown = evenly(self.evaluations, POINTS)
-        columns: Columns = {name: [getattr(evaluation, name) for evaluation in shown] for name in _CURVES}
+        columns: Columns = {name: [getattr(evaluation, name) for evaluation in shown] for name in EVALUATED}
         for place, name in enumerate(_DEVICES):
             columns[name] = [_at(evaluation.device_accuracy_quantiles, place) for evaluation in shown]
         return columns
@@ -185,18 +227,5 @@ class Digest:
         return columns
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and their values as JSON, whatever a record's configuration nests."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", msgspec.json.encode(value).decode()
-
-
 def _at(values: tuple[float | None, ...], place: int) -> float | None:
     return values[place] if place < len(values) else None
-
-
-def _shortened(plan: PlanLine) -> PlanLine:
-    return msgspec.structs.replace(plan, devices=plan.devices[:ROWS], quotas=plan.quotas[:ROWS])

@@ -3,8 +3,6 @@
 Text takes the colour of its surroundings, so a picture fits a light or dark page.
 """
 
-from __future__ import annotations
-
 from html import escape
 
 import numpy as np

@@ -1,18 +1,87 @@
-"""Follows the runs in a directory."""
-
-from __future__ import annotations
+"""Where a page's updates come from: the runs in a directory, or the stream of another `fedkeep watch`."""
 
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
+from typing import IO
+from urllib.error import HTTPError, URLError
+from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+
+import msgspec
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Comparison, DeviceLine, Header, Timing
-from fedkeep.records.codec import decode
+from fedkeep.records import Comparison, DeviceLine, Header, Run, compare
+from fedkeep.records.lines import decode
+from fedkeep.records.metrics import BASES
 from fedkeep.records.reader import Tail, run_paths
 from fedkeep.records.recorder import timing_path
-from fedkeep.web.digest import Digest
-from fedkeep.web.view import RunView, Update, compared
+from fedkeep.web.digest import Digest, RunView
+
+MOST_BASES = 12
+"""Methods that others are compared with on a page."""
+_TIMEOUT_SECONDS = 30
+"""Twice the silence that the other side allows itself, and some."""
+_RETRY_SECONDS = 1.0
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page needs to be up to date: the views that changed, and the names of all there are."""
+
+    title: str
+    version: int
+    keys: tuple[str, ...]
+    views: tuple[RunView, ...]
+    comparison: Comparison
+    """Each method against every other, as far as there are few enough."""
+    words: tuple[str, ...] = ()
+    """An advice, to be shown above all."""
+
+
+def compared(runs: Iterable[Run], first: Sequence[str] = ()) -> Comparison:
+    """The methods against each other, beginning with those that are measured against first."""
+    found = list(runs)
+    methods = {run.header.method for run in found if run.evaluations}
+    bases = dict.fromkeys(name for name in (*first, *BASES, *sorted(methods)) if name in methods)
+    return compare(found, list(bases)[:MOST_BASES])
+
+
+class Feed(ABC):
+    """The latest of each run, and when it changed; safe to ask from several threads."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._version = title, 1
+        self._views: dict[str, tuple[int, RunView]] = {}
+        self._comparison = Comparison((), (), ())
+        self._lock = threading.Lock()
+
+    def since(self, version: int) -> Update | None:
+        """What changed after `version` (0: everything), or None."""
+        with self._lock:
+            self._look()
+            if version >= self._version:
+                return None
+            return Update(
+                title=self._title,
+                version=self._version,
+                keys=tuple(self._views),
+                views=tuple(view for changed, view in self._views.values() if changed > version),
+                comparison=self._comparison,
+            )
+
+    @abstractmethod
+    def device(self, key: str, device: int) -> DeviceLine | None:
+        """The latest snapshot of one device of one run."""
+
+    def close(self) -> None:  # noqa: B027 - a folder has nothing to stop
+        """Stops following."""
+
+    def _look(self) -> None:  # noqa: B027 - a feed that is sent to takes nothing in by itself
+        """Takes in what came since it was last called, where nobody else does."""
 
 
 class _Followed:
@@ -21,11 +90,9 @@ class _Followed:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.digest: Digest | None = None
-        self.version = 0
-        self.view: RunView | None = None
         self.modified = 0.0
         self._tail = Tail(path)
-        self._clock = timing_path(path)
+        self._clock = Tail(timing_path(path))
 
     def refresh(self) -> bool:
         """Whether something came; a file that is gone since it was listed has nothing new."""
@@ -38,8 +105,10 @@ class _Followed:
             self.digest = None
         for raw in lines:
             self._add(raw)
-        if self.digest is not None and lines:
-            self.digest.seconds = _last_seconds(self._clock)
+        if lines:
+            with suppress(OSError):  # a run by another program may have no clock
+                for raw in self._clock.read()[1][-1:]:
+                    self._add(raw)
         return restarted or bool(lines)
 
     def _add(self, raw: bytes) -> None:
@@ -55,51 +124,16 @@ class _Followed:
             self.digest.add(line)
 
 
-def _last_seconds(path: Path) -> float | None:
-    """What the clock's file says last; None where there is none, or none any more."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 4096))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for raw in reversed(lines):
-        try:
-            line = decode(raw)
-        except DataError:
-            continue
-        if isinstance(line, Timing):
-            return line.seconds
-    return None
-
-
-class DirectoryFeed:
-    """Updates from the files of a directory; safe to ask from several threads."""
+class DirectoryFeed(Feed):
+    """Updates from the files of a directory."""
 
     def __init__(self, directory: Path, pause: float = 0.4) -> None:
         if not directory.is_dir():
             raise DataError(f"{directory} is not a directory; give the one that `fedkeep run --out` writes to")
-        self._directory = directory
-        self._pause = pause
+        super().__init__(directory.resolve().name)
+        self._directory, self._pause = directory, pause
         self._runs: dict[str, _Followed] = {}
-        self._version = 1
-        self._comparison = Comparison((), (), ())
         self._looked = float("-inf")
-        self._lock = threading.Lock()
-
-    def since(self, version: int) -> Update | None:
-        with self._lock:
-            self._look()
-            if version >= self._version:
-                return None
-            changed = (run.view for run in self._runs.values() if run.version > version)
-            return Update(
-                title=self._directory.resolve().name,
-                version=self._version,
-                keys=tuple(key for key, run in self._runs.items() if run.view is not None),
-                views=tuple(view for view in changed if view is not None),
-                comparison=self._comparison,
-            )
 
     def device(self, key: str, device: int) -> DeviceLine | None:
         with self._lock:
@@ -107,36 +141,95 @@ class DirectoryFeed:
             run = self._runs.get(key)
             return run.digest.devices.get(device) if run is not None and run.digest is not None else None
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     def _look(self) -> None:
         """Reads what came, unless somebody asked a moment ago."""
         if time.monotonic() - self._looked < self._pause:
             return
-        self._refresh()
-        self._looked = time.monotonic()
-
-    def _refresh(self) -> None:
         paths = {self._key(path): path for path in run_paths(self._directory)}
         gone = self._runs.keys() - paths.keys()
-        for key in gone:
-            del self._runs[key]
-        for key in paths.keys() - self._runs.keys():
-            self._runs[key] = _Followed(paths[key])
-        self._runs = {key: self._runs[key] for key in sorted(self._runs)}
-        changed = [key for key, run in self._runs.items() if run.refresh()]
+        self._runs = {key: self._runs.get(key) or _Followed(path) for key, path in sorted(paths.items())}
+        changed = {key for key, run in self._runs.items() if run.refresh()}
         if changed or gone:
             self._renew(changed)
+        self._looked = time.monotonic()
 
-    def _renew(self, changed: list[str]) -> None:
+    def _renew(self, changed: set[str]) -> None:
         self._version += 1
-        for key in changed:
-            run = self._runs[key]
-            run.version = self._version
-            run.view = run.digest.view(key, run.modified) if run.digest is not None else None
-        digests = ((run.digest, run.path) for run in self._runs.values())
-        self._comparison = compared(digest.as_run(path) for digest, path in digests if digest is not None)
+        known = {key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None}
+        self._views = {
+            key: (self._version, digest.view(key, run.modified)) if key in changed else self._views[key]
+            for key, (run, digest) in known.items()
+        }
+        self._comparison = compared(digest.as_run(run.path) for run, digest in known.values())
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self._directory).with_suffix("").as_posix()
+
+
+class RemoteFeed(Feed):
+    """Updates from a URL, passed on; it reconnects by itself and keeps the last it knew meanwhile."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if not parts.hostname:
+            raise DataError(f"{url} is not an address; give one such as http://127.0.0.1:8377")
+        super().__init__(parts.netloc)
+        self._base = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
+        self._token = parse_qs(parts.query).get("token", [""])[0]
+        self._closed = threading.Event()
+        stream = self._open("/api/stream")
+        threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
+
+    def device(self, key: str, device: int) -> DeviceLine | None:
+        try:
+            with self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer:
+                return msgspec.json.decode(answer.read(), type=DeviceLine)
+        except (DataError, OSError, HTTPException, msgspec.DecodeError):
+            return None
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _open(self, path: str) -> IO[bytes]:
+        """The answer's body; a refusal or silence becomes a sentence."""
+        request = Request(self._base + path)
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            answer: IO[bytes] = urlopen(request, timeout=_TIMEOUT_SECONDS)
+        except HTTPError as error:
+            error.close()
+            hint = "; add ?token=... to the address" if error.code in (401, 403) else ""
+            raise DataError(f"{self._base} answered {error.code} {error.reason}{hint}") from error
+        except (URLError, OSError) as error:
+            raise DataError(f"cannot reach {self._base}: {getattr(error, 'reason', error)}") from error
+        return answer
+
+    def _follow(self, stream: IO[bytes] | None) -> None:
+        while stream is not None:
+            with suppress(OSError, HTTPException, msgspec.DecodeError), stream:
+                for update in self._received(stream):
+                    self._take(update)
+            stream = self._reopened()
+
+    def _reopened(self) -> IO[bytes] | None:
+        while not self._closed.wait(_RETRY_SECONDS):
+            with suppress(DataError):
+                return self._open("/api/stream")
+        return None
+
+    def _received(self, stream: IO[bytes]) -> Iterator[Update]:
+        for line in stream:
+            if self._closed.is_set():
+                return
+            if line.startswith(b"data:"):
+                yield msgspec.json.decode(line[5:], type=Update)
+
+    def _take(self, update: Update) -> None:
+        with self._lock:
+            self._version += 1
+            for view in update.views:
+                self._views[view.key] = (self._version, view)
+            self._views = {key: self._views[key] for key in update.keys if key in self._views}
+            self._comparison = update.comparison
+            self._title = update.title

@@ -1,7 +1,5 @@
 """The charts of the live page as one file that needs no server and no network."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
@@ -11,7 +9,7 @@ import msgspec
 from fedkeep.records import Comparison, DeviceLine, Run
 from fedkeep.web.assets import SCRIPTS, asset
 from fedkeep.web.digest import Digest
-from fedkeep.web.view import Update, compared
+from fedkeep.web.feed import Update, compared
 
 DEVICES = 12
 """Devices of a run whose stores a report shows."""

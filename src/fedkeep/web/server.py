@@ -1,17 +1,14 @@
 """Serves the live page, in the foreground or from a thread."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkeep.core.errors import ConfigError, FedkeepError, MissingExtraError
-from fedkeep.web.feed import DirectoryFeed
-from fedkeep.web.remote import RemoteFeed
-from fedkeep.web.view import Feed
+from fedkeep.core.errors import ConfigError, FedkeepError, needing
+from fedkeep.link.addresses import Address
+from fedkeep.web.feed import DirectoryFeed, Feed, RemoteFeed
 
 if TYPE_CHECKING:
     import uvicorn
@@ -23,10 +20,8 @@ class LiveServer:
     """The page for one directory or URL; bound when made, so that `url` holds before `run` is called."""
 
     def __init__(self, source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None) -> None:
-        try:
-            from fedkeep.web.guard import check_exposure
-        except ImportError as error:
-            raise MissingExtraError("The live page", "web") from error
+        with needing("The live page", "web"):
+            from fedkeep.web.application import check_exposure
         check_exposure(host, token)
         self._socket = _bound(host, port)
         try:
@@ -35,7 +30,8 @@ class LiveServer:
             self._socket.close()
             raise
         self._server = _server(self._feed, token)
-        self.url = _address(host, self._socket.getsockname()[1]) + (f"/?token={token}" if token else "")
+        address = Address(host, self._socket.getsockname()[1])
+        self.url = f"http://{address}" + (f"/?token={token}" if token else "")
 
     def run(self) -> None:
         """Serves until `stop` is called from elsewhere or, in the main thread, until Ctrl-C."""
@@ -58,7 +54,7 @@ def _feed(source: Path | str) -> Feed:
     return DirectoryFeed(Path(source))
 
 
-def _server(feed: Feed, token: str | None) -> uvicorn.Server:
+def _server(feed: Feed, token: str | None) -> "uvicorn.Server":
     import uvicorn
 
     from fedkeep.web.application import build
@@ -91,16 +87,10 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.listen()
     except OSError as error:
         bound.close()
-        raise ConfigError(_why_not(error, host, port)) from error
+        address = f"http://{Address(host, port)}"
+        if error.errno == errno.EADDRINUSE:
+            why = f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
+        else:
+            why = f"cannot listen on {address}: {error.strerror}"
+        raise ConfigError(why) from error
     return bound
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    address = _address(host, port)
-    if error.errno == errno.EADDRINUSE:
-        return f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
-    return f"cannot listen on {address}: {error.strerror}"
-
-
-def _address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

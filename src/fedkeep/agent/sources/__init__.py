@@ -1,7 +1,5 @@
 """Where samples come from: one file per kind of source, and the table that finds them by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedkeep.agent.arrivals import Source

@@ -1,7 +1,5 @@
 """Any Python iterator of (x, y) or (x, y, id), by `module:function`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal

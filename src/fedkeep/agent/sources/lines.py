@@ -1,7 +1,5 @@
 """JSON lines or CSV from a file, a pipe or standard input."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import os

@@ -1,7 +1,5 @@
 """Samples from an MQTT broker, JSON as in `lines`; a message is acknowledged once its sample's fate is on the disk."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -11,7 +9,8 @@ from typing import Any, Literal
 
 from fedkeep.agent.arrivals import Arrival, Sink
 from fedkeep.agent.sources.lines import parse_line
-from fedkeep.core.errors import ConfigError, MissingExtraError
+from fedkeep.core.bounds import within
+from fedkeep.core.errors import ConfigError, needing
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,13 @@ class MqttOptions:
     overload: Literal["sample", "wait"] = "sample"
     """When the agent cannot keep up: hold the broker back, or value an even sample."""
 
+    def __post_init__(self) -> None:
+        *above, last = self.topic.split("/")
+        wild = [level for level in above if "#" in level or ("+" in level and level != "+")]
+        if not self.topic or "\0" in self.topic or wild or (len(last) > 1 and ("#" in last or "+" in last)):
+            raise ValueError(f"topic must be levels apart by /, with + for one or # for the rest, got {self.topic!r}")
+        within(self, "port", least=1, most=65535)
+
 
 class MqttSource:
     def __init__(self, options: MqttOptions, sample_bytes: int) -> None:
@@ -49,10 +55,8 @@ class MqttSource:
         self._acks = threading.Lock()
 
     def open(self) -> None:
-        try:
+        with needing("the MQTT source", "agent"):
             from paho.mqtt import client as paho
-        except ImportError:
-            raise MissingExtraError("the MQTT source", "agent") from None
         options = self._options
         client = paho.Client(
             paho.CallbackAPIVersion.VERSION2, options.client_id, clean_session=options.qos == 0, manual_ack=True

@@ -1,8 +1,5 @@
 """Length-prefixed records over TCP or a Unix socket; each is answered with its fate once that is on the disk."""
 
-from __future__ import annotations
-
-import os
 import select
 import socket
 import struct
@@ -19,15 +16,9 @@ import msgspec
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Sink
-from fedkeep.agent.connections import Connections, accept_until
-from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
-
-
-class AddressTakenError(FedkeepError):
-    """Another program listens there."""
-
-    def __init__(self, address: str, detail: str | None) -> None:
-        super().__init__(f"cannot listen at {address}: {detail}; choose another address or stop what is there")
+from fedkeep.agent.connections import AddressTakenError, Connections, accept_until, listen_unix
+from fedkeep.core.bounds import within
+from fedkeep.core.errors import RefusedError
 
 
 @dataclass(frozen=True)
@@ -48,10 +39,8 @@ class RecordsOptions:
     """How long one record may take to come in."""
 
     def __post_init__(self) -> None:
-        if self.connections < 1:
-            raise ValueError(f"connections must be at least 1, got {self.connections}")
-        if not self.record_seconds > 0:
-            raise ValueError(f"record_seconds must be above 0, got {self.record_seconds}")
+        within(self, "connections", least=1)
+        within(self, "record_seconds", above=0)
         parts = urlsplit(self.address)
         if parts.scheme not in ("tcp", "unix") or (parts.scheme == "tcp" and not parts.port):
             raise ValueError(f"address must be tcp://host:port or unix:///path, got {self.address}")
@@ -79,7 +68,6 @@ _LENGTH = struct.Struct(">I")
 _UNSENT = 1 << 18
 """Bytes of answers that may wait for a sender to read them."""
 _POLL_MS = 200
-_LONGEST_PATH = 107
 
 
 class RecordsSource:
@@ -120,7 +108,7 @@ class RecordsSource:
         except RefusedError as refusal:
             sink.refuse(refusal.reason, self.name, exchange.unread())
 
-    def _take(self, payload: bytes, sink: Sink, exchange: _Exchange) -> None:
+    def _take(self, payload: bytes, sink: Sink, exchange: "_Exchange") -> None:
         acknowledge = exchange.next()
         try:
             record = _decoder.decode(payload)
@@ -177,7 +165,7 @@ class _Exchange:
     def unread(self) -> bytes:
         return bytes(self._came)
 
-    def next(self) -> _Acknowledge:
+    def next(self) -> "_Acknowledge":
         self._count += 1
         return _Acknowledge(self, self._count - 1)
 
@@ -187,8 +175,10 @@ class _Exchange:
         with self._lock:
             if len(self._unsent) > _UNSENT:
                 return  # it has not read for long; it will be cut off, and sends again what was not answered
+            waits = bool(self._unsent)
             self._unsent += _LENGTH.pack(len(payload)) + payload
-            self._flush()
+            if not waits:
+                self._flush()
             if len(self._unsent) > _UNSENT:
                 with suppress(OSError):
                     self._connection.shutdown(socket.SHUT_RDWR)
@@ -210,31 +200,3 @@ class _Acknowledge:
 
     def __call__(self, fate: str) -> None:
         self.exchange.send(self.number, fate)
-
-
-def listen_unix(path: Path) -> socket.socket:
-    """A Unix socket that only its owner may use; a file left over from a dead process is replaced."""
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ConfigError(f"the path of a socket has at most {_LONGEST_PATH} bytes, not as many as {path}")
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket() and not _answers(path):
-            path.unlink()
-        server.bind(str(path))
-        path.chmod(0o600)
-        server.listen()
-    except OSError as error:
-        server.close()
-        if isinstance(error, FileNotFoundError):
-            raise ConfigError(f"there is no folder {path.parent} for the socket {path.name}") from error
-        raise
-    return server
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True

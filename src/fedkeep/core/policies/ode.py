@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.policy import SelectionPolicy, View, policy
 from fedkeep.core.types import Batch, Scores, Vector
 
@@ -47,10 +48,8 @@ class Ode(SelectionPolicy):
     coordinated = True
 
     def __post_init__(self) -> None:
-        if not self.clip > 0:
-            raise ValueError(f"clip must be above 0, got {self.clip}")
-        if not 0 <= self.sharpness <= _SHARPEST:
-            raise ValueError(f"sharpness must be between 0 and {_SHARPEST}, got {self.sharpness}")
+        within(self, "clip", above=0)
+        within(self, "sharpness", least=0, most=_SHARPEST)
 
     def score(self, batch: Batch, view: View) -> Scores:
         if view.direction is None:

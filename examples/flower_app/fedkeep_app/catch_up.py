@@ -1,0 +1,170 @@
+"""A device without an agent: it replays its part of a task's stream whenever it is woken."""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from fedkeep.core.device import Device
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
+from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder, Vector
+from fedkeep.flower.device_memory import DeviceMemory
+from fedkeep.learn.judging import judge
+from fedkeep.link.messages import (
+    DeviceReply,
+    DeviceRequest,
+    EncryptedProfile,
+    Evaluated,
+    ProfileRequest,
+    Reported,
+    Vitals,
+    reply_of,
+)
+from fedkeep.link.wire import from_bytes, to_bytes
+from fedkeep.privacy.door import Door
+
+if TYPE_CHECKING:
+    from fedkeep.privacy.gaussian import NormalSource
+    from fedkeep.privacy.options import PrivacyOptions
+
+Arrivals: TypeAlias = Callable[[int, int], Batch]
+"""What arrives from one round up to, not including, another."""
+_WINDOW = 1.0
+"""The rounds over which a device that replays a stream is taken to have counted its velocities."""
+
+
+class CatchUpDevice:
+    """A device without an agent: woken for a message, it catches up on its stream exactly as in the simulator.
+
+    Flower starts a new process for every message, so all that it knows lies in `memory` between two of them, its
+    privacy ledger included. An order that comes twice, because the server was killed before it had saved the round,
+    gets the same answer, with the same noise and without a new charge.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        arrivals: Arrivals,
+        test: Batch,
+        memory: DeviceMemory,
+        privacy: "PrivacyOptions | None" = None,
+        noise: "NormalSource | None" = None,
+    ) -> None:
+        self._device, self._arrivals, self._test, self._memory = device, arrivals, test, memory
+        self._seen = 0
+        self._last: State = {}
+        self._guarded = privacy is not None and privacy.epsilon is not None
+        self._door = Door() if privacy is None else self._make_door(privacy, noise)
+        self._kept = self._door.kept(under_way=True)
+        state = self._load()
+        if state:
+            device.restore(take_under("device", state))
+            self._seen = int(state["seen"])
+            self._last = take_under("last", state)
+        restore_parts({name: part for name, part in self._kept.items() if take_under(name, state)}, state)
+
+    def reply(self, request: DeviceRequest) -> DeviceReply:
+        return reply_of(self, self.evaluate, request)
+
+    def profile(self) -> Profile:
+        """What the device declares in the clear, if it may; where noise hides it told once and then repeated."""
+        told = self._door.profile(self._declared)
+        self._save_if_guarded()
+        return told
+
+    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+        """What the device declares, for the key-holder it knows."""
+        sealed = self._door.sealed_profile(request, self._declared)
+        self._save_if_guarded()
+        return sealed
+
+    def participate(self, order: TrainOrder) -> Report:
+        self._door.require_clear()
+        return self._released(order)
+
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        agreed = self._door.terms(terms)
+        return self._door.hold(self._released(order), order, agreed)
+
+    def answer(self, question: bytes) -> bytes:
+        answer = self._door.answer(question)
+        self._save()
+        return answer
+
+    def evaluate(self, model: Vector) -> Evaluated:
+        """The model on the device's test samples, or on what it has stored if it has none."""
+        held_out, stored = len(self._test) > 0, self._device.store.stored().batch
+        gist = tuple(self._last["gist"].tolist()) if "gist" in self._last else None
+        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist()), gist=gist))
+        batch = self._test if held_out else stored
+        if not len(batch):
+            return Evaluated(0, 0.0, 0, vitals=vitals)
+        losses, right = judge(self._device.learner, model, batch.x, batch.y)
+        where = "held-out" if held_out else "stored"
+        return Evaluated(len(batch), float(losses.sum()), int(right.sum()), where, vitals)
+
+    def _released(self, order: TrainOrder) -> Report:
+        """The report to an order as it may leave; the same one to an order that has come before."""
+        self._device.screen(order)
+        digest = _digest(order)
+        if self._last and self._last["digest"].tobytes() == digest:
+            answer: Report = from_bytes(self._last["report"].tobytes(), Reported).report
+            return answer
+        if self._seen == 0 and order.assignment is not None:
+            self._device.assign(order.assignment)
+        now = order.round + 1
+        batch = self._arrivals(self._seen, now)
+        self._device.take_in(batch, now, self._device.measure(batch))
+        self._seen = now
+        report = self._device.participate(order)
+        self._save_if_guarded()  # a device whose budget is spent has taken part all the same
+        report = self._door.release(report, order)
+        self._last = {"digest": _bytes(digest), "report": _bytes(to_bytes(Reported(report)))}
+        if self._device.gist is not None and (did := self._device.gist.figures()) is not None:
+            self._last["gist"] = np.array(did)
+        self._save()
+        return report
+
+    def _declared(self) -> tuple[Profile, float]:
+        return self._device.profile(), _WINDOW
+
+    def _save_if_guarded(self) -> None:
+        """Saves what a budget pays for, so that it is told again and not anew."""
+        if self._guarded:
+            self._save()
+
+    def _make_door(self, privacy: "PrivacyOptions", noise: "NormalSource | None") -> Door:
+        """The door, whose charges are saved before what they pay for is sent."""
+        if self._guarded and not self._memory.durable:
+            raise ConfigError("a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir")
+        if (
+            privacy.protects("estimator")
+            and privacy.unit == "sample"
+            and self._device.options.gradient_from == "stored"
+        ):
+            raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
+        return Door(privacy, self._device.learner.gradient_size, self._save, normal=noise)
+
+    def _load(self) -> State:
+        try:
+            return self._memory.load()
+        except DataError as error:
+            if not self._guarded:
+                raise
+            raise DataError(f"{error}, and with a new privacy budget, for the ledger was lost with it") from error
+
+    def _save(self) -> None:
+        state = snapshot_parts({"device": self._device, **self._kept}) | put_under("last", self._last)
+        self._memory.save(state | {"seen": np.array(self._seen)})
+
+
+def _digest(order: TrainOrder) -> bytes:
+    direction = b"" if order.direction is None else order.direction.tobytes()
+    head = f"{order.round}/{order.local}/".encode()
+    return blake2b(head + order.model.tobytes() + direction, digest_size=16).digest()
+
+
+def _bytes(raw: bytes) -> AnyArray:
+    return np.frombuffer(raw, dtype=np.uint8)

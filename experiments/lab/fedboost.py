@@ -1,0 +1,162 @@
+"""FedBoost (Hamer, Mohri and Suresh, 2020): devices learn how to mix fixed predictors from what they store.
+
+A model is the mixture's weights alpha, q numbers that sum to 1. The mixture gives a label sum_k alpha_k h_k(x), and its
+loss is minus the logarithm of that. A local step is mirror descent by the entropy, alpha_k <- alpha_k exp(-eta g_k)/Z;
+the mean of models is a mixture again. A device is not sent all predictors: it gets h_k with probability gamma_k, and
+trains on the mixture by alpha_k / gamma_k of those that it got, which is right on average.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.ports import Job, Measurements
+from fedkeep.core.seeds import generator
+from fedkeep.core.slices import of_kind
+from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.jobs import minibatches
+
+_TINY = 1e-12
+"""The least that a label is given: no loss is infinite."""
+
+
+class FedBoost:
+    """The learner of a mixture: `model = { name = "experiments/lab/fedboost.py:FedBoost", predictors = "base.npz" }`.
+
+    `predictors` is an npz file with `models` (q, P), dense networks, and `hidden`, the widths of their hidden layers;
+    `sampled` is how many of them a device gets on average, left out: all; `weighted` sampling is by alpha itself.
+    """
+
+    def __init__(
+        self,
+        sample_shape: tuple[int, ...],
+        classes: int,
+        *,
+        predictors: str,
+        sampled: float | None = None,
+        sampling: Literal["weighted", "uniform"] = "weighted",
+    ) -> None:
+        try:
+            with np.load(predictors, allow_pickle=False) as file:
+                self._base = DenseLearner((prod(sample_shape), *file["hidden"].tolist(), classes))
+                self._models: AnyArray = file["models"]
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{predictors} holds no predictors, as arrays models and hidden: {error}") from error
+        if self._models.ndim != 2 or self._models.shape[1] != self._base.size:
+            raise DataError(f"{predictors} does not fit: a predictor of this data has {self._base.size} parameters")
+        if sampled is not None and not sampled > 0:
+            raise ConfigError(f"model.sampled must be above 0, got {sampled}")
+        self._sampled, self._sampling = sampled, sampling
+
+    @property
+    def size(self) -> int:
+        return len(self._models)
+
+    gradient_size = size
+
+    def tail(self, layers: int | None) -> int:  # noqa: ARG002 - there is one layer
+        return self.size
+
+    def initial(self, seed: int) -> Vector:  # noqa: ARG002 - all predictors alike
+        return np.full(self.size, 1 / self.size, dtype=np.float32)
+
+    def probe(self, model: Vector) -> "MixtureProbe":
+        return MixtureProbe(self, model)
+
+    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list["MixtureMeasurements"]:
+        return [self.probe(model).measure(batch) for model, batch in zip(models, batches, strict=True)]
+
+    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+        return [self.train(model, job, local) for job in jobs]
+
+    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+        first = alpha = np.maximum(model.astype(np.float64), _TINY)
+        factors, given = self.drawn(alpha, job.seed), self.given(job.batch)
+        for index in minibatches(len(job.batch), local, job.seed):
+            weights = job.weights[index]
+            if not weights.any() or not factors.any():
+                continue
+            gradient = weights / weights.sum() @ slopes(given[index] * factors, alpha)
+            gradient += local.proximal * (alpha - first) + (0 if job.correction is None else job.correction)
+            alpha = alpha * np.exp(-local.learning_rate * (gradient - gradient.min()))
+            alpha = np.maximum(alpha / alpha.sum(), _TINY)
+        return alpha.astype(np.float32)
+
+    def drawn(self, alpha: FloatArray, seed: int) -> FloatArray:
+        """1 / gamma_k for every predictor that a device gets, 0 for the others, (q,)."""
+        if self._sampled is None:
+            return np.ones(self.size)
+        shares = alpha / alpha.sum() if self._sampling == "weighted" else np.full(self.size, 1 / self.size)
+        gamma = np.minimum(1.0, self._sampled * shares)
+        return (generator(seed, "predictors").random(self.size) < gamma) / gamma
+
+    def logits(self, model: Vector, x: AnyArray) -> AnyArray:
+        mixed: AnyArray = np.tensordot(np.maximum(model, 0.0), self.predicted(x), axes=1)
+        return np.log(np.maximum(mixed, _TINY))
+
+    def given(self, batch: Batch) -> FloatArray:
+        """What each predictor gives the label of each sample, (n, q)."""
+        chances: FloatArray = self.predicted(batch.x)[:, np.arange(len(batch)), batch.y].T.astype(np.float64)
+        return chances
+
+    def predicted(self, x: AnyArray) -> AnyArray:
+        """What the predictors say, (q, n, classes)."""
+        logits = np.stack([self._base.logits(model, x) for model in self._models])
+        powers = np.exp(logits - logits.max(axis=2, keepdims=True))
+        chances: AnyArray = powers / powers.sum(axis=2, keepdims=True)
+        return chances
+
+
+def slopes(given: FloatArray, alpha: FloatArray) -> FloatArray:
+    """Every sample's gradient by alpha, (n, q)."""
+    return -given / np.maximum(given @ alpha, _TINY)[:, None]
+
+
+class MixtureProbe:
+    """A mixture that measures samples, by all predictors: a device that values by gradients has them all."""
+
+    def __init__(self, learner: FedBoost, model: Vector) -> None:
+        self._learner, self._model = learner, model.astype(np.float64)
+
+    def measure(self, batch: Batch) -> "MixtureMeasurements":
+        return MixtureMeasurements(self._learner, self._model, batch)
+
+
+class MixtureMeasurements:
+    """Few parameters: here the matrix of the samples' gradients is as small as can be."""
+
+    def __init__(self, learner: FedBoost, model: FloatArray, batch: Batch) -> None:
+        given = learner.given(batch)
+        self.gradients = slopes(given, model)
+        self._losses: Scores = -np.log(np.maximum(given @ model, _TINY))
+        self._learner, self._x = learner, batch.x
+
+    def losses(self) -> Scores:
+        return self._losses
+
+    def projections(self, direction: Vector) -> Scores:
+        return self.gradients @ direction.astype(np.float64)
+
+    def inner(self, other: Measurements) -> Scores:
+        products: Scores = (self.gradients * of_kind(MixtureMeasurements, other).gradients).sum(axis=1)
+        return products
+
+    def norms(self) -> Scores:
+        return np.sqrt(self.inner(self))
+
+    head_norms = norms
+
+    def mean_gradient(self) -> Vector:
+        return self.weighted_gradient(np.ones(len(self.gradients)))
+
+    def weighted_gradient(self, weights: Scores) -> Vector:
+        mean: Vector = (weights @ self.gradients / len(weights)).astype(np.float32)
+        return mean
+
+    def activations(self) -> AnyArray:
+        """What the predictors say, side by side, (n, q * classes)."""
+        return self._learner.predicted(self._x).swapaxes(0, 1).reshape(len(self._x), -1)
