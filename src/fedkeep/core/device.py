@@ -1,7 +1,7 @@
 """A device of the fleet: values what arrives, keeps the best, trains when asked (steps 3-6)."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -9,7 +9,8 @@ import numpy as np
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
-from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
+from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients, echo
+from fedkeep.core.making import Holding
 from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
@@ -72,8 +73,25 @@ class Prepared:
     gradient_samples: int
     mending: Mending | None = None
     """What the gist has to say of this participation; None without one."""
+    stored: StoredGradients | None = None
+    """What that rests on."""
     probe: Probe | None = None
     """The order's model, where it has been measured with already."""
+
+    @property
+    def ahead(self) -> Vector | None:
+        """The model after one local step; None where there is nothing to mend, or no second step to come."""
+        if self.stored is None or self.job.correction is None or self.steps < 2:
+            return None
+        model, step = self.order.model.copy(), self.stored.means[1] + self.job.correction
+        model[len(model) - len(step) :] -= np.float32(self.order.local.learning_rate) * step
+        return model
+
+    @property
+    def steps(self) -> int:
+        """Local steps to come."""
+        n, local = len(self.job.batch), self.order.local
+        return local.epochs * (-(-n // local.batch_size) if local.batch_size else min(n, 1))
 
 
 class Device:
@@ -209,10 +227,14 @@ class Device:
             self.assign(order.assignment)
         return self.store.stored().batch
 
-    def prepare(
+    def prepare(self, order: TrainOrder) -> Prepared:
+        """Follows an order up to the training itself."""
+        return self.look_ahead(self.draft(order))
+
+    def draft(
         self, order: TrainOrder, before: Measurements | None = None, after: Measurements | None = None
     ) -> Prepared:
-        """Follows an order up to the training itself, which a caller may do for many devices at once.
+        """Follows an order up to a look ahead; a caller may then look ahead, and train, for many devices at once.
 
         `before` and `after` are what is stored as measured under the model the device has and under the order's, if
         known: a gist needs them both.
@@ -220,21 +242,31 @@ class Device:
         batch = self.follow(order)
         stored = self.store.stored()
         weights = self._weights(stored.regions)
-        mending = None
-        probe = None
+        gradients, mending, probe = None, None, None
         if self.gist is not None and self._probe is not None and weights.sum() > 0:
             before = self._probe.measure(batch) if before is None else before
             if after is None:
                 probe = self.learner.probe(order.model)
                 after = probe.measure(batch)
-            gradients = StoredGradients(weights / weights.sum(), stored.regions, before, after)
+            holding = Holding(weights / weights.sum(), stored.regions, stored.uses == 0)
+            gradients = StoredGradients(holding, before, after)
             mending = self._mend(self.gist, gradients, order)
         gradient, count = self._tell(order, batch)
         for window in self._windows:
             window.clear()
-        correction = None if mending is None else self._padded(mending.correction)
-        job = Job(batch, weights, child_seed(self.seed, "train", order.round), correction)
-        return Prepared(order, job, gradient, count, mending, probe)
+        job = Job(batch, weights, child_seed(self.seed, "train", order.round), self._correction(mending))
+        return Prepared(order, job, gradient, count, mending, gradients, probe)
+
+    def look_ahead(self, drafted: Prepared, ahead: Measurements | None = None) -> Prepared:
+        """Lets a correction count as long as it holds: `ahead` is what is stored, measured after one local step."""
+        model, stored, mending = drafted.ahead, drafted.stored, drafted.mending
+        if model is None or stored is None or mending is None:
+            return drafted
+        ahead = self.learner.probe(model).measure(drafted.job.batch) if ahead is None else ahead
+        weights, now = stored.holding.weights, stored.means[1]
+        slope = echo(weights, stored.after, (now, stored.under(ahead)), ahead).slope
+        mending = mending.lasting(slope, drafted.steps)
+        return replace(drafted, mending=mending, job=replace(drafted.job, correction=self._correction(mending)))
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
@@ -250,12 +282,11 @@ class Device:
                 gradient = self._shared(self.gist)
         self.adopt(order.model, order.direction, stored, prepared.probe)
         self._selection.divide()
-        per_epoch = -(-n // order.local.batch_size) if order.local.batch_size else min(n, 1)
         return Report(
             round=order.round,
             model=trained if n else order.model,
             weight=float(job.weights.sum()),
-            steps=order.local.epochs * per_epoch,
+            steps=prepared.steps,
             samples=n,
             local_gradient=gradient,
             gradient_samples=count if gradient is not None else 0,
@@ -352,8 +383,9 @@ class Device:
         shares = stream / max(stream.sum(), 1e-30)
         return gist.mend(stored, self.window, shares, fleet, moved=moved)
 
-    def _padded(self, correction: Vector | None) -> Vector | None:
-        """A correction of the last layers as one of all that is valued."""
+    def _correction(self, mending: Mending | None) -> Vector | None:
+        """What a mending adds to each step, over all that is valued; the gist may cover the last layers alone."""
+        correction = None if mending is None else mending.correction
         if correction is None or len(correction) == self.learner.gradient_size:
             return correction
         return np.pad(correction, (self.learner.gradient_size - len(correction), 0))

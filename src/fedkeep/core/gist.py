@@ -5,24 +5,23 @@ came, and their mean gradient g under the model it had then, w_old. Where a samp
 model are alike, what the store says too much or too little under w_old it says under w_new as well: so the device adds
 beta (m - a(w_old)) to each step, where a is the store's gradient and m, the gist, the best it knows of the stream's.
 
-With V the variance of a sample's gradient, rho its likeness under the two models and m worth n samples,
-
-    Var[a(w_new) + beta (m - a(w_old))] = V (1/k + beta^2 (1/n + 1/k) - 2 beta rho / k),
-
-which is least at beta = rho n / (n + k), where it is V (1 - rho beta) / k: never more than the store's own V / k.
+How much of it depends on what m knows that the store does not (`core.making`), and on how much of a sample's noise is
+the same under both models. The least noise that can be had by beta is never more than the store's own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.estimators import Window
+from fedkeep.core.making import Holding, Making, averaged, mixed
 from fedkeep.core.packing import Encoding, Packed, pack
 from fedkeep.core.ports import Measurements
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.types import FloatArray, IntArray, State, Vector
+from fedkeep.core.types import FloatArray, State, Vector
 
 _BLOCK = 1024
 
@@ -43,6 +42,8 @@ class GistOptions:
     """Compare stream and store label by label: without it, a window of one label is taken for the whole world."""
     memory: float = 100.0
     """The most samples a gist counts for: the more, the steadier, and the slower to follow a drift."""
+    contrast: float = 10.0
+    """How much labels differ, for those that are not stored: the variance of their mean gradients over a sample's."""
     encoding: Encoding = "float32"
     """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every `block` numbers."""
     block: int = 64
@@ -54,6 +55,7 @@ class GistOptions:
         within(self, "kappa", least=0, most=1)
         within(self, "fading", least=0)
         within(self, "memory", "block", "last_layers", least=1)
+        within(self, "contrast", above=0)
 
     @property
     def kept(self) -> bool:
@@ -69,48 +71,106 @@ class GistOptions:
 class StoredGradients:
     """What is stored, as measured under the model the device had (`before`) and the one it has been sent (`after`)."""
 
-    weights: FloatArray
-    """What each sample counts, (k,); they add up to 1."""
-    regions: IntArray
+    holding: Holding
+    """Its weights add up to 1."""
     before: Measurements
     after: Measurements
 
-    @property
-    def effective_size(self) -> float:
-        """1 / sum w_i^2: how many samples of equal weight would be as noisy."""
-        return 1.0 / float(self.weights @ self.weights)
-
-    def under(self, measurements: Measurements, weights: FloatArray) -> Vector:
-        """sum_i w_i grad_i."""
+    def under(self, measurements: Measurements, weights: FloatArray | None = None) -> Vector:
+        """sum_i w_i grad_i; by default with the samples' own weights."""
+        weights = self.holding.weights if weights is None else weights
         return measurements.weighted_gradient(weights * len(weights))
 
-    def spread(self, parts: FloatArray) -> FloatArray:
-        """Weights, (k,), that give each region its part, (Y,); parts of regions that are not stored go to all alike."""
-        mass = np.bincount(self.regions, self.weights, minlength=len(parts))
-        held = mass > 0
-        of_region: FloatArray = parts / np.where(held, mass, 1.0) + parts[~held].sum()
-        weights: FloatArray = self.weights * of_region[self.regions]
-        return weights
+    @cached_property
+    def means(self) -> tuple[Vector, Vector]:
+        """a(w_old) and a(w_new)."""
+        return self.under(self.before), self.under(self.after)
+
+
+@dataclass(frozen=True)
+class Echo:
+    """How the noise of stored samples' gradients under one model comes back under the next."""
+
+    covariance: float
+    first: float
+    """The variance under the one."""
+    second: float
+    """The variance under the next."""
+
+    @property
+    def likeness(self) -> float:
+        """rho: the covariance over the mean of the two variances, 0 to 1."""
+        return _share(self.covariance, (self.first + self.second) / 2)
+
+    @property
+    def slope(self) -> float:
+        """theta: how much of a deviation is left, 0 to 1: as a model learns, gradients shrink, and their noise too."""
+        return _share(self.covariance, self.first)
+
+    @property
+    def back(self) -> float:
+        """How much of the old noise the new one tells: the covariance over the new variance."""
+        return self.covariance / self.second
+
+    @property
+    def scale(self) -> float:
+        """The old variance over the new."""
+        return self.first / self.second
+
+
+def echo(weights: FloatArray, one: Measurements, means: tuple[Vector, Vector], other: Measurements) -> Echo:
+    """The same samples under two models, with their mean gradients.
+
+    A single sample has no variance: its gradients themselves are compared.
+    """
+    both, first, second = weights @ other.inner(one), weights @ one.norms() ** 2, weights @ other.norms() ** 2
+    if len(weights) > 1:
+        both, first, second = (
+            both - _inner(*means),
+            first - _inner(means[0], means[0]),
+            second - _inner(means[1], means[1]),
+        )
+    return Echo(float(both), float(first), float(second))
 
 
 @dataclass(frozen=True, eq=False)
 class Mending:
     """What a gist does in one participation, and what is left of it afterwards."""
 
-    correction: Vector | None
-    """Added to the gradient of each local step; None: nothing is known yet."""
+    own: Vector | None
+    """beta (m - a(w_old)), which mends what the store gets wrong; None: nothing is known yet."""
+    turn: Vector | None
+    """What turns steps towards the fleet's gist; None in the local form."""
     trust: float
-    """beta: how much of the gist is used, 0 to 1."""
+    """How much of the gist is used, 0 to 1: beta, and how long it holds while the device trains."""
     likeness: float
     """rho: how alike a sample's gradients are under the old model and the new, 0 to 1."""
-    worth: float
-    """n: how many samples the gist is worth, after this participation."""
     reach: float
     """The correction's length over that of the stored samples' gradient."""
     gist: Vector | None
     """m, carried over to the new model."""
-    shares: FloatArray | None = None
-    """The regions' shares of the stream that m was made for."""
+    making: Making | None
+    """What that is made of."""
+
+    @property
+    def correction(self) -> Vector | None:
+        """Added to the gradient of each local step."""
+        return self.own if self.own is None or self.turn is None else self.own + self.turn
+
+    @property
+    def worth(self) -> float:
+        """n: how many samples the gist is worth, after this participation."""
+        return 0.0 if self.making is None else self.making.worth
+
+    def lasting(self, slope: float, steps: int) -> "Mending":
+        """The same for `steps` local steps, each of which leaves `slope` of what the store gets wrong.
+
+        What is added stays while the error that it mends fades: where one step all but fits the stored samples, the
+        mending of five would overshoot. The correction is one vector, so it is the mean over the steps that counts.
+        """
+        share = 1.0 if slope >= 1 else (1.0 - slope**steps) / (steps * (1.0 - slope))
+        own = None if self.own is None else self.own * np.float32(share)
+        return replace(self, own=own, trust=self.trust * share)
 
 
 class Gist:
@@ -122,12 +182,15 @@ class Gist:
     def __init__(self, options: GistOptions, size: int, seed: int = 0) -> None:
         self.options, self.size, self._seed = options, size, seed
         self._kept: Packed | None = None
-        self._shares: FloatArray | None = None
+        self._making: Making | None = None
         self._changes = 0
-        self.worth = 0.0
-        """n, in samples."""
         self.latest: Mending | None = None
         """What it did when the device last took part."""
+
+    @property
+    def worth(self) -> float:
+        """n, in samples."""
+        return 0.0 if self._making is None else self._making.worth
 
     def figures(self) -> tuple[float, float, float, float] | None:
         """Trust, likeness, worth and reach when the device last took part; None where there was nothing to trust."""
@@ -151,118 +214,75 @@ class Gist:
 
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
-        before = stored.under(stored.before, stored.weights)
-        after = stored.under(stored.after, stored.weights)
-        gist, worth = self._taken_in(stored, window, shares)
-        rho = _likeness(stored, before, after) if moved else 1.0
-        if gist is None:
-            return Mending(None, 0.0, rho, 0.0, 0.0, None)
-        k = stored.effective_size
-        beta = rho * worth / (worth + k)
-        mended = beta * (gist - self._own(before))
+        before, after = stored.means
+        holding = stored.holding
+        heard = echo(holding.weights, stored.before, stored.means, stored.after) if moved else Echo(1.0, 1.0, 1.0)
+        gist, making = self._taken_in(stored, window, shares)
+        if gist is None or making is None:
+            return Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
+        beta = heard.slope * making.pull(holding) if heard.second > 0 else 0.0
+        own = beta * (gist - self._own(before))
         # Times the trust as well, or the noise of a gist that few samples made would come into every step.
-        turn = self.options.kappa * beta * rho**self.options.fading
-        correction = mended if fleet is None else mended + turn * (fleet - gist)
-        left = min(k / max(1.0 - rho * beta, 1e-9), self.options.memory)
+        turned = self.options.kappa * beta * heard.likeness**self.options.fading
+        turn = None if fleet is None else turned * (fleet - gist)
+        correction = own if turn is None else own + turn
         reach = float(np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30)))
         if not np.isfinite(reach):  # a huge sample: better no correction than one that ends the model
-            return Mending(None, 0.0, rho, 0.0, 0.0, None)
-        return Mending(correction, beta, rho, left, reach, self._own(after) + mended, shares)
+            return Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
+        told = (heard.back, heard.scale) if beta > 0 else (0.0, 0.0)
+        left = making.carried(holding, beta, *told).bounded(self.options.memory)
+        return Mending(own, turn, beta, heard.likeness, reach, self._own(after) + own, left)
 
     def keep(self, mending: Mending | None) -> None:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
         self.latest = mending
         self._changes += 1
         if mending is None or mending.gist is None or not np.isfinite(mending.gist).all():
-            self._kept, self.worth, self._shares = None, 0.0, None
+            self._kept = self._making = None
         else:
             seed = child_seed(self._seed, "gist", self._changes)
             self._kept = pack(mending.gist, self.options.encoding, seed, self.options.block)
-            self.worth, self._shares = mending.worth, mending.shares
+            self._making = mending.making
 
     def snapshot(self) -> State:
-        state: State = {"state": np.array([self.worth, self._changes])}
-        if self._shares is not None:
-            state["shares"] = self._shares
-        return state if self._kept is None else state | self._kept.snapshot()
+        state: State = {"changes": np.array(self._changes)}
+        if self._kept is None or self._making is None:
+            return state
+        return state | self._making.snapshot() | self._kept.snapshot()
 
     def restore(self, state: State) -> None:
-        worth, changes = state["state"].tolist()
-        self.worth, self._changes, self.latest = worth, int(changes), None
-        form = self.options.encoding, self.options.block
-        self._kept = Packed.from_snapshot(state, *form) if "packed" in state else None
-        self._shares = state.get("shares")
+        self._changes, self.latest = int(state["changes"]), None
+        known = "packed" in state
+        self._kept = Packed.from_snapshot(state, self.options.encoding, self.options.block) if known else None
+        self._making = Making.from_snapshot(state) if known else None
 
-    def _taken_in(self, stored: StoredGradients, window: Window, shares: FloatArray) -> tuple[Vector | None, float]:
-        """m and n with the window's arrivals counted in."""
-        known, worth = self.vector(), self.worth
-        if known is None and not window.count:
-            return None, 0.0
-        match = _match(stored, window.counts, shares) if self.options.matched else _unmatched(stored, window.count)
-        moved = np.zeros(len(stored.weights))
-        if known is not None and self._shares is not None and self.options.matched:
-            moved = stored.spread(shares - self._shares)  # or m would hold on to the labels of the past
-            worth = 1.0 / (1.0 / worth + float(moved @ moved))
-        total = worth + match.worth
-        share = match.worth / total
-        gist = self._own(window.mean(share * match.seen))
-        weights = share * match.weights + (1.0 - share) * moved
-        if weights.any():
-            gist += self._own(stored.under(stored.before, weights))
-        if known is not None:
-            gist += (1.0 - share) * known
-        return gist, min(total, self.options.memory)
+    def _taken_in(
+        self, stored: StoredGradients, window: Window, shares: FloatArray
+    ) -> tuple[Vector | None, Making | None]:
+        """m with the window's arrivals counted in, and what it is made of then."""
+        past = self.vector()
+        if past is None and not window.count:
+            return None, None
+        mixture = (
+            mixed(self._making, stored.holding, window.counts, shares, self.options.contrast)
+            if self.options.matched
+            else averaged(self._making, stored.holding, window.count)
+        )
+        gist = self._own(window.mean(mixture.seen))
+        if mixture.weights.any():
+            gist += self._own(stored.under(stored.before, mixture.weights))
+        if past is not None:
+            gist += np.float32(mixture.known) * past
+        return gist, mixture.making.bounded(self.options.memory)
 
     def _own(self, gradient: Vector) -> Vector:
         """The part of a gradient that the gist covers: the last of it."""
         return gradient[len(gradient) - self.size :]
 
 
-@dataclass(frozen=True, eq=False)
-class _Match:
-    """z, the window's word on the whole stream's gradient under the old model: seen * g + sum_i weights_i grad_i.
-
-    What the window did not see is as the store has it.
-    """
-
-    seen: float
-    """s: the long-run share of the regions that the window saw."""
-    weights: FloatArray
-    worth: float
-    """N_z, in samples."""
-
-
-def _match(stored: StoredGradients, counts: FloatArray, shares: FloatArray) -> _Match:
-    """Matches a window's regions, (Y,) arrivals, with the store's: z = a + s (g - a_q) in the letters of the paper.
-
-    a_q is the store's gradient with its regions weighted as in the window; what of the window the store lacks counts
-    with a itself.
-    """
-    if not counts.any():
-        return _Match(0.0, np.zeros(len(stored.weights)), 0.0)
-    window, arrived = counts / counts.sum(), counts > 0
-    seen = float(shares[arrived].sum())
-    weights = stored.weights - stored.spread(seen * window)
-    variance = float(weights @ weights) + (seen**2 * window[arrived] ** 2 / counts[arrived]).sum()
-    return _Match(seen, weights, float(1.0 / max(variance, 1e-30)))
-
-
-def _unmatched(stored: StoredGradients, count: int) -> _Match:
-    """The window taken for the whole stream: z = g."""
-    return _Match(1.0, np.zeros(len(stored.weights)), float(count))
-
-
-def _likeness(stored: StoredGradients, before: Vector, after: Vector) -> float:
-    """rho: the covariance of the stored samples' gradients under the two models over their mean variance, in [0, 1].
-
-    Of a single sample, which has no variance, the gradients themselves are compared. Gradients too long to be squared
-    are not alike.
-    """
-    both = stored.weights @ stored.after.inner(stored.before)
-    each = stored.weights @ (stored.after.norms() ** 2 + stored.before.norms() ** 2) / 2
-    if len(stored.weights) > 1:
-        both, each = both - _inner(after, before), each - (_inner(after, after) + _inner(before, before)) / 2
-    return min(max(float(both / each), 0.0), 1.0) if 0 < each < np.inf else 0.0
+def _share(part: float, whole: float) -> float:
+    """part / whole between 0 and 1; 0 where it cannot be told, as of gradients too long to be squared."""
+    return min(max(part / whole, 0.0), 1.0) if 0 < whole < np.inf and np.isfinite(part) else 0.0
 
 
 def _inner(left: Vector, right: Vector) -> float:

@@ -75,7 +75,8 @@ class SimulatedFleet:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
         batches = {d: self.device(d).follow(order) for d, order in orders.items()}
         before, after = self._measure_stored(orders, batches)
-        prepared = {d: self.device(d).prepare(order, before.get(d), after.get(d)) for d, order in orders.items()}
+        drafts = {d: self.device(d).draft(order, before.get(d), after.get(d)) for d, order in orders.items()}
+        prepared = self._look_ahead(drafts)
         trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)}, corrections)
         return {
             d: self.device(d).complete(each, trained.get(d, each.order.model), after.get(d))
@@ -112,6 +113,13 @@ class SimulatedFleet:
             return self.learner.measure_many(models, batches)
 
         return [Deferred(partial(lambda i: together()[i], i)) for i in range(len(batches))]
+
+    def _look_ahead(self, drafts: dict[DeviceId, Prepared]) -> dict[DeviceId, Prepared]:
+        """Measures what is stored one local step ahead, for all whose steps are mended in one call."""
+        models = {d: model for d, draft in drafts.items() if (model := draft.ahead) is not None}
+        ahead = self._measure(list(models.values()), [drafts[d].job.batch for d in models])
+        measured = dict(zip(models, ahead, strict=True))
+        return {d: self.device(d).look_ahead(draft, measured.get(d)) for d, draft in drafts.items()}
 
     def _train(
         self, prepared: dict[DeviceId, Prepared], corrections: Mapping[DeviceId, Vector]

@@ -1,0 +1,139 @@
+"""What a gist is made of: whose noise is in it, and how much. From that follows how to go on, and how far to trust it.
+
+A sample's gradient is the mean of its region, mu_y, and noise; the unit here is the noise's variance. Then a gist is
+
+    m = sum_y composition_y mu_y + sum_i counted_i noise_i + rest,
+
+where i runs over the stored samples, and the rest is noise of samples that are gone. To know what m shares with the
+store is what matters where a label does not come for a while: its stored samples are old acquaintances then, and
+counting them once more would teach nothing, and push out of m what the others had said.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep.core.types import BoolArray, FloatArray, IntArray, State
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """What is stored: what each sample weighs, (k,), its region, and whether it came since the last participation."""
+
+    weights: FloatArray
+    regions: IntArray
+    fresh: BoolArray
+
+    def by_region(self, values: FloatArray | None, regions: int) -> FloatArray:
+        """The sum of the samples' values over each region, (Y,); None: how many there are."""
+        return np.bincount(self.regions, values, minlength=regions).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """What m is made of."""
+
+    composition: FloatArray
+    """What each region's mean weighs in m, (Y,)."""
+    counted: FloatArray
+    """What one stored sample of each region weighs in m's noise, (Y,)."""
+    held: FloatArray
+    """How many stored samples of each region that was said of, (Y,)."""
+    rest: float
+    """The variance that m has from samples which are not stored."""
+
+    @property
+    def worth(self) -> float:
+        """n: how many samples would be as noisy."""
+        return float(1.0 / (self.held @ self.counted**2 + self.rest))
+
+    def snapshot(self) -> State:
+        by_region = np.stack([self.composition, self.counted, self.held])
+        return {"by_region": by_region, "rest": np.array(self.rest)}
+
+    @staticmethod
+    def from_snapshot(state: State) -> "Making":
+        return Making(*np.array(state["by_region"], dtype=np.float64), float(state["rest"]))
+
+    def bounded(self, memory: float) -> "Making":
+        """The same with the noise of no more than `memory` samples, so that news always counts for something."""
+        rest = max(self.rest, 1.0 / memory - float(self.held @ self.counted**2))
+        return Making(self.composition, self.counted, self.held, rest)
+
+    def without(self, gone: FloatArray) -> "Making":
+        """What it is when so many of the stored samples of each region have left the store, (Y,)."""
+        rest = self.rest + float(gone @ self.counted**2)
+        return Making(self.composition, self.counted, self.held - gone, rest)
+
+    def pull(self, holding: Holding) -> float:
+        """How far to go from the store's gradient towards m for the least noise, 0 to 1, were the model the same."""
+        off = holding.weights - self.counted[holding.regions]
+        return float(np.clip(holding.weights @ off / max(off @ off + self.rest, 1e-30), 0.0, 1.0))
+
+    def carried(self, holding: Holding, beta: float, back: float, scale: float) -> "Making":
+        """What a(w_new) + beta (m - a(w_old)) is made of, in units of the noise under the new model.
+
+        `back` is how much of the old noise the new one tells, the covariance over the new variance, and `scale` the old
+        variance over the new.
+        """
+        mass = holding.by_region(holding.weights, len(self.composition))
+        own = mass / np.maximum(self.held, 1.0)
+        off = float(self.held @ (self.counted - own) ** 2)
+        return Making(
+            mass + beta * back * (self.composition - mass),
+            own + beta * back * (self.counted - own),
+            self.held,
+            beta**2 * ((scale - back**2) * off + scale * self.rest),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """The new m: `known` of the old one, `seen` of the window's mean gradient, and `weights` of the stored samples'."""
+
+    known: float
+    seen: float
+    weights: FloatArray
+    making: Making
+
+
+def mixed(past: Making | None, holding: Holding, counts: FloatArray, shares: FloatArray, contrast: float) -> Mixture:
+    """The best linear estimate of sum_y shares_y mu_y from the old m, the window's mean and the stored samples.
+
+    `counts` are the window's arrivals by region. Whatever part alpha of m and tau of the window's mean are taken, the
+    store supplies what they lack of each region; the noise of that is least at the solution of two equations. A region
+    that is not stored cannot be supplied; its mean is taken to differ from the others' by `contrast`, a variance.
+    """
+    regions, n = len(shares), max(1.0, float(counts.sum()))
+    held = holding.by_region(None, regions)
+    new = holding.by_region(holding.fresh.astype(np.float64), regions)
+    fresh, used = np.minimum(new, counts), held - new  # what came before there was a model is in no window
+    past = past or Making(*np.zeros((3, regions)), 0.0)
+    past = past.without(np.maximum(past.held - used, 0.0))
+    noise = np.array([past.rest, (n - fresh.sum()) / n**2])
+    apart = np.stack([past.composition - used * past.counted, (counts - fresh) / n])
+    cost = 1.0 / (held + 1.0 / contrast)
+    normal = (apart * cost) @ apart.T + np.diag(noise + 1e-12)
+    known, seen = np.clip(np.linalg.solve(normal, (apart * cost) @ shares), 0.0, 1.0).tolist()
+    each = np.where(held > 0, (shares - known * apart[0] - seen * apart[1]) * cost, 0.0)
+    already = np.where(holding.fresh, (seen / n * fresh / np.maximum(new, 1.0))[holding.regions], 0.0)
+    already += np.where(holding.fresh, 0.0, known * past.counted[holding.regions])
+    weights = each[holding.regions] - already
+    composition = known * past.composition + seen * counts / n + holding.by_region(weights, regions)
+    return Mixture(known, seen, weights, Making(composition, each, held, float(noise @ [known**2, seen**2])))
+
+
+def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
+    """The same from the old m and the window's mean alone, over one region: for stores that are no fair sample."""
+    n, k = max(1, count), len(holding.weights)
+    new = min(int(holding.fresh.sum()), count)
+    used = k - int(holding.fresh.sum())
+    past = past or Making(*np.zeros((3, 1)), np.inf)
+    past = past.without(np.maximum(past.held - used, 0.0))
+    old, counted = past.rest + used * float(past.counted[0]) ** 2, float(past.counted[0])
+    known = (1.0 / old) / (1.0 / old + count) if old > 0 else 1.0
+    seen = 1.0 - known
+    each = (known * used * counted + seen * new / n) / k
+    spread = used * (known * counted - each) ** 2 + new * (seen / n - each) ** 2
+    rest = (known**2 * past.rest if known else 0.0) + seen**2 * (n - new) / n**2 + spread
+    return Mixture(known, seen, np.zeros(k), Making(np.ones(1), np.array([each]), np.array([float(k)]), rest))
