@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import Window
 from fedkeep.core.factory import make_device
-from fedkeep.core.gist import Gist, GistOptions, StoredGradients
+from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
+from fedkeep.core.making import Holding, Making, Mixture, averaged, mixed
 from fedkeep.core.policies.draw import Draw
 from fedkeep.core.policies.fifo import Fifo
 from fedkeep.core.policies.high_loss import HighLoss
@@ -49,9 +52,17 @@ class Fixed:
         return np.sqrt(self.inner(self))
 
 
-def stored(before: list[list[float]], after: list[list[float]], regions: list[int]) -> StoredGradients:
+def stored(
+    before: list[list[float]],
+    after: list[list[float]],
+    regions: list[int],
+    *,
+    fresh: bool = True,
+    weights: list[float] | None = None,
+) -> StoredGradients:
     n = len(before)
-    return StoredGradients(np.full(n, 1 / n), np.array(regions), Fixed(before), Fixed(after))  # type: ignore[arg-type]
+    holding = Holding(np.array(weights or [1 / n] * n), np.array(regions), np.full(n, fresh))
+    return StoredGradients(holding, Fixed(before), Fixed(after))  # type: ignore[arg-type]
 
 
 def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> Window:
@@ -63,73 +74,152 @@ def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> 
 def test_the_first_participation_by_hand() -> None:
     gist = Gist(GistOptions("local", matched=False), 2)
     seen = window([[3.0, 1.0]] * 6, [0] * 6)
-    mending = gist.mend(
-        stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [2.0, 2.0]], [0, 0]), seen, np.array([1.0, 0.0]), None, moved=True
-    )
-    # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1; n = 6, k = 2
-    rho = 2 / 2.5
-    beta = rho * 6 / 8
-    assert mending.likeness == pytest.approx(rho)
-    assert mending.trust == pytest.approx(beta)
-    assert mending.correction == pytest.approx([beta * 1.0, beta * -1.0])
-    assert mending.gist == pytest.approx([1 + beta, 2 - beta])
-    assert mending.worth == pytest.approx(2 / (1 - rho * beta))
+    held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [2.0, 2.0]], [0, 0])
+    mending = gist.mend(held, seen, np.array([1.0, 0.0]), None, moved=True)
+    # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are among the six, so
+    # nothing speaks against taking all of the difference; half of what was off is off under the new model.
+    assert mending.likeness == pytest.approx(2 / 2.5)
+    assert mending.trust == pytest.approx(2 / 4)
+    assert mending.correction == pytest.approx([0.5, -0.5])
+    assert mending.gist == pytest.approx([1.5, 1.5])
+    assert mending.worth == pytest.approx(6.0), "of six samples, under either model: their noise is the same, halved"
     gist.keep(mending)
-    again = gist.mend(
-        stored([[1.0, 2.0]] * 2, [[1.0, 2.0]] * 2, [0, 0]), window([], []), np.array([1.0, 0.0]), None, moved=False
-    )
-    assert again.correction == pytest.approx(again.trust * np.array([beta, -beta]), abs=1e-6)
+    again = stored([[1.0, 2.0]] * 2, [[1.0, 2.0]] * 2, [0, 0], fresh=False)
+    second = gist.mend(again, window([], []), np.array([1.0, 0.0]), None, moved=False)
+    assert second.trust == pytest.approx(1.0)
+    assert second.correction == pytest.approx([0.5, -0.5], abs=1e-6)
+
+
+def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
+    """Independent of the store, m counts as n / (n + k): the classic rule of a control variate."""
+    gist = Gist(GistOptions("local", matched=False), 2)
+    held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
+    mending = gist.mend(held, window([[3.0, 1.0]] * 6, [0] * 6), np.array([1.0, 0.0]), None, moved=False)
+    assert mending.trust == pytest.approx(6 / (6 + 2))
+    assert mending.worth == pytest.approx(6 + 2)
 
 
 def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
-    gist = Gist(GistOptions("local"), 2)
+    gist = Gist(GistOptions("local", contrast=1e9), 2)
     seen = window([[5.0, 0.0]] * 4, [0] * 4)
-    held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1])
+    held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1], fresh=False)
     mending = gist.mend(held, seen, np.array([0.5, 0.5]), None, moved=False)
-    # z = a + s (g - a_q) = (0.5, 0.5) + 0.5 ((5, 0) - (1, 0)); 1/N = 0.25/1 + 0.25/4
-    worth = 1 / (0.25 + 0.0625)
-    beta = worth / (worth + 2)
-    assert mending.trust == pytest.approx(beta)
-    assert mending.correction == pytest.approx([beta * 2.0, 0.0])
+    # Of label 0 five samples are known, four of them (5, 0), of label 1 the stored one: m = (0.5 (4 * 5 + 1) / 5, 0.5)
+    assert mending.own == pytest.approx(mending.trust * np.array([2.1 - 0.5, 0.0]), abs=1e-6)
+    assert mending.worth == pytest.approx(1 / (0.25 / 5 + 0.25), rel=1e-6)
 
 
-def test_parts_of_regions_that_are_not_stored_go_to_all_that_are() -> None:
-    held = StoredGradients(np.array([0.25, 0.75]), np.array([0, 2]), Fixed([[0.0]] * 2), Fixed([[0.0]] * 2))  # type: ignore[arg-type]
-    assert held.spread(np.array([0.1, 0.2, 0.3])) == pytest.approx([0.1 + 0.2 * 0.25, 0.3 + 0.2 * 0.75])
+def test_a_label_that_does_not_come_is_not_forgotten() -> None:
+    """Its stored sample was counted once; the same again, time after time, teaches nothing."""
+    gist = Gist(GistOptions("local"), 2)
+    each = [[1.0, 0.0], [0.0, 1.0]]
+    both = window([[1.0, 0.0]] * 20 + [[0.0, 3.0]] * 20, [0] * 20 + [1] * 20)
+    shares = np.array([0.5, 0.5])
+    gist.keep(gist.mend(stored(each, each, [0, 1]), both, shares, None, moved=False))
+    for _ in range(20):
+        seen = window([[1.0, 0.0]] * 20, [0] * 20)
+        gist.keep(gist.mend(stored(each, each, [0, 1], fresh=False), seen, shares, None, moved=False))
+    m = gist.vector()
+    assert m is not None
+    assert m == pytest.approx([0.5, 1.5], rel=0.1), "the store alone says 0.5 of label 1"
 
 
 def test_a_gist_follows_the_shares_of_the_labels() -> None:
-    gist = Gist(GistOptions("local"), 2)
+    gist = Gist(GistOptions("local", contrast=1e9), 2)
     each = [[1.0, 0.0], [0.0, 1.0]]
     seen = window([*each, *each], [0, 1, 0, 1])
     gist.keep(gist.mend(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, moved=False))
-    assert gist.worth == pytest.approx(6.0)  # N = 4, k = 2, beta = 4 / 6
-    weights = np.array([0.8, 0.2])
-    held = StoredGradients(weights, np.array([0, 1]), Fixed(each), Fixed(each))  # type: ignore[arg-type]
-    mending = gist.mend(held, Window(2, 2), weights, None, moved=False)
-    # m = (0.5, 0.5) + 0.3 (1, 0) - 0.3 (0, 1) = a: shares that have changed are no error of the store
-    assert mending.correction == pytest.approx([0.0, 0.0], abs=1e-6)
-    worth, k = 1 / (1 / 6 + 2 * 0.3**2), 1 / (0.8**2 + 0.2**2)
-    assert mending.trust == pytest.approx(worth / (worth + k))
+    assert gist.worth == pytest.approx(4.0)
+    held = stored(each, each, [0, 1], fresh=False, weights=[0.8, 0.2])
+    mending = gist.mend(held, Window(2, 2), np.array([0.8, 0.2]), None, moved=False)
+    assert mending.correction == pytest.approx([0.0, 0.0], abs=1e-5), "other shares are no error of the store"
+
+
+def noise_of(mixture: Mixture, past: Making | None, holding: Holding, counts: FloatArray) -> tuple[float, FloatArray]:
+    """The variance of what a mixture gives, and what it weighs each region by, counted sample by sample."""
+    n = max(1.0, counts.sum())
+    each = mixture.weights + np.where(holding.fresh, mixture.seen / n, 0.0)
+    rest = mixture.seen**2 * (n - holding.fresh.sum()) / n**2
+    composition = holding.by_region(mixture.weights, len(counts)) + mixture.seen * counts / n
+    if past is not None:
+        each = each + np.where(holding.fresh, 0.0, mixture.known * past.counted[holding.regions])
+        gone = past.held - holding.by_region((~holding.fresh).astype(np.float64), len(counts))
+        rest += mixture.known**2 * (past.rest + gone @ past.counted**2)
+        composition = composition + mixture.known * past.composition
+    return float(each @ each + rest), composition
+
+
+@given(data=st.data())
+def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
+    """What is said of noise and composition is true, and neither more nor less of m or of the window has less error."""
+    regions = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(np.array))
+    fresh = data.draw(st.lists(st.booleans(), min_size=len(regions), max_size=len(regions)).map(np.array))
+    holding = Holding(np.full(len(regions), 1 / len(regions)), regions, fresh)
+    more = np.array(data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)), dtype=np.float64)
+    counts = holding.by_region(fresh.astype(np.float64), 3) + more
+    shares = np.array([0.5, 0.3, 0.2])
+    held_then = holding.by_region((~fresh).astype(np.float64), 3) + data.draw(st.integers(0, 2))
+    past = data.draw(st.sampled_from([None, Making(shares, np.full(3, 0.05), held_then, 0.02)]))
+    found = mixed(past, holding, counts, shares, contrast=10.0)
+    noise, composition = noise_of(found, past, holding, counts)
+    assert found.making.composition == pytest.approx(composition)
+    assert 1 / found.making.worth == pytest.approx(noise, abs=1e-9)
+
+    def taken(known: float, seen: float) -> Mixture:
+        """The same with other parts of m and of the window, and whatever that leaves of the store's sums by region."""
+        before = np.zeros(3) if past is None else past.composition
+        lacks = (found.known - known) * before + (found.seen - seen) * counts / max(1.0, counts.sum())
+        more = lacks / np.maximum(holding.by_region(None, 3), 1.0)
+        return replace(found, known=known, seen=seen, weights=found.weights + more[holding.regions])
+
+    def error(mixture: Mixture) -> float:
+        noise, composition = noise_of(mixture, past, holding, counts)
+        return noise + 10.0 * float((shares - composition) @ (shares - composition))
+
+    for known, seen in ((0.01, 0.0), (-0.01, 0.0), (0.0, 0.01), (0.0, -0.01)):
+        if 0.01 < found.known < 0.99 and 0.01 < found.seen < 0.99:
+            assert error(found) <= error(taken(found.known + known, found.seen + seen)) + 1e-9
+
+
+@given(st.integers(0, 4), st.integers(0, 30), st.booleans())
+def test_the_mean_of_windows_is_as_noisy_as_it_says(old: int, count: int, known: bool) -> None:
+    fresh = np.array([False] * old + [True] * min(2, count) + [False] * (1 - min(1, old + count)))
+    holding = Holding(np.full(len(fresh), 1 / len(fresh)), np.zeros(len(fresh), dtype=np.int64), fresh)
+    past = Making(np.ones(1), np.array([0.1]), np.array([5.0]), 0.05) if known else None
+    if known or count:
+        found = averaged(past, holding, count)
+        noise, composition = noise_of(found, past, holding, np.array([float(count)]))
+        assert 1 / found.making.worth == pytest.approx(noise)
+        assert composition == pytest.approx([1.0])
+
+
+def test_a_correction_counts_as_long_as_it_holds() -> None:
+    own = np.array([1.0, -2.0], dtype=np.float32)
+    mending = Mending(own, np.array([0.5, 0.5], dtype=np.float32), 0.8, 0.9, 1.0, own, None)
+    assert mending.lasting(1.0, 5).correction == pytest.approx([1.5, -1.5])
+    half = mending.lasting(0.5, 2)  # the second step needs half of it: three quarters in the mean
+    assert half.correction == pytest.approx([0.75 + 0.5, -1.5 + 0.5]), "what turns to the fleet does not fade"
+    assert half.trust == pytest.approx(0.6)
+    assert mending.lasting(0.0, 5).own == pytest.approx([0.2, -0.4]), "of no use after the first step"
 
 
 def test_the_fleets_gist_turns_steps_towards_it() -> None:
     gist = Gist(GistOptions("shared", kappa=0.25, matched=False), 2)
-    held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])
+    held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0], fresh=False)
     seen = window([[1.0, 1.0]] * 3, [0] * 3)
     fleet = np.array([5.0, 1.0], dtype=np.float32)
     mending = gist.mend(held, seen, np.array([1.0, 0.0]), fleet, moved=False)
-    # N = 3, k = 2: beta = 3 / 5, and 0.25 beta (5 - 1) = 0.6
-    assert mending.correction == pytest.approx([0.6, 0.0])
+    assert mending.correction == pytest.approx([0.25 * mending.trust * (5 - 1), 0.0])
+    assert mending.trust == pytest.approx(3 / (3 + 2))
 
 
 @pytest.mark.parametrize(("fading", "turn"), [(0.0, 1.0), (1.0, 0.8), (4.0, 0.8**4)])
 def test_the_turn_towards_the_fleet_fades_with_the_likeness(fading: float, turn: float) -> None:
     gist = Gist(GistOptions("shared", kappa=1.0, fading=fading, matched=False), 2)
-    held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0])  # rho = 2 / 2.5
+    held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0], fresh=False)  # rho = 2 / 2.5, theta = 2 / 4
     fleet = np.array([2.0, 5.0], dtype=np.float32)
     mending = gist.mend(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, moved=True)
-    trust = 0.8 * 1 / (1 + 1)  # N = 1, k = 1
+    trust = 0.5 * 1 / (1 + 1)  # N = 1, k = 1
     assert mending.correction == pytest.approx([0.0, 5.0 * trust * turn])
 
 
@@ -150,7 +240,7 @@ def test_nothing_known_means_nothing_added() -> None:
 
 def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
     gist = Gist(GistOptions("local", matched=False), 2)
-    held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 0])
+    held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 0], fresh=False)
     mending = gist.mend(held, window([[3e38, 3e38]], [0]), np.array([1.0, 0.0]), None, moved=True)
     assert mending.correction is None
     gist.keep(mending)
@@ -159,45 +249,41 @@ def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
 
 def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
     gist = Gist(GistOptions("local", matched=False, memory=10.0), 2)
-    held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0])
+    held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
     mending = gist.mend(held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, moved=False)
-    beta = 10 / (10 + 2)  # n = 10, not 1000
-    assert mending.trust == pytest.approx(beta)
-    assert mending.worth == pytest.approx(10.0), "k / (1 - rho beta) = 12 is cut as well"
+    assert mending.trust == pytest.approx(10 / (10 + 2)), "n = 10, not 1000"
+    assert mending.worth == pytest.approx(10.0), "the 12 that store and gist are worth together are cut as well"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "rho"),
+    ("before", "after", "rho", "theta"),
     [
-        ([[3.0, 4.0]], [[3.0, 4.0]], 1.0),
-        ([[3.0, 4.0]], [[4.0, -3.0]], 0.0),
-        ([[2.0, 0.0]], [[1.0, 0.0]], 2 / 2.5),
-        ([[2.0, 0.0]], [[-1.0, 0.0]], 0.0),
-        ([[0.0, 0.0]], [[0.0, 0.0]], 0.0),
-        ([[1.0, 2.0]] * 2, [[3.0, 1.0]] * 2, 0.0),
+        ([[3.0, 4.0]], [[3.0, 4.0]], 1.0, 1.0),
+        ([[3.0, 4.0]], [[4.0, -3.0]], 0.0, 0.0),
+        ([[2.0, 0.0]], [[1.0, 0.0]], 2 / 2.5, 0.5),
+        ([[2.0, 0.0]], [[-1.0, 0.0]], 0.0, 0.0),
+        ([[0.0, 0.0]], [[0.0, 0.0]], 0.0, 0.0),
+        ([[1.0, 2.0]] * 2, [[3.0, 1.0]] * 2, 0.0, 0.0),
     ],
 )
 def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
-    before: list[list[float]], after: list[list[float]], rho: float
+    before: list[list[float]], after: list[list[float]], rho: float, theta: float
 ) -> None:
     """One sample has no variance: its gradients themselves are compared. What cannot be compared is not alike."""
     gist = Gist(GistOptions("local", matched=False), 2)
-    held = stored(before, after, [0] * len(before))
+    held = stored(before, after, [0] * len(before), fresh=False)
     mending = gist.mend(held, window([[1.0, 1.0]] * 4, [0] * 4), np.array([1.0, 0.0]), None, moved=True)
     assert mending.likeness == pytest.approx(rho)
-    assert mending.trust == pytest.approx(rho * 4 / (4 + len(before)))
+    assert mending.trust == pytest.approx(theta * 4 / (4 + len(before)))
 
 
-def test_what_of_the_window_the_store_lacks_counts_with_the_store_itself() -> None:
-    """Half the window is of a label that is not stored: z = a + s (g - a_q) with a_q = a / 2 + a_0 / 2 and a = a_0."""
+def test_a_label_that_is_not_stored_is_known_from_the_window() -> None:
     gist = Gist(GistOptions("local"), 2)
     held = stored([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]], [0, 0])
     seen = window([[1.0, 0.0]] * 4 + [[0.0, 3.0]] * 4, [0] * 4 + [1] * 4)
     mending = gist.mend(held, seen, np.array([0.5, 0.5]), None, moved=False)
-    # z = g = (0.5, 1.5), s = 1, q_miss = 1/2; 1/N = (1 (1 - 1/2) - 1/2)^2 / 2 + 2 (1/4) / 4 = 1/8
-    beta = 8 / (8 + 2)
-    assert mending.trust == pytest.approx(beta)
-    assert mending.correction == pytest.approx([beta * -0.5, beta * 1.5])
+    assert mending.gist == pytest.approx([0.5, 1.5], rel=0.03)
+    assert mending.trust > 0.9
 
 
 def test_many_small_gradients_are_not_lost_beside_a_large_one() -> None:
@@ -263,7 +349,7 @@ def steps(
 def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
     policy: type[SelectionPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StoredGradients, "effective_size", property(lambda _: 1e-9))  # then beta = rho = 1
+    monkeypatch.setattr(Making, "pull", lambda *_: 1.0)
     sure = GistOptions("local", matched=False, memory=1e12)
 
     def iid(seed: int) -> Batch:
@@ -280,7 +366,7 @@ def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
 def test_matched_the_bias_within_labels_vanishes_though_the_window_has_other_labels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(StoredGradients, "effective_size", property(lambda _: 1e-9))
+    monkeypatch.setattr(Making, "pull", lambda *_: 1.0)
 
     def shifted(seed: int) -> Batch:
         """Mostly the one label or mostly the other, as often."""

@@ -140,7 +140,7 @@ class Device:
         self.regions, self.meter, self.weighting = regions, meter, weighting
         self.capacity, self.options, self.seed = capacity, options, seed
         self._shape, self._labels = sample_shape, labels
-        self.gist = Gist(gist, learner.tail(gist.last_layers), seed) if gist.kept else None
+        self.gist = Gist(gist, learner.tail(gist.last_layers), seed, fair=policy.fair) if gist.kept else None
         self._estimator = LocalGradientEstimator()
         self._tells = policy.uses_direction and not gist.shared
         """Whether g_hat_c is reported."""

@@ -179,8 +179,8 @@ class Gist:
     `Device` shows it at work; docs/gist.md has the method, step by step.
     """
 
-    def __init__(self, options: GistOptions, size: int, seed: int = 0) -> None:
-        self.options, self.size, self._seed = options, size, seed
+    def __init__(self, options: GistOptions, size: int, seed: int = 0, *, fair: bool = True) -> None:
+        self.options, self.size, self._seed, self._fair = options, size, seed, fair
         self._kept: Packed | None = None
         self._making: Making | None = None
         self._changes = 0
@@ -215,9 +215,9 @@ class Gist:
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
         before, after = stored.means
-        holding = stored.holding
+        holding = stored.holding if self.options.matched else stored.holding.undivided()
         heard = echo(holding.weights, stored.before, stored.means, stored.after) if moved else Echo(1.0, 1.0, 1.0)
-        gist, making = self._taken_in(stored, window, shares)
+        gist, making = self._taken_in(stored, holding, window, shares)
         if gist is None or making is None:
             return Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
         beta = heard.slope * making.pull(holding) if heard.second > 0 else 0.0
@@ -257,16 +257,16 @@ class Gist:
         self._making = Making.from_snapshot(state) if known else None
 
     def _taken_in(
-        self, stored: StoredGradients, window: Window, shares: FloatArray
+        self, stored: StoredGradients, holding: Holding, window: Window, shares: FloatArray
     ) -> tuple[Vector | None, Making | None]:
         """m with the window's arrivals counted in, and what it is made of then."""
         past = self.vector()
         if past is None and not window.count:
             return None, None
         mixture = (
-            mixed(self._making, stored.holding, window.counts, shares, self.options.contrast)
+            mixed(self._making, holding, window.counts, shares, self.options.contrast, fair=self._fair)
             if self.options.matched
-            else averaged(self._making, stored.holding, window.count)
+            else averaged(self._making, holding, window.count)
         )
         gist = self._own(window.mean(mixture.seen))
         if mixture.weights.any():

@@ -15,6 +15,9 @@ import numpy as np
 
 from fedkeep.core.types import BoolArray, FloatArray, IntArray, State
 
+_DOUBT = 10.0
+"""How far a store that is no fair sample may be off, in a sample's noise: far beyond what anybody could believe."""
+
 
 @dataclass(frozen=True, eq=False)
 class Holding:
@@ -23,6 +26,10 @@ class Holding:
     weights: FloatArray
     regions: IntArray
     fresh: BoolArray
+
+    def undivided(self) -> "Holding":
+        """The same with all samples in one region."""
+        return Holding(self.weights, np.zeros_like(self.regions), self.fresh)
 
     def by_region(self, values: FloatArray | None, regions: int) -> FloatArray:
         """The sum of the samples' values over each region, (Y,); None: how many there are."""
@@ -53,7 +60,13 @@ class Making:
 
     @staticmethod
     def from_snapshot(state: State) -> "Making":
-        return Making(*np.array(state["by_region"], dtype=np.float64), float(state["rest"]))
+        composition, counted, held = np.array(state["by_region"], dtype=np.float64)
+        return Making(composition, counted, held, float(state["rest"]))
+
+    @staticmethod
+    def of_nothing(regions: int) -> "Making":
+        """What is made of no sample at all."""
+        return Making(np.zeros(regions), np.zeros(regions), np.zeros(regions), 0.0)
 
     def bounded(self, memory: float) -> "Making":
         """The same with the noise of no more than `memory` samples, so that news always counts for something."""
@@ -68,7 +81,8 @@ class Making:
     def pull(self, holding: Holding) -> float:
         """How far to go from the store's gradient towards m for the least noise, 0 to 1, were the model the same."""
         off = holding.weights - self.counted[holding.regions]
-        return float(np.clip(holding.weights @ off / max(off @ off + self.rest, 1e-30), 0.0, 1.0))
+        noise = float(off @ off) + self.rest
+        return min(max(float(holding.weights @ off) / noise, 0.0), 1.0) if noise > 0 else 0.0
 
     def carried(self, holding: Holding, beta: float, back: float, scale: float) -> "Making":
         """What a(w_new) + beta (m - a(w_old)) is made of, in units of the noise under the new model.
@@ -97,25 +111,36 @@ class Mixture:
     making: Making
 
 
-def mixed(past: Making | None, holding: Holding, counts: FloatArray, shares: FloatArray, contrast: float) -> Mixture:
+def mixed(
+    past: Making | None,
+    holding: Holding,
+    counts: FloatArray,
+    shares: FloatArray,
+    contrast: float,
+    *,
+    fair: bool = True,
+) -> Mixture:
     """The best linear estimate of sum_y shares_y mu_y from the old m, the window's mean and the stored samples.
 
     `counts` are the window's arrivals by region. Whatever part alpha of m and tau of the window's mean are taken, the
     store supplies what they lack of each region; the noise of that is least at the solution of two equations. A region
     that is not stored cannot be supplied; its mean is taken to differ from the others' by `contrast`, a variance.
+    Where stored samples are no `fair` sample, they may all be off the same way: then they only supply differences.
     """
     regions, n = len(shares), max(1.0, float(counts.sum()))
     held = holding.by_region(None, regions)
     new = holding.by_region(holding.fresh.astype(np.float64), regions)
     fresh, used = np.minimum(new, counts), held - new  # what came before there was a model is in no window
-    past = past or Making(*np.zeros((3, regions)), 0.0)
+    past = past or Making.of_nothing(regions)
     past = past.without(np.maximum(past.held - used, 0.0))
     noise = np.array([past.rest, (n - fresh.sum()) / n**2])
     apart = np.stack([past.composition - used * past.counted, (counts - fresh) / n])
-    cost = 1.0 / (held + 1.0 / contrast)
-    normal = (apart * cost) @ apart.T + np.diag(noise + 1e-12)
-    known, seen = np.clip(np.linalg.solve(normal, (apart * cost) @ shares), 0.0, 1.0).tolist()
-    each = np.where(held > 0, (shares - known * apart[0] - seen * apart[1]) * cost, 0.0)
+    supply = 1.0 / (held + 1.0 / contrast)
+    sums = np.append(apart.sum(axis=1), shares.sum()) * (0.0 if fair else _DOUBT)
+    normal = (apart * supply) @ apart.T + np.outer(sums[:2], sums[:2]) + np.diag(noise + 1e-12)
+    wanted = (apart * supply) @ shares + sums[:2] * sums[2]
+    known, seen = np.clip(np.linalg.solve(normal, wanted), 0.0, 1.0).tolist()
+    each = np.where(held > 0, (shares - known * apart[0] - seen * apart[1]) * supply, 0.0)
     already = np.where(holding.fresh, (seen / n * fresh / np.maximum(new, 1.0))[holding.regions], 0.0)
     already += np.where(holding.fresh, 0.0, known * past.counted[holding.regions])
     weights = each[holding.regions] - already
@@ -124,16 +149,17 @@ def mixed(past: Making | None, holding: Holding, counts: FloatArray, shares: Flo
 
 
 def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
-    """The same from the old m and the window's mean alone, over one region: for stores that are no fair sample."""
-    n, k = max(1, count), len(holding.weights)
-    new = min(int(holding.fresh.sum()), count)
-    used = k - int(holding.fresh.sum())
-    past = past or Making(*np.zeros((3, 1)), np.inf)
+    """The same of the old m and the window's mean alone, over one region: for stores that are no fair sample."""
+    k, fresh = len(holding.weights), int(holding.fresh.sum())
+    new, used = min(fresh, count), k - fresh
+    past = past or Making.of_nothing(1)
     past = past.without(np.maximum(past.held - used, 0.0))
-    old, counted = past.rest + used * float(past.counted[0]) ** 2, float(past.counted[0])
-    known = (1.0 / old) / (1.0 / old + count) if old > 0 else 1.0
-    seen = 1.0 - known
-    each = (known * used * counted + seen * new / n) / k
-    spread = used * (known * counted - each) ** 2 + new * (seen / n - each) ** 2
-    rest = (known**2 * past.rest if known else 0.0) + seen**2 * (n - new) / n**2 + spread
-    return Mixture(known, seen, np.zeros(k), Making(np.ones(1), np.array([each]), np.array([float(k)]), rest))
+    counted = float(past.counted[0])
+    noise = past.rest + used * counted**2
+    worth = 1.0 / noise if noise > 0 else 0.0
+    known, one = worth / (worth + count), 1.0 / (worth + count)  # `one` is what an arrival of the window weighs
+    each = (known * used * counted + new * one) / k
+    spread = used * (known * counted - each) ** 2 + new * (one - each) ** 2 + (fresh - new) * each**2
+    rest = known**2 * past.rest + (count - new) * one**2 + spread
+    made = Making(np.ones(1), np.array([each]), np.array([float(k)]), rest)
+    return Mixture(known, 1.0 - known, np.zeros(k), made)

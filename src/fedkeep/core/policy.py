@@ -81,6 +81,8 @@ class SelectionPolicy(ABC):
     """Whether the server divides the labels among the devices by default."""
     balanced: ClassVar[bool] = False
     """Whether a device divides its slots among the labels by itself, by what it has seen of each."""
+    fair: ClassVar[bool] = False
+    """Whether what is kept of a label is a fair sample of what came of it: a gist then learns from it as well."""
     unbounded: ClassVar[bool] = False
     """Whether the device keeps everything, whatever its capacity."""
 

@@ -12,6 +12,7 @@ class Draw(SelectionPolicy):
     """
 
     balanced = True
+    fair = True
 
     def score(self, batch: Batch, view: View) -> Scores:
         return view.uniform

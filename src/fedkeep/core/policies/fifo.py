@@ -10,5 +10,7 @@ from fedkeep.core.types import Batch, Scores
 class Fifo(SelectionPolicy):
     """The arrival number: the newest samples stay (`make_device` shows it at work)."""
 
+    fair = True
+
     def score(self, batch: Batch, view: View) -> Scores:
         return view.arrival.astype(np.float64)

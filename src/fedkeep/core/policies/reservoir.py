@@ -12,6 +12,7 @@ class Reservoir(SelectionPolicy):
     arrivals: so the authors run it, and it favours recent samples.
     """
 
+    fair = True
     restart: bool = False
     """Whether the stream counts from the beginning again at each participation, as in the authors' code."""
 
