@@ -55,8 +55,9 @@ _TABLES = (
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the window of velocities; they are written with every commit, so few."""
-_BY_LABEL = 9
-"""More numbers a label: quota, assigned quota and weight, two shares, target, declared rate, two windows' counts."""
+_BY_LABEL = 11
+"""More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts, and the
+three that tell what a gist is made of."""
 _LEAST_SECONDS = 10.0
 """A device younger than this says how much it has seen as if it were this old."""
 

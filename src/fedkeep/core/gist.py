@@ -251,8 +251,8 @@ class Gist:
         return state | self._making.snapshot() | self._kept.snapshot()
 
     def restore(self, state: State) -> None:
-        self._changes, self.latest = int(state["changes"]), None
-        known = "packed" in state
+        self._changes, self.latest = int(state.get("changes", 0)), None
+        known = "by_region" in state  # a gist of an older form did not say what it is made of: it begins anew
         self._kept = Packed.from_snapshot(state, self.options.encoding, self.options.block) if known else None
         self._making = Making.from_snapshot(state) if known else None
 

@@ -33,7 +33,6 @@ from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
-_NO_TRAINING = LocalTraining(learning_rate=1.0, epochs=1)
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -138,9 +137,20 @@ class Keeper:
         fates = Counter(f"fate.{Fate(fate).name.lower()}" for fate in outcome.fates.tolist())
         self._counts.update({"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()})
 
-    def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
-        """Takes the model that came, and the direction beside it in a message, and values what is kept anew."""
-        order = self._order(model, direction)
+    def sync(
+        self,
+        model: Message | ArrayRecord | Vector,
+        direction: Vector | None = None,
+        *,
+        learning_rate: float = 1.0,
+        steps: int = 1,
+    ) -> None:
+        """Takes the model that came, and the direction beside it in a message, and values what is kept anew.
+
+        Tell it the `learning_rate` and the `steps` of your loop, and corrections count only as long as they hold: that
+        matters where a few steps all but fit what is kept.
+        """
+        order = self._order(model, direction, LocalTraining(learning_rate, steps))
         screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
         if self._device is not None:
             prepared = self._device.prepare(order)
@@ -229,7 +239,9 @@ class Keeper:
             seed=self._seed,
         )
 
-    def _order(self, model: Message | ArrayRecord | Vector, direction: Vector | None) -> TrainOrder:
+    def _order(
+        self, model: Message | ArrayRecord | Vector, direction: Vector | None, local: LocalTraining
+    ) -> TrainOrder:
         round_, accepted = 0, None
         if isinstance(model, Message):
             content = model.content
@@ -243,7 +255,7 @@ class Keeper:
             model = self._flattened({name: array.numpy() for name, array in model.items()})
         if not isinstance(model, np.ndarray):
             raise ConfigError(f"sync takes the message, its ArrayRecord or a vector, not {type(model).__name__}")
-        return TrainOrder(round_, model, direction, _NO_TRAINING, accepted)
+        return TrainOrder(round_, model, direction, local, accepted)
 
     def _flattened(self, named: Mapping[str, AnyArray]) -> Vector:
         """A state dict's parameters as a vector; running statistics go to the layers they belong to."""
