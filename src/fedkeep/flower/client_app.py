@@ -14,9 +14,6 @@ from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import AskProfile, DeviceReply, DeviceRequest, EncryptedProfiled, Profiled
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 
-SUM_ACTIONS = ("share", "mask", "unmask")
-"""The exchanges of a secure sum after the order, which is answered with keys."""
-
 
 class NodeDevice(Protocol):
     """A device as a ClientApp sees it: in this process, or at the other end of an agent's socket."""
@@ -37,10 +34,10 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
             reply = structs.replace(reply, device=number, name=str(context.node_config.get("name", f"device {number}")))
         return Message(codec.encode(reply), reply_to=message)
 
+    app.evaluate()(answer)
     app.query("profile")(answer)
     app.train()(answer)
-    app.evaluate()(answer)
-    for action in SUM_ACTIONS:
+    for action in ("share", "mask", "unmask"):  # of a secure sum, after the order, which is answered with keys
         app.train(action)(answer)
     return app
 

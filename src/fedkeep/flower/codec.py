@@ -17,6 +17,9 @@ from fedkeep.link.framing import MESSAGE_LIMIT
 from fedkeep.link.messages import Answered, EncryptedProfile, EncryptedProfiled, Evaluated, Profiled, Reported, Vitals
 from fedkeep.link.wire import pack, unpack
 
+TRAIN, EVALUATE, PROFILE = "train", "evaluate", "query.profile"
+SHARE, MASK, UNMASK = "train.share", "train.mask", "train.unmask"
+"""Flower's message types: what a server asks, and the exchanges of a secure sum, whose first is `TRAIN`."""
 ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
 _RAW = "fedkeep.raw"
 _HEAD_BYTES = 4096

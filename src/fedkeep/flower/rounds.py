@@ -1,19 +1,25 @@
 """When a round opens, when it closes, how it ended, and what Prometheus is told of it."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedkeep.core.bounds import within
-from fedkeep.core.errors import ConfigError, needing
+from fedkeep.core.errors import ConfigError, RefusedError, needing
 from fedkeep.core.rounds import Refusal, RoundSummary
+from fedkeep.core.types import DeviceId
 from fedkeep.fleet.options import MetricsOptions
-from fedkeep.flower.membership import Identity
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+
+log = logging.getLogger("fedkeep.flower")
+
+Identity = Literal["key", "claim"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,40 @@ class RoundOutcome:
             "quorate": int(self.quorate),
             "seconds": self.seconds,
         }
+
+
+class Refusals:
+    """What did not count since the last round closed; each is logged, and told, once.
+
+    >>> refusals = Refusals()
+    >>> with refusals.naming(7):
+    ...     raise RefusedError("replayed", "a report of round 2 to an order of 3")
+    >>> refusals.taken()
+    (Refusal(device=7, reason='replayed', detail='a report of round 2 to an order of 3'),)
+    >>> refusals.taken()
+    ()
+    """
+
+    def __init__(self) -> None:
+        self._listed: list[Refusal] = []
+
+    def add(self, *refusals: Refusal) -> None:
+        for refusal in refusals:
+            if refusal not in self._listed:
+                log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
+                self._listed.append(refusal)
+
+    @contextmanager
+    def naming(self, device: DeviceId) -> Iterator[None]:
+        """Around what reads a device's words: where they are refused, it is named and the server goes on."""
+        try:
+            yield
+        except RefusedError as error:
+            self.add(Refusal(device, error.reason, error.detail))
+
+    def taken(self) -> tuple[Refusal, ...]:
+        listed, self._listed = tuple(self._listed), []
+        return listed
 
 
 class ServerMetrics:
