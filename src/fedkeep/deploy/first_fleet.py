@@ -18,21 +18,23 @@ from types import FrameType
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
-from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment
+from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment, soon
 from fedkeep.files import writing
 
 _RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
 _SOCKET_LENGTH = 100
 """Linux takes no longer path for a socket."""
-_SPECIFICATION = """\
-# What this fleet does; `fedkeep explain` and docs/flower.md tell the rest.
+_SAMPLES = """\
 [samples]
 shape = [30]
 labels = 10
 
 [model]
 name = "softmax"
-
+"""
+_SPECIFICATION = """\
+# What this fleet does; `fedkeep explain` and docs/flower.md tell the rest.
+{samples}
 [train]
 rounds = 100000
 participation = 1.0
@@ -49,13 +51,7 @@ _AGENT = """\
 [agent]
 socket = "{home}/agent.sock"
 
-[samples]
-shape = [30]
-labels = 10
-
-[model]
-name = "softmax"
-
+{samples}
 [store]
 path = "{home}/samples.store"
 budget = 250000
@@ -77,10 +73,11 @@ class FirstFleet:
         if len(str(self.home(devices) / "agent.sock")) > _SOCKET_LENGTH:
             raise ConfigError(f"{self.root} is too long a path for an agent's socket: choose a shorter one")
         provision(self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)])
-        _write_new(self.root / "fleet.toml", _SPECIFICATION.format(devices=devices))
+        _write_new(self.root / "fleet.toml", _SPECIFICATION.format(samples=_SAMPLES, devices=devices))
         for number in range(devices):
-            self.home(number).mkdir(parents=True, exist_ok=True)
-            _write_new(self.home(number) / "agent.toml", _AGENT.format(home=self.home(number)))
+            home = self.home(number)
+            home.mkdir(parents=True, exist_ok=True)
+            _write_new(home / "agent.toml", _AGENT.format(samples=_SAMPLES, home=home))
 
     def home(self, number: int) -> Path:
         return self.root / "devices" / str(number)
@@ -100,11 +97,8 @@ class FirstFleet:
         with (self.root / "fleet.log").open("ab") as log:
             environment = os.environ | program_environment()
             started = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        end = time.monotonic() + _STOP_SECONDS
-        while "page" not in self.running():
-            if started.poll() is not None or time.monotonic() > end:
-                raise FedkeepError(f"the fleet did not start: see {self.root / 'fleet.log'}")
-            time.sleep(0.2)
+        if not soon(lambda: "page" in self.running(), _STOP_SECONDS, started):
+            raise FedkeepError(f"the fleet did not start: see {self.root / 'fleet.log'}")
         return started.pid
 
     def stop(self) -> bool:
@@ -113,11 +107,8 @@ class FirstFleet:
         if pid is None:
             return False
         os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + _STOP_SECONDS
-        while "fleet" in self.running():
-            if time.monotonic() > end:
-                raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
-            time.sleep(0.2)
+        if not soon(lambda: "fleet" not in self.running(), _STOP_SECONDS):
+            raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
         return True
 
     def running(self) -> dict[str, int]:
