@@ -4,7 +4,6 @@ The wire itself is `link.wire`'s; here it is bounded in size before it is read, 
 exact shapes and dtypes.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +51,9 @@ class Encoder:
         self._encoded: dict[int, tuple[AnyArray, Array]] = {}
 
     def __call__(self, message: Any) -> RecordDict:
-        packed = pack(message)
-        arrays = {str(number): self._array(array) for number, array in enumerate(packed.arrays)}
-        return RecordDict({ARRAYS: ArrayRecord(arrays), HEAD: ConfigRecord({"head": packed.head})})
+        head, arrays = pack(message)
+        numbered = {str(number): self._array(array) for number, array in enumerate(arrays)}
+        return RecordDict({ARRAYS: ArrayRecord(numbered), HEAD: ConfigRecord({"head": head})})
 
     def _array(self, array: AnyArray) -> Array:
         if id(array) not in self._encoded:
@@ -64,6 +63,12 @@ class Encoder:
 
 
 def encode(message: Any) -> RecordDict:
+    """One message as Flower's content; `decode` reads it.
+
+    >>> from fedkeep.link.messages import AskProfile
+    >>> decode(encode(AskProfile()), AskProfile)
+    AskProfile(encrypted=None)
+    """
     return Encoder()(message)
 
 
@@ -85,8 +90,8 @@ def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
 def decode_report(content: RecordDict, sizes: Sizes) -> Report:
     """The report, if shapes and dtypes are exactly right; whether it is sound is the core's to say."""
     report: Report = decode(content, Reported, sizes.report_bytes).report
-    counts = {"steps": report.steps, "samples": report.samples, "gradient_samples": report.gradient_samples}
-    _require_counts(counts)
+    for count in ("steps", "samples", "gradient_samples"):
+        _require_count(count, getattr(report, count))
     _require("model", report.model, sizes.model, np.float32)
     if report.local_gradient is not None:
         _require("estimator", report.local_gradient, sizes.gradient, np.float32)
@@ -99,8 +104,8 @@ def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId
     """The profile, and the number and name its sender claims."""
     said: Profiled = decode(content, Profiled, 8 * sizes.regions + _HEAD_BYTES)
     _require("velocity", said.profile.velocity, sizes.regions, np.float64)
-    _require_counts({"capacity": said.profile.capacity})
-    return said.profile, _claimed(said.device), said.name
+    _require_count("capacity", said.profile.capacity)
+    return said.profile, _require_count("device", said.device), said.name
 
 
 def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, DeviceId, str]:
@@ -111,7 +116,7 @@ def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, Dev
     parts = said.profile.comparisons
     if len(parts) > _CIPHERTEXTS or max(map(len, (*parts, said.profile.velocities))) > _CIPHERTEXT_BYTES:
         raise RefusedError("ciphertext of the wrong size", f"no ciphertext has more than {_CIPHERTEXT_BYTES} bytes")
-    return said.profile, _claimed(said.device), said.name
+    return said.profile, _require_count("device", said.device), said.name
 
 
 def decode_answer(content: RecordDict, most: int) -> bytes:
@@ -159,16 +164,10 @@ def content_of(reply: Message) -> RecordDict:
     return reply.content
 
 
-def _claimed(device: int | None) -> DeviceId:
-    if device is None or not 0 <= device <= _MOST:
-        raise RefusedError("bad-device", f"{device} is not a device's number")
-    return device
-
-
-def _require_counts(numbers: Mapping[str, int]) -> None:
-    for name, number in numbers.items():
-        if not 0 <= number <= _MOST:
-            raise RefusedError(f"bad-{name}", f"{number} is not a number from 0 to {_MOST}")
+def _require_count(name: str, number: int | None) -> int:
+    if number is None or not 0 <= number <= _MOST:
+        raise RefusedError(f"bad-{name}", f"{number} is not a number from 0 to {_MOST}")
+    return number
 
 
 def _require(name: str, array: AnyArray, size: int, dtype: Any) -> None:
