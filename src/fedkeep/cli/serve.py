@@ -43,7 +43,7 @@ def serve(
     root = credentials.resolve()
     deployment = Deployment(root, host, port, insecure=insecure, bind=bind)
     ours = {"state": {"url": state or str(root / "state.db"), "run": run}}
-    if records is not None or takes_records(app):
+    if records is not None or app.is_file() or takes_records(app):
         ours["records"] = {"directory": str((records or root / "records").resolve())}
     tables = merged(ours, override({}, setting or []))
     if app.is_file():

@@ -24,7 +24,12 @@ Identity = Literal["key", "claim"]
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """`rounds`: whom a round asks, and what it waits for."""
+    """`rounds`: whom a round asks, and what it waits for.
+
+    >>> options = RoundOptions(participation=0.5, over_selection=1.3, quorum=0.5)
+    >>> options.wanted(10), options.asked(10), options.least(5)
+    (5, 7, 3)
+    """
 
     participation: float = 0.1
     """|C_t| / |C|: the share of the devices online whose reports a round waits for, at least one."""
@@ -142,30 +147,30 @@ class ServerMetrics:
         self._rounds["quorate" if outcome.quorate else "without quorum"] += 1
         self._refused.update(refusal.reason for refusal in outcome.refusals)
         self._gauges |= {
-            "server_round": ("Rounds done", summary.round + 1),
-            "server_devices_online": ("Devices online", online),
-            "server_accepted": ("Reports accepted in the last round", len(summary.accepted)),
-            "server_missing": ("Devices asked in the last round that did not report", len(summary.missing)),
-            "server_round_seconds": ("Seconds that the last round took", outcome.seconds),
-            "server_bytes_down": ("Bytes sent to devices", bytes_down),
-            "server_bytes_up": ("Bytes received from devices", bytes_up),
+            "round": ("Rounds done", summary.round + 1),
+            "devices_online": ("Devices online", online),
+            "accepted": ("Reports accepted in the last round", len(summary.accepted)),
+            "missing": ("Devices asked in the last round that did not report", len(summary.missing)),
+            "round_seconds": ("Seconds that the last round took", outcome.seconds),
+            "bytes_down": ("Bytes sent to devices", bytes_down),
+            "bytes_up": ("Bytes received from devices", bytes_up),
         }
         for name in ("accuracy", "loss"):
             if name in outcome.evaluation:
-                self._gauges[f"server_{name}"] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
+                self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
 
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, (text, value) in self._gauges.items():
-            yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
-        for name, text, label, counts in (
-            ("server_refusals", "Reports and profiles that did not count", "reason", self._refused),
-            ("server_rounds", "Rounds since this server started", "outcome", self._rounds),
-        ):
-            family = CounterMetricFamily(f"fedkeep_{name}", text, labels=[label])
-            for value_of_label, count in sorted(counts.items()):
-                family.add_metric([value_of_label], count)
+            yield GaugeMetricFamily(f"fedkeep_server_{name}", text, value)
+        refusals = CounterMetricFamily(
+            "fedkeep_server_refusals", "Reports and profiles that did not count", labels=["reason"]
+        )
+        rounds = CounterMetricFamily("fedkeep_server_rounds", "Rounds since this server started", labels=["outcome"])
+        for family, counts in ((refusals, self._refused), (rounds, self._rounds)):
+            for label, count in sorted(counts.items()):
+                family.add_metric([label], count)
             yield family
 
     def serve(self, options: MetricsOptions) -> None:

@@ -40,13 +40,6 @@ description = "The fleet of a fleet.toml."
 license = "Apache-2.0"
 dependencies = []
 
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[tool.hatch.build.targets.wheel]
-packages = ["fedkeep_fleet"]
-
 [tool.flwr.app]
 publisher = "fedkeep"
 
@@ -85,7 +78,10 @@ class StateOptions:
 def tables_of(run_config: UserConfig) -> Table:
     """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores.
 
-    Flower knows no lists: one is written as text, `samples.shape = "[1, 28, 28]"`.
+    Flower knows no lists: one is written as text.
+
+    >>> tables_of({"rounds.min-devices": 2, "samples.shape": "[1, 28, 28]"})
+    {'rounds': {'min_devices': 2}, 'samples': {'shape': [1, 28, 28]}}
     """
     tables: Table = {}
     for key, value in run_config.items():
@@ -105,14 +101,18 @@ def fleet_of(run_config: UserConfig) -> FleetSpec:
 
 
 def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
-    """The strategy of the fleet that the run config specifies."""
+    """The strategy of the fleet that the run config specifies.
+
+    >>> strategy = open_fleet({"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"})
+    >>> strategy.server.round, strategy.sizes
+    (0, Sizes(model=310, gradient=310, regions=10))
+    """
     spec = fleet_of(run_config)
     sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
     strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
-    records = build(FleetRecordOptions, spec.deployment["records"], "records")
-    run = build(StateOptions, spec.deployment["state"], "state").run
-    if records.directory:
-        strategy.recorder = FleetRecorder(Path(records.directory) / f"{run}.jsonl", header_of(spec, run))
+    if directory := build(FleetRecordOptions, spec.deployment["records"], "records").directory:
+        run = build(StateOptions, spec.deployment["state"], "state").run
+        strategy.recorder = FleetRecorder(Path(directory) / f"{run}.jsonl", header_of(spec, run))
     metrics = build(MetricsOptions, spec.deployment["metrics"], "metrics")
     if metrics.port:
         strategy.metrics = ServerMetrics()
@@ -142,12 +142,7 @@ def make_server_app() -> ServerApp:
     return app
 
 
-def open_strategy(
-    server: Server,
-    sizes: Sizes,
-    run_config: UserConfig,
-    **rounds: Any,
-) -> FedkeepStrategy:
+def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds: Any) -> FedkeepStrategy:
     """The strategy that the tables `rounds`, `state`, `privacy` and `keyholder` of the run config describe.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
@@ -155,7 +150,12 @@ def open_strategy(
     tables = tables_of(run_config)
     options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
     privacy = build(PrivacyOptions, tables.get("privacy", {}), "privacy")
-    _refuse_unsound(privacy, server, options)
+    refuse_conflicts(privacy, server.aggregation)
+    if options.deterministic and privacy.may_end_in_silence:
+        raise ConfigError(
+            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
+            'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
+        )
     keyholder = build(KeyHolderOptions, tables.get("keyholder", {}), "keyholder")
     planner = None
     if privacy.encrypted_profiles:
@@ -174,20 +174,8 @@ def open_strategy(
     return strategy
 
 
-def _refuse_unsound(privacy: PrivacyOptions, server: Server, rounds: RoundOptions) -> None:
-    """Refuses what the devices' privacy excludes on the server's side."""
-    refuse_conflicts(privacy, server.aggregation)
-    if rounds.deterministic and privacy.may_end_in_silence:
-        raise ConfigError(
-            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
-            'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
-        )
-
-
 def takes_records(app: Path) -> bool:
-    """Whether a record can be written of an app's runs: of a specification's, and of apps that name the table."""
-    if app.is_file():
-        return True
+    """Whether a record can be written of an app's runs: Flower lets a run set only what the app's tables name."""
     tool = read_toml(app / "pyproject.toml").get("tool", {})
     return "records" in tool.get("flwr", {}).get("app", {}).get("config", {})
 
