@@ -234,7 +234,7 @@ def test_a_server_that_asks_in_the_clear_learns_nothing(made: Path) -> None:
     fleet = sealed(made)
     replies: list[Message] = []
     strategy, grid = fleet.strategy(), fleet.grid()
-    strategy._membership.meet(grid, exchange := _recording(grid, replies), 0.0)
+    strategy._membership.meet(exchange := _recording(grid, replies), 0.0)
     for asked, reply in exchange.arrived():
         strategy._greet(asked, reply)
     assert len(replies) == fleet.devices
@@ -354,7 +354,7 @@ def test_too_few_devices_are_not_planned_for(
     exchange = _recording(grid, [])
     caplog.set_level(logging.WARNING, "fedkeep")
     for _ in range(2):
-        membership.meet(grid, exchange, time.monotonic())
+        membership.meet(exchange, time.monotonic())
         for asked, reply in exchange.arrived():
             strategy._greet(asked, reply)
         membership.plan()

@@ -70,7 +70,7 @@ class Exchange:
         tally: WireTraffic | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        self._grid, self._poll, self._meanwhile = grid, poll_seconds, meanwhile
+        self.grid, self._poll, self._meanwhile = grid, poll_seconds, meanwhile
         self.tally = tally if tally is not None else WireTraffic()
         self._asked: dict[str, Asked] = {}
         self._pulls: dict[Future[list[Message]], Sequence[str]] = {}
@@ -79,7 +79,7 @@ class Exchange:
     def send(self, messages: Iterable[Message], round_: int) -> None:
         """Pushes the messages; those that Flower does not take count as never sent."""
         outgoing = list(messages)
-        for message, message_id in zip(outgoing, self._grid.push_messages(outgoing), strict=False):
+        for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
                 about = message.metadata
                 self.tally.down += size_of(message)
@@ -100,7 +100,7 @@ class Exchange:
         hanging = {message_id for ids in self._pulls.values() for message_id in ids}
         ids = [message_id for message_id in self._asked if message_id not in hanging]
         begun = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
-        fresh = {_pull(self._grid, part): part for part in begun}
+        fresh = {_pull(self.grid, part): part for part in begun}
         wait(fresh, _PULL_SECONDS)
         ended = [pull for pull in (*self._pulls, *fresh) if pull.done()]
         self._pulls = {pull: part for pull, part in (self._pulls | fresh).items() if pull not in ended}

@@ -12,7 +12,6 @@ from hashlib import blake2b
 import numpy as np
 from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.plan import Plan
@@ -147,9 +146,9 @@ class Membership:
         planned = self._planned()
         return {device: node for device, node in self._roster.online().items() if device in planned}
 
-    def meet(self, grid: Grid, exchange: Exchange, now: float) -> None:
+    def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online and asks those nobody knows."""
-        unknown = self._roster.see(list(grid.get_nodes()))
+        unknown = self._roster.see(list(exchange.grid.get_nodes()))
         silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
         self._asked |= {node.node_id: (node, now) for node in silent}
         question = codec.encode(AskProfile())
@@ -204,9 +203,9 @@ class EncryptedMembership(Membership):
         self._planning, self._min_devices = EncryptedPlanning(planner, sizes.regions, PROFILE_SECONDS), min_devices
         self._nodes: dict[int, NodeInfo] = {}
 
-    def meet(self, grid: Grid, exchange: Exchange, now: float) -> None:
+    def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online, and asks those whose answer is not there, if a new plan is needed."""
-        self._nodes = {node.node_id: node for node in grid.get_nodes()}
+        self._nodes = {node.node_id: node for node in exchange.grid.get_nodes()}
         unknown = self._roster.see(list(self._nodes.values()))
         self._planning.see(self._nodes, now)
         if not unknown and set(self._roster.online()) == self._planned():

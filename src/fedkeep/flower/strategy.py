@@ -1,4 +1,11 @@
-"""Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each."""
+"""Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each.
+
+A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers what they declare,
+and plans. `configure_train`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends
+them. On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
+reads and screens each report; when enough are there, or the time is over, the server merges them. Then the record
+(`recording`), then the commit (`state_store`): a round counts once that is done.
+"""
 
 import logging
 import time
@@ -40,6 +47,12 @@ class FedkeepStrategy(Strategy):
 
     With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
     it makes the plans.
+
+    >>> from fedkeep.fleet.specification import parse_fleet
+    >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
+    >>> strategy = FedkeepStrategy(spec.server(), codec.Sizes(model=310, gradient=310, regions=10))
+    >>> strategy.resume(), strategy.server.round  # then: for outcome in strategy.rounds(grid, 100): ...
+    (False, 0)
     """
 
     def __init__(
@@ -90,22 +103,22 @@ class FedkeepStrategy(Strategy):
         if self.recorder is not None:
             self.recorder.begin(self.server.round)
         try:
-            self._await_devices(grid, exchange, self.options.min_devices)
+            self._await_devices(exchange, self.options.min_devices)
             while self.server.round < num_rounds:
-                yield self._next(grid, exchange)
+                yield self._next(exchange)
             if self.recorder is not None:
                 self.recorder.finish(self.server.round, self.server.model)
         finally:
             if self.recorder is not None:
                 self.recorder.close()
 
-    def _next(self, grid: Grid, exchange: Exchange) -> RoundOutcome:
+    def _next(self, exchange: Exchange) -> RoundOutcome:
         """A round, from seeing who is there to its commit."""
         began = time.monotonic()
-        self._await_devices(grid, exchange, least=1)
-        summary, quorate = self._play(grid, exchange)
+        self._await_devices(exchange, least=1)
+        summary, quorate = self._play(exchange)
         exchange.abandon(summary.round - self.server.staleness)
-        evaluation = self._evaluate(grid, exchange, summary.round)
+        evaluation = self._evaluate(exchange, summary.round)
         self._refusals.add(*summary.refusals)
         refused = self._refusals.taken()
         outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
@@ -191,10 +204,10 @@ class FedkeepStrategy(Strategy):
         devices = sorted(self._membership.nodes())
         return self.server.select(self.server.round, devices, self.options.asked(len(devices)))
 
-    def _await_devices(self, grid: Grid, exchange: Exchange, least: int) -> None:
+    def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
         while True:
-            self._membership.meet(grid, exchange, time.monotonic())
+            self._membership.meet(exchange, time.monotonic())
             for asked, reply in exchange.arrived():
                 self._greet(asked, reply)
             self._membership.plan()
@@ -212,12 +225,12 @@ class FedkeepStrategy(Strategy):
             self._roster.watch(grid.get_nodes())
             self.recorder.note_members(self.server.round, self._roster)
 
-    def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
+    def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
         round_, options = self.server.round, self.options
         if self._secure is not None:
             return self._secure.play(exchange, self._chosen(), self._membership.nodes())
-        orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, grid)}
+        orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, exchange.grid)}
         participants = sorted(self._number(node) for node in orders)
         wanted = options.wanted(len(self._membership.nodes()))
         exchange.send(orders.values(), round_)
@@ -229,7 +242,9 @@ class FedkeepStrategy(Strategy):
             return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
 
         for asked, reply in exchange.collect(options.patience, enough):
-            if options.deterministic and asked.kind == TRAIN and reply.has_error():
+            if asked.kind != TRAIN:
+                self._greet(asked, reply)
+            elif options.deterministic and reply.has_error():
                 log.warning("node %d: %s; asked again", asked.node, reply.error.reason)
                 time.sleep(_PAUSE_SECONDS)
                 again = Message(orders[asked.node].content, asked.node, TRAIN, group_id=str(asked.round))
@@ -241,11 +256,11 @@ class FedkeepStrategy(Strategy):
             self.server.open_round(participants)
         return self.server.close_round(), quorate
 
-    def _evaluate(self, grid: Grid, exchange: Exchange, round_: int) -> Mapping[str, float]:
+    def _evaluate(self, exchange: Exchange, round_: int) -> Mapping[str, float]:
         every = self.options.evaluate_every
         if not every or (round_ + 1) % every:
             return {}
-        exchange.send(self.configure_evaluate(round_, *_UNUSED, grid), round_)
+        exchange.send(self.configure_evaluate(round_, *_UNUSED, exchange.grid), round_)
         replies = exchange.answers(round_, EVALUATE, self.options.patience, self._greet)
         record = self.aggregate_evaluate(round_, (reply for _, reply in replies))
         return {} if record is None else {k: v for k, v in record.items() if not isinstance(v, list)}
@@ -254,18 +269,14 @@ class FedkeepStrategy(Strategy):
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
             self._membership.introduce(asked, reply)
-        elif self._secure is None:
+        elif asked.kind == TRAIN and self._secure is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
             late = Refusal(self._number(asked.node), "late", f"it is not in the sum of round {asked.round}")
             self._refusals.add(late)
 
     def _take(self, asked: Asked, reply: Message) -> None:
-        """Takes in a reply, whatever it answers; what is not sound is refused and its sender named."""
-        if asked.kind == PROFILE:
-            self._membership.introduce(asked, reply)
-        if asked.kind != TRAIN:
-            return
+        """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
         device = self._number(asked.node)
         with self._refusals.naming(device):
             if device not in self._membership.nodes():
@@ -293,3 +304,4 @@ class FedkeepStrategy(Strategy):
 
 
 _UNUSED = (ArrayRecord(), ConfigRecord())
+"""What Flower's own loop hands to `configure_...`; here the server has the model, and the options the rest."""
