@@ -103,6 +103,7 @@ class FirstFleet:
 
     def stop(self) -> bool:
         """Ends what `start` started, by the number it had, and nothing else; False if it was not running."""
+        self.devices()
         pid = self.running().get("fleet")
         if pid is None:
             return False

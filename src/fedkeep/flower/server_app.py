@@ -5,7 +5,7 @@ That app is written where it is served, so that a fleet of agents needs none of 
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.config import Table, build, flat, merged, put, read_toml
+from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
@@ -75,6 +76,16 @@ class StateOptions:
     """Continue the saved run of that name."""
 
 
+_DEPLOYMENT: dict[str, type[Any]] = {
+    "rounds": RoundOptions,
+    "state": StateOptions,
+    "records": FleetRecordOptions,
+    "metrics": MetricsOptions,
+    "keyholder": KeyHolderOptions,
+    "privacy": PrivacyOptions,
+}
+
+
 def tables_of(run_config: UserConfig) -> Table:
     """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores.
 
@@ -110,20 +121,28 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     spec = fleet_of(run_config)
     sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
     strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
-    if directory := build(FleetRecordOptions, spec.deployment["records"], "records").directory:
-        run = build(StateOptions, spec.deployment["state"], "state").run
+    said = _deployment(tables_of(run_config), spec.aggregation)
+    if directory := said["records"].directory:
+        run = said["state"].run
         strategy.recorder = FleetRecorder(Path(directory) / f"{run}.jsonl", header_of(spec, run))
-    metrics = build(MetricsOptions, spec.deployment["metrics"], "metrics")
-    if metrics.port:
+    if said["metrics"].port:
         strategy.metrics = ServerMetrics()
-        strategy.metrics.serve(metrics)
+        strategy.metrics.serve(said["metrics"])
     return strategy
+
+
+def show_log() -> None:
+    """Shows what fedkeep logs; not on the root logger, which would repeat all that Flower's own logger shows."""
+    ours = logging.getLogger("fedkeep")
+    ours.setLevel(logging.INFO)
+    if not ours.handlers:
+        ours.addHandler(logging.StreamHandler())
+        ours.handlers[0].setFormatter(logging.Formatter("fedkeep: %(message)s"))
 
 
 def play(grid: Grid, run_config: UserConfig) -> Vector:
     """Plays the fleet's rounds, says how each went, and returns the model."""
-    logging.basicConfig(format="fedkeep: %(message)s")
-    logging.getLogger("fedkeep").setLevel(logging.INFO)
+    show_log()
     strategy = open_fleet(run_config)
     for _ in strategy.rounds(grid, fleet_of(run_config).train.rounds):
         pass
@@ -147,31 +166,33 @@ def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
-    tables = tables_of(run_config)
-    options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
-    privacy = build(PrivacyOptions, tables.get("privacy", {}), "privacy")
-    refuse_conflicts(privacy, server.aggregation)
-    if options.deterministic and privacy.may_end_in_silence:
-        raise ConfigError(
-            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
-            'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
-        )
-    keyholder = build(KeyHolderOptions, tables.get("keyholder", {}), "keyholder")
-    planner = None
+    said = _deployment(tables_of(run_config), server.aggregation)
+    privacy, state, planner = said["privacy"], said["state"], None
     if privacy.encrypted_profiles:
-        planner = RemotePlanner(keyholder.client(), server.coordinator)
+        planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.plan = None  # one made from profiles in the clear does not count
-    state = build(StateOptions, tables.get("state", {}), "state")
-    if state.resume and not state.url:
-        raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
     store = StateStore(state.url, state.run) if state.url else None
     sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None
-    strategy = FedkeepStrategy(server, sizes, options, store, sums, planner)
+    strategy = FedkeepStrategy(server, sizes, replace(said["rounds"], **rounds), store, sums, planner)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:
         raise ConfigError(f"run '{state.run}' is saved already: set state.resume=true, or another state.run")
     return strategy
+
+
+def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
+    """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
+    said = {key: build(options, tables.get(key, {}), key) for key, options in _DEPLOYMENT.items()}
+    refuse_conflicts(said["privacy"], aggregation)
+    if said["rounds"].deterministic and said["privacy"].may_end_in_silence:
+        raise ConfigError(
+            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
+            'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
+        )
+    if said["state"].resume and not said["state"].url:
+        raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
+    return said
 
 
 def takes_records(app: Path) -> bool:
@@ -183,7 +204,7 @@ def takes_records(app: Path) -> bool:
 def write_app(specification: Path, directory: Path, changes: Table) -> Path:
     """Writes the app of a `fleet.toml` with these changes into a directory, and returns it; mistakes are told first."""
     tables = merged(merged(_SET_BY_SERVE, read_toml(specification)), tables_of(config_of(changes)))
-    parse_fleet(tables)
+    _deployment(tables, parse_fleet(tables).aggregation)
     package = directory / "fedkeep_fleet"
     package.mkdir(parents=True, exist_ok=True)
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
