@@ -64,7 +64,14 @@ function = "fedkeep.data.trickle:arrivals"
 
 @dataclass(frozen=True)
 class FirstFleet:
-    """A folder with fleet.toml, keys, and a folder for each device."""
+    """A folder with fleet.toml, keys, and a folder for each device.
+
+    >>> from tempfile import mkdtemp
+    >>> fleet = FirstFleet(Path(mkdtemp()))
+    >>> fleet.create(devices=2)
+    >>> fleet.devices(), fleet.running()
+    ([0, 1], {})
+    """
 
     root: Path
 

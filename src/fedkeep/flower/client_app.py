@@ -43,7 +43,12 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
 
 
 def device_number(context: Context) -> int:
-    """The device's number: `device` of the node's settings, or the partition in Flower's simulation."""
+    """The device's number: `device` of the node's settings, or the partition in Flower's simulation.
+
+    >>> from flwr.app import RecordDict
+    >>> device_number(Context(run_id=1, node_id=7, node_config={"device": 3}, state=RecordDict(), run_config={}))
+    3
+    """
     for key in ("device", "partition-id"):
         number = context.node_config.get(key)
         if isinstance(number, int) and number >= 0:

@@ -79,6 +79,7 @@ class Exchange:
     def send(self, messages: Iterable[Message], round_: int) -> None:
         """Pushes the messages; those that Flower does not take count as never sent."""
         outgoing = list(messages)
+        # Flower gives None for a message that it did not take, and no ids at all where the SuperLink was not there.
         for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
                 about = message.metadata

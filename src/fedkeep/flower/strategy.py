@@ -206,6 +206,7 @@ class FedkeepStrategy(Strategy):
 
     def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
+        told = -1
         while True:
             self._membership.meet(exchange, time.monotonic())
             for asked, reply in exchange.arrived():
@@ -214,7 +215,9 @@ class FedkeepStrategy(Strategy):
             online = len(self._membership.nodes())
             if online >= least:
                 return
-            log.info("waiting for devices: %d of %d are online", online, least)
+            if online != told:
+                log.info("waiting for devices: %d of %d are online", online, least)
+            told = online
             for asked, reply in exchange.collect(_PAUSE_SECONDS, lambda: False):
                 self._greet(asked, reply)
 
