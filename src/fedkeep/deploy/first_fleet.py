@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.deploy.credentials import provision
@@ -174,10 +174,7 @@ def _born(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-    sys.exit(0)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
-    FirstFleet(Path(sys.argv[1])).watch_over(int(sys.argv[2]), int(sys.argv[3]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        FirstFleet(Path(sys.argv[1])).watch_over(int(sys.argv[2]), int(sys.argv[3]))

@@ -96,7 +96,7 @@ class LocalFleet:
         return str(self._told(["flwr", "list", CONNECTION, "--run-id", run])["runs"][0]["status"])
 
     def _told(self, command: Sequence[str]) -> Any:
-        said = self.call([*command, "--format", "json"])  # after a line about the SuperLink, even so
+        said = self.call([*command, "--format", "json"])  # which a line about the SuperLink goes before
         return json.loads(said[said.index("{") : said.rindex("}") + 1])
 
     def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:

@@ -78,13 +78,10 @@ class AgentDevice:
     def reply(self, request: DeviceRequest) -> DeviceReply:
         with AgentClient(self._path) as agent:
             if isinstance(request, AskProfile):
-                self._require_method(agent)
+                now = agent.status()
+                if (now.policy, now.preset) != self._method:
+                    raise ConfigError(
+                        f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
+                        f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
+                    )
             return agent.ask(request, DeviceReply)
-
-    def _require_method(self, agent: AgentClient) -> None:
-        now = agent.status()
-        if (now.policy, now.preset) != self._method:
-            raise ConfigError(
-                f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
-                f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
-            )

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -56,7 +57,7 @@ class FleetRecorder:
 
     def __init__(self, path: Path, header: lines.Header) -> None:
         self._path, self._header = path, header
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder
         self._planned: Plan | None = None
         self._told: list[lines.Member] = []
         self._evaluated: dict[DeviceId, Evaluated] = {}
@@ -66,17 +67,17 @@ class FleetRecorder:
         self._refused: dict[DeviceId, str] = {}
         self._began = self._told_at = time.monotonic()
 
-    def begin(self, round_: int) -> None:
-        """Opens the record; of a run that was resumed at `round_` all that came after it is cut off."""
-        if self._recorder is not None:
-            return
+    @contextmanager
+    def recording(self, round_: int) -> Iterator[None]:
+        """Holds the record open; of a run that was resumed at `round_` all that came after it is cut off."""
         self._resumed = round_ > 0 and begins_with_header(self._path)
-        self._recorder = Recorder(self._path)
-        if self._resumed:
-            self._recorder.truncate_after(round_)
-            self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
-        else:
-            self._recorder.start(self._header)
+        with Recorder(self._path) as self._recorder:
+            if self._resumed:
+                self._recorder.truncate_after(round_)
+                self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
+            else:
+                self._recorder.start(self._header)
+            yield
 
     def note(
         self,
@@ -99,7 +100,6 @@ class FleetRecorder:
         for line in (*written, lines.Timing(round=done, seconds=time.monotonic() - self._began)):
             self._write(line)
         self.note_members(done, roster)
-        assert self._recorder is not None
         self._recorder.sync()
 
     def note_members(self, round_: int, roster: Roster) -> None:
@@ -114,14 +114,8 @@ class FleetRecorder:
         """Writes the last line of a run that has all its rounds."""
         self._write(lines.End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
 
-    def close(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-
     def _write(self, line: lines.Line) -> None:
-        if self._recorder is not None:
-            self._recorder.write(line)
+        self._recorder.write(line)
 
     def _plan(self, done: int, server: Server) -> Iterator[lines.Line]:
         plan, coordinator = server.plan, server.coordinator

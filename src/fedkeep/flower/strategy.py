@@ -10,6 +10,7 @@ reads and screens each report; when enough are there, or the time is over, the s
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -100,17 +101,12 @@ class FedkeepStrategy(Strategy):
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
         exchange = Exchange(grid, tally=self._tally, meanwhile=partial(self._look, grid))
-        if self.recorder is not None:
-            self.recorder.begin(self.server.round)
-        try:
+        with nullcontext() if self.recorder is None else self.recorder.recording(self.server.round):
             self._await_devices(exchange, self.options.min_devices)
             while self.server.round < num_rounds:
                 yield self._next(exchange)
             if self.recorder is not None:
                 self.recorder.finish(self.server.round, self.server.model)
-        finally:
-            if self.recorder is not None:
-                self.recorder.close()
 
     def _next(self, exchange: Exchange) -> RoundOutcome:
         """A round, from seeing who is there to its commit."""

@@ -47,10 +47,6 @@ class AgentClient:
         """What the device declares to the server (step 1)."""
         return self.ask(told.AskProfile(), told.Profiled).profile
 
-    def encrypted_profile(self, request: told.ProfileRequest) -> told.EncryptedProfile:
-        """The same, under the key-holder's key."""
-        return self.ask(told.AskProfile(request), told.EncryptedProfiled).profile
-
     def status(self) -> told.Status:
         return self.ask(told.AskStatus(), told.Status)
 
