@@ -81,6 +81,7 @@ def test_a_specification_becomes_an_app_that_specifies_the_same_fleet(tmp_path: 
     ("wrong", "said"),
     [
         ("[rounds]\nmin_devics = 2\n", "unknown key 'rounds.min_devics': did you mean 'min_devices'"),
+        ("[rounds]\nparticipation = 0.5\n", "set 'train.participation'"),
         ("[state]\nresume = true\n", "needs 'state.url'"),
         ('[aggregation]\nname = "robust"\n[privacy]\nsecure_sum = true\n', "secure"),
     ],

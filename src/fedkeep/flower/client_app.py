@@ -57,7 +57,7 @@ def device_number(context: Context) -> int:
 
 
 def open_agent(context: Context) -> "AgentDevice":
-    """The agent at the `agent-socket` of the node's settings; `make_client_app(open_agent)` is an app of agents."""
+    """The agent at the `agent-socket` of the node's settings."""
     socket = context.node_config.get("agent-socket")
     if not socket:
         raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
@@ -85,3 +85,7 @@ class AgentDevice:
                         f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
                     )
             return agent.ask(request, DeviceReply)
+
+
+app = make_client_app(open_agent)
+"""Of a node beside an agent, which is all that the app of a `fleet.toml` needs."""

@@ -1,6 +1,7 @@
 """The ServerApp of a fleet: options from Flower's run config, a run that can be resumed, and the app of a `fleet.toml`.
 
-That app is written where it is served, so that a fleet of agents needs none of its own.
+That app is one file, written where it is served: its components are `app` here and in `client_app`, for Flower takes
+them from wherever Python finds them. So a fleet of agents needs no app of its own.
 """
 
 import json
@@ -45,16 +46,11 @@ dependencies = []
 publisher = "fedkeep"
 
 [tool.flwr.app.components]
-serverapp = "fedkeep_fleet.server_app:app"
-clientapp = "fedkeep_fleet.client_app:app"
+serverapp = "fedkeep.flower.server_app:app"
+clientapp = "fedkeep.flower.client_app:app"
 
 [tool.flwr.app.config]
 """
-_MODULES = {
-    "__init__": '"""Written by fedkeep."""\n',
-    "client_app": "from fedkeep.flower import client_app\n\napp = client_app.make_client_app(client_app.open_agent)\n",
-    "server_app": "from fedkeep.flower.server_app import make_server_app\n\napp = make_server_app()\n",
-}
 _SET_BY_SERVE: Table = {
     "preset": DEFAULT,
     "policy": {"name": DEFAULT_POLICY},
@@ -150,17 +146,6 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
     return strategy.server.model
 
 
-def make_server_app() -> ServerApp:
-    """A ServerApp for the fleet that its run config specifies."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        play(grid, context.run_config)
-
-    return app
-
-
 def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds: Any) -> FedkeepStrategy:
     """The strategy that the tables `rounds`, `state`, `privacy` and `keyholder` of the run config describe.
 
@@ -184,6 +169,8 @@ def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds
 def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
     said = {key: build(options, tables.get(key, {}), key) for key, options in _DEPLOYMENT.items()}
+    if "participation" in tables.get("rounds", {}):
+        raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
     refuse_conflicts(said["privacy"], aggregation)
     if said["rounds"].deterministic and said["privacy"].may_end_in_silence:
         raise ConfigError(
@@ -205,10 +192,16 @@ def write_app(specification: Path, directory: Path, changes: Table) -> Path:
     """Writes the app of a `fleet.toml` with these changes into a directory, and returns it; mistakes are told first."""
     tables = merged(merged(_SET_BY_SERVE, read_toml(specification)), tables_of(config_of(changes)))
     _deployment(tables, parse_fleet(tables).aggregation)
-    package = directory / "fedkeep_fleet"
-    package.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
     (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
-    for name, text in _MODULES.items():
-        (package / f"{name}.py").write_text(text, encoding="utf-8")
     return directory
+
+
+app = ServerApp()
+"""Of a fleet that its run config specifies."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    play(grid, context.run_config)
