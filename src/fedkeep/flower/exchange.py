@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any, TypeAlias
 
@@ -55,6 +55,7 @@ def size_of(message: Message) -> int:
     return arrays + sum(len(value) for value in values if isinstance(value, bytes))
 
 
+@dataclass(eq=False)
 class Exchange:
     """Messages in flight; who answered what is known from what was sent, never from what the answer says.
 
@@ -63,18 +64,13 @@ class Exchange:
     is called between two looks for replies.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        poll_seconds: float = 0.25,
-        tally: WireTraffic | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.grid, self._poll, self._meanwhile = grid, poll_seconds, meanwhile
-        self.tally = tally if tally is not None else WireTraffic()
-        self._asked: dict[str, Asked] = {}
-        self._pulls: dict[Future[list[Message]], Sequence[str]] = {}
-        """Those under way, and the messages whose replies they look for."""
+    grid: Grid
+    poll_seconds: float = 0.25
+    tally: WireTraffic = field(default_factory=WireTraffic)
+    meanwhile: Callable[[], None] = lambda: None
+    _asked: dict[str, Asked] = field(default_factory=dict, init=False)
+    _pulls: dict[Future[list[Message]], Sequence[str]] = field(default_factory=dict, init=False)
+    """Those under way, and the messages whose replies they look for."""
 
     def send(self, messages: Iterable[Message], round_: int) -> None:
         """Pushes the messages; those that Flower does not take count as never sent."""
@@ -93,8 +89,8 @@ class Exchange:
             yield from self.arrived()
             if enough() or time.monotonic() >= end:
                 return
-            self._meanwhile()
-            time.sleep(min(self._poll, max(end - time.monotonic(), 0.0)))
+            self.meanwhile()
+            time.sleep(min(self.poll_seconds, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
         """Replies that are there now."""

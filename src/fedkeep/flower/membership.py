@@ -6,7 +6,7 @@ A node is known by its key, so that a device is the same after any restart.
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -134,34 +134,37 @@ def _digest(node: NodeInfo) -> str:
     return blake2b(node.public_key or str(node.node_id).encode(), digest_size=16).hexdigest()
 
 
+@dataclass(eq=False)
 class Membership:
     """Asks newcomers for their profiles, and plans anew when the set of devices changes (steps 1, 2)."""
 
-    def __init__(self, server: Server, roster: Roster, sizes: codec.Sizes, refusals: Refusals) -> None:
-        self._server, self._roster, self._sizes, self._refusals = server, roster, sizes, refusals
-        self._asked: dict[int, tuple[NodeInfo, float]] = {}
+    server: Server
+    roster: Roster
+    sizes: codec.Sizes
+    refusals: Refusals
+    _asked: dict[int, tuple[NodeInfo, float]] = field(default_factory=dict, init=False)
 
     def nodes(self) -> dict[DeviceId, int]:
         """The node of every device that is online and planned for: of those that may take part."""
         planned = self._planned()
-        return {device: node for device, node in self._roster.online().items() if device in planned}
+        return {device: node for device, node in self.roster.online().items() if device in planned}
 
     def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online and asks those nobody knows."""
-        unknown = self._roster.see(list(exchange.grid.get_nodes()))
+        unknown = self.roster.see(list(exchange.grid.get_nodes()))
         silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
         self._asked |= {node.node_id: (node, now) for node in silent}
         question = codec.encode(AskProfile())
         asking = [Message(question, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
-        exchange.send(asking, self._server.round)
+        exchange.send(asking, self.server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
         """Takes a node's profile; one that cannot be read is refused and asked for again later."""
         if asked.node not in self._asked:
             return
-        with self._refusals.naming(asked.node):
-            profile, device, name = codec.decode_profile(codec.content_of(reply), self._sizes)
-            self._roster.enter(self._asked[asked.node][0], device, profile, name)
+        with self.refusals.naming(asked.node):
+            profile, device, name = codec.decode_profile(codec.content_of(reply), self.sizes)
+            self.roster.enter(self._asked[asked.node][0], device, profile, name)
             del self._asked[asked.node]
             words = (device, name, asked.node, profile.capacity, profile.rate)
             log.info("device %d (%s) is node %d: capacity %d, rate %g", *words)
@@ -170,19 +173,20 @@ class Membership:
 
     def plan(self) -> None:
         """Plans for the devices online, if they are not those of the present plan."""
-        profiles = self._roster.profiles()
+        profiles = self.roster.profiles()
         if not profiles or set(profiles) == self._planned():
             return
-        plan, refusals = self._server.coordinate(profiles)
-        self._refusals.add(*refusals)
+        plan, refusals = self.server.coordinate(profiles)
+        self.refusals.add(*refusals)
         for device in set(profiles) - self._planned():
-            self._roster.drop(device)
+            self.roster.drop(device)
         _tell(plan, "planned")
 
     def _planned(self) -> set[DeviceId]:
-        return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
+        return set() if self.server.plan is None else set(self.server.plan.devices.tolist())
 
 
+@dataclass(eq=False)
 class EncryptedMembership(Membership):
     """The same from profiles that nobody here can read: only devices in the key-holder's plan take part.
 
@@ -190,32 +194,26 @@ class EncryptedMembership(Membership):
     ever asked for in the clear instead.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        roster: Roster,
-        sizes: codec.Sizes,
-        refusals: Refusals,
-        planner: RemotePlanner,
-        min_devices: int,
-    ) -> None:
-        super().__init__(server, roster, sizes, refusals)
-        self._planning, self._min_devices = EncryptedPlanning(planner, sizes.regions, PROFILE_SECONDS), min_devices
-        self._nodes: dict[int, NodeInfo] = {}
+    planner: RemotePlanner
+    min_devices: int
+    _nodes: dict[int, NodeInfo] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._planning = EncryptedPlanning(self.planner, self.sizes.regions, PROFILE_SECONDS)
 
     def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online, and asks those whose answer is not there, if a new plan is needed."""
         self._nodes = {node.node_id: node for node in exchange.grid.get_nodes()}
-        unknown = self._roster.see(list(self._nodes.values()))
+        unknown = self.roster.see(list(self._nodes.values()))
         self._planning.see(self._nodes, now)
-        if not unknown and set(self._roster.online()) == self._planned():
+        if not unknown and set(self.roster.online()) == self._planned():
             return
-        asked = self._planning.questions({node: self._roster.device(node) for node in self._nodes})
+        asked = self._planning.questions({node: self.roster.device(node) for node in self._nodes})
         messages = [
             Message(codec.encode(AskProfile(request)), node, PROFILE, ttl=PROFILE_SECONDS)
             for node, request in asked.items()
         ]
-        exchange.send(messages, self._server.round)
+        exchange.send(messages, self.server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
         """Takes a node's encrypted profile; one that is in the clear or cannot be used is refused by name."""
@@ -225,19 +223,19 @@ class EncryptedMembership(Membership):
             self._seat(asked.node, reply)
         except RefusedError as error:
             self._planning.refuse(asked.node)
-            known = self._roster.device(asked.node)
-            self._refusals.add(Refusal(asked.node if known is None else known, error.reason, error.detail))
+            known = self.roster.device(asked.node)
+            self.refusals.add(Refusal(asked.node if known is None else known, error.reason, error.detail))
 
     def plan(self) -> None:
         """Has a plan made for the devices online that have answered, if they are not those of the present plan."""
-        present = set(self._roster.online()) & self._planning.answered()
-        least = self._min_devices if self._server.plan is None else 1
+        present = set(self.roster.online()) & self._planning.answered()
+        least = self.min_devices if self.server.plan is None else 1
         if len(present) < least or present == self._planned() or self._planning.awaits_stragglers():
             return
-        self._planning.plan(present, self._server.plan, self._adopt)
+        self._planning.plan(present, self.server.plan, self._adopt)
 
     def _adopt(self, plan: Plan) -> None:
-        self._server.use_plan(plan)
+        self.server.use_plan(plan)
         _tell(plan, "planned by the key-holder")
 
     def _seat(self, node: int, reply: Message) -> None:
@@ -245,10 +243,10 @@ class EncryptedMembership(Membership):
         answer, device, name = codec.decode_encrypted_profile(codec.content_of(reply))
         if self._planning.is_outdated(node, answer):
             return
-        known = self._roster.device(node)
+        known = self.roster.device(node)
         if known is None:
-            unread = Profile(answer.capacity, np.full(self._sizes.regions, np.nan))
-            self._roster.enter(self._nodes[node], device, unread, name)
+            unread = Profile(answer.capacity, np.full(self.sizes.regions, np.nan))
+            self.roster.enter(self._nodes[node], device, unread, name)
         elif known != device:
             raise RefusedError("identity-taken", f"device {known} says that it is device {device}")
         self._planning.receive(node, device, answer)
