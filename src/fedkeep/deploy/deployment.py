@@ -59,18 +59,16 @@ class Deployment:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 
-    def write_connection(self) -> Path:
-        """Writes the connection `fedkeep` into Flower's config.toml and returns that file."""
+    def write_connection(self) -> None:
+        """Writes the connection `fedkeep` into Flower's config.toml."""
         self.flower_home.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
         if not self.insecure:
             trust = f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
-        path = self.flower_home / "config.toml"
-        path.write_text(
+        (self.flower_home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
         )
-        return path
 
     def superlink(self) -> list[str]:
         """TLS, node authentication on, runtime dependency installation off, state on disk."""
