@@ -15,7 +15,13 @@ class AgentUnreachableError(FedkeepError):
 
 
 class AgentClient:
-    """A connection to the agent; use it in a `with` block."""
+    """A connection to the agent; use it in a `with` block.
+
+    >>> with AgentClient("/run/none.sock") as agent:  # doctest: +ELLIPSIS
+    ...     profile = agent.profile()
+    Traceback (most recent call last):
+    fedkeep.link.client.AgentUnreachableError: no agent answers at /run/none.sock (No such file or directory): ...
+    """
 
     def __init__(self, path: str, timeout: float = 600.0) -> None:
         self._path = path
