@@ -1,7 +1,7 @@
 """Messages as Flower's records: one ArrayRecord and one ConfigRecord each, since each costs Flower a request.
 
-The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say is checked for
-exact shapes and dtypes.
+The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say is checked for its
+form. Shapes, dtypes and values of arrays are the core's to screen.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedkeep.core.errors import RefusedError
+from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
 from fedkeep.link.framing import MESSAGE_LIMIT
 from fedkeep.link.messages import Answered, EncryptedProfile, EncryptedProfiled, Evaluated, Profiled, Reported, Vitals
@@ -88,24 +89,20 @@ def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
 
 
 def decode_report(content: RecordDict, sizes: Sizes) -> Report:
-    """The report, if shapes and dtypes are exactly right; whether it is sound is the core's to say."""
+    """The report, if it has the form of one; whether its arrays are sound is the server's to say (`receive`)."""
     report: Report = decode(content, Reported, sizes.report_bytes).report
     for count in ("steps", "samples", "gradient_samples"):
         _require_count(count, getattr(report, count))
-    _require("model", report.model, sizes.model, np.float32)
-    if report.local_gradient is not None:
-        _require("estimator", report.local_gradient, sizes.gradient, np.float32)
-    elif report.gradient_samples:
+    if report.local_gradient is None and report.gradient_samples:
         raise RefusedError("missing-array", f"no estimator of {report.gradient_samples} samples")
     return report
 
 
 def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId, str]:
-    """The profile, and the number and name its sender claims."""
+    """The profile, if it is sound, and the number and name its sender claims."""
     said: Profiled = decode(content, Profiled, 8 * sizes.regions + _HEAD_BYTES)
-    _require("velocity", said.profile.velocity, sizes.regions, np.float64)
     _require_count("capacity", said.profile.capacity)
-    return said.profile, _require_count("device", said.device), said.name
+    return screen_profile(said.profile, sizes.regions), _require_count("device", said.device), said.name
 
 
 def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, DeviceId, str]:
@@ -168,10 +165,3 @@ def _require_count(name: str, number: int | None) -> int:
     if number is None or not 0 <= number <= _MOST:
         raise RefusedError(f"bad-{name}", f"{number} is not a number from 0 to {_MOST}")
     return number
-
-
-def _require(name: str, array: AnyArray, size: int, dtype: Any) -> None:
-    if array.shape != (size,):
-        raise RefusedError(f"{name}-shape", f"expected shape ({size},), got {array.shape[:5]}")
-    if array.dtype != dtype:
-        raise RefusedError(f"{name}-dtype", f"expected {np.dtype(dtype).name}, got {array.dtype.name}")
