@@ -18,7 +18,7 @@ from fedkeep.keyholder.ckks import COARSE
 from fedkeep.keyholder.order import Grid
 from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder, PublicContext
 from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import ProfileRequest
+from fedkeep.link.messages import AskProfile, EncryptedProfiled, ProfileRequest
 from tests.agent.builders import arrival, make_agent, order
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
@@ -168,8 +168,8 @@ def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the
             with pytest.raises(RefusedError, match=r"in the clear: .*nothing was sent"):
                 client.profile()
             with pytest.raises(RefusedError, match=r"another key: .*nothing was sent"):
-                client.encrypted_profile(ProfileRequest(b"the server's", 0, 3, labels))
-            answer = client.encrypted_profile(fleet.request(0))
+                client.ask(AskProfile(ProfileRequest(b"the server's", 0, 3, labels)), EncryptedProfiled)
+            answer = client.ask(AskProfile(fleet.request(0)), EncryptedProfiled).profile
         fleet.receive(0, 0, answer)
         plan = keys.plan(fleet.tables([0]), Greedy())
     finally:

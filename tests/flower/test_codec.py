@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedkeep.core.errors import RefusedError
+from fedkeep.core.screening import Limits, screen_report
 from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder
 from fedkeep.flower import codec
 from fedkeep.link.messages import DeviceRequest, Evaluated, Participate, Profiled, Reported, Request, Vitals
@@ -144,10 +145,16 @@ _BAD: list[tuple[str, str, Callable[[RecordDict], RecordDict]]] = [
 ]
 
 
+def _receive(content: RecordDict) -> None:
+    """Reads a report and screens it, as the server does."""
+    report = codec.decode_report(content, SIZES)
+    screen_report(report, np.ones(SIZES.model, _F), SIZES.gradient, np.inf, Limits())
+
+
 @pytest.mark.parametrize(("reason", "spoil"), [pytest.param(r, s, id=n) for n, r, s in _BAD])
 def test_a_malformed_report_is_refused(reason: str, spoil: Callable[[RecordDict], RecordDict]) -> None:
     with pytest.raises(RefusedError) as refused:
-        codec.decode_report(_over_the_wire(spoil(codec.encode(Reported(_report())))), SIZES)
+        _receive(_over_the_wire(spoil(codec.encode(Reported(_report())))))
     assert refused.value.reason == reason
 
 

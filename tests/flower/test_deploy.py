@@ -75,3 +75,20 @@ def test_a_specification_becomes_an_app_that_specifies_the_same_fleet(tmp_path: 
     specification.write_text("[samples]\nshape = [1]\nlabels = 3\n[tran]\nrounds = 7\n")
     with pytest.raises(ConfigError, match="unknown table 'tran': did you mean 'train'"):
         write_app(specification, tmp_path / "app", {})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("[rounds]\nmin_devics = 2\n", "unknown key 'rounds.min_devics': did you mean 'min_devices'"),
+        ("[rounds]\nparticipation = 0.5\n", "set 'train.participation'"),
+        ("[state]\nresume = true\n", "needs 'state.url'"),
+        ('[aggregation]\nname = "robust"\n[privacy]\nsecure_sum = true\n', "secure"),
+    ],
+)
+def test_mistakes_of_a_specification_are_told_before_anything_starts(tmp_path: Path, wrong: str, said: str) -> None:
+    specification = tmp_path / "fleet.toml"
+    specification.write_text('[samples]\nshape = [8]\nlabels = 3\n[model]\nname = "softmax"\n' + wrong)
+    with pytest.raises(ConfigError, match=said):
+        write_app(specification, tmp_path / "app", {})
+    assert not (tmp_path / "app").exists()

@@ -19,7 +19,7 @@ from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower import codec
-from fedkeep.flower.membership import PROFILE
+from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
@@ -234,11 +234,12 @@ def test_a_server_that_asks_in_the_clear_learns_nothing(made: Path) -> None:
     fleet = sealed(made)
     replies: list[Message] = []
     strategy, grid = fleet.strategy(), fleet.grid()
-    strategy._membership.meet(grid, exchange := _recording(grid, replies), 0.0)
-    strategy._greet(exchange.arrived())
+    strategy._membership.meet(exchange := _recording(grid, replies), 0.0)
+    for asked, reply in exchange.arrived():
+        strategy._greet(asked, reply)
     assert len(replies) == fleet.devices
     assert all(reply.has_error() and "nothing was sent" in str(reply.error.reason) for reply in replies)
-    assert not strategy._roster.nodes()
+    assert not strategy._roster.online()
 
 
 def _recording(grid: InProcessGrid, replies: list[Message]) -> Any:
@@ -353,8 +354,9 @@ def test_too_few_devices_are_not_planned_for(
     exchange = _recording(grid, [])
     caplog.set_level(logging.WARNING, "fedkeep")
     for _ in range(2):
-        membership.meet(grid, exchange, time.monotonic())
-        strategy._greet(exchange.arrived())
+        membership.meet(exchange, time.monotonic())
+        for asked, reply in exchange.arrived():
+            strategy._greet(asked, reply)
         membership.plan()
     assert strategy.server.plan is None
     assert "at least 3 are needed" in caplog.text

@@ -38,6 +38,7 @@ def test_init_again_adds_devices_and_changes_nothing_else(tmp_path: Path) -> Non
 
 def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
     fleet = FirstFleet(tmp_path)
+    fleet.create(2)
     (tmp_path / "processes.json").write_text(json.dumps({"fleet": [os.getpid(), 1]}))
     assert fleet.running() == {}
     assert not fleet.stop()
@@ -46,5 +47,7 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> 
 def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fedkeep fleet init"):
         FirstFleet(tmp_path).start(1, 2)
+    with pytest.raises(ConfigError, match="there is no fleet in"):
+        FirstFleet(tmp_path).stop()
     with pytest.raises(ConfigError, match="too long a path"):
         FirstFleet(tmp_path / ("x" * 120)).create(2)

@@ -14,8 +14,8 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import make_client_app
+from fedkeep.flower.codec import MASK, SHARE, TRAIN, UNMASK
 from fedkeep.flower.rounds import RoundOptions
-from fedkeep.flower.secure_rounds import MASK, SHARE, TRAIN, UNMASK
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy

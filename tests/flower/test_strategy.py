@@ -194,6 +194,20 @@ def test_a_device_that_joins_is_planned_for_and_one_that_leaves_is_replaced() ->
     assert (strategy.server.plan.holders >= np.minimum(held, 1)).all()
 
 
+def test_waiting_for_devices_is_told_once_for_each_that_comes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedkeep.flower.strategy._PAUSE_SECONDS", 0.01)
+    caplog.set_level("INFO", "fedkeep")
+    fleet = SmallFleet(devices=3, options=replace(FAST, participation=1.0, min_devices=3))
+    grid, looks = fleet.grid(), iter(range(100))
+    nodes = list(grid.nodes.values())
+    monkeypatch.setattr(grid, "get_nodes", lambda: nodes[: 1 + next(looks) // 10])
+    next(fleet.strategy().rounds(grid, 1))
+    waits = [record.getMessage() for record in caplog.records if "waiting for devices" in record.getMessage()]
+    assert waits == [f"waiting for devices: {n} of 3 are online" for n in range(3)][-len(waits) :]
+
+
 def test_a_node_that_comes_back_with_its_key_is_the_same_device() -> None:
     fleet = SmallFleet(devices=3, options=replace(FAST, participation=1.0))
     strategy, grid = fleet.strategy(), fleet.grid()

@@ -2,9 +2,7 @@
 
 import logging
 import signal
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Literal
 
 import typer
@@ -74,16 +72,12 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     tls = None if credentials is None else keyholder_side(credentials)
     service = KeyService(KeyDirectory(directory.resolve()), Address.parse(listen), tls, least_devices)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     typer.echo(f"listening on {service.address}")
     try:
         service.run()
     except KeyboardInterrupt:
         service.close()
-
-
-def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-    sys.exit(0)
 
 
 def _settings(path: Path, digest: str) -> str:

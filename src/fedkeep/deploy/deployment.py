@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
@@ -16,7 +16,14 @@ CONNECTION = "fedkeep"
 
 @dataclass(frozen=True)
 class Deployment:
-    """A SuperLink at an address, the credentials it trusts, and Flower's home beside them."""
+    """A SuperLink at an address, the credentials it trusts, and Flower's home beside them.
+
+    >>> " ".join(Deployment(Path("fleet"), "fleet.example").supernode("node-0", 9094, {"device": 0})[:4])
+    'flower-supernode --superlink fleet.example:8000 --host'
+    >>> Deployment(Path("fleet"), "fleet.example", insecure=True)
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: --insecure is for loopback only, and fleet.example is not: run `fedkeep provision`
+    """
 
     root: Path
     host: str = "127.0.0.1"
@@ -24,13 +31,15 @@ class Deployment:
     insecure: bool = False
     bind: str | None = None
     """The address to listen on when it is not `host`, e.g. 0.0.0.0 behind a name."""
-    credentials: Credentials = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "credentials", Credentials(self.root))
         listens_on = self.bind or self.host
         if self.insecure and not (is_loopback(self.host) and is_loopback(listens_on)):
             raise ConfigError(f"--insecure is for loopback only, and {listens_on} is not: run `fedkeep provision`")
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(self.root)
 
     @property
     def address(self) -> str:
@@ -50,18 +59,16 @@ class Deployment:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 
-    def write_connection(self) -> Path:
-        """Writes the connection `fedkeep` into Flower's config.toml and returns that file."""
+    def write_connection(self) -> None:
+        """Writes the connection `fedkeep` into Flower's config.toml."""
         self.flower_home.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
         if not self.insecure:
             trust = f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
-        path = self.flower_home / "config.toml"
-        path.write_text(
+        (self.flower_home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
         )
-        return path
 
     def superlink(self) -> list[str]:
         """TLS, node authentication on, runtime dependency installation off, state on disk."""
@@ -90,9 +97,6 @@ class Deployment:
     def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
         """Submits the app."""
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", _settings(config)] if config else [])]
-
-    def list_runs(self, run: str) -> list[str]:
-        return ["flwr", "list", CONNECTION, "--run-id", run]
 
     def log(self, run: str) -> list[str]:
         """Streams a run's log until it ends."""

@@ -11,28 +11,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
-from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment
+from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment, soon
 from fedkeep.files import writing
 
 _RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
 _SOCKET_LENGTH = 100
 """Linux takes no longer path for a socket."""
-_SPECIFICATION = """\
-# What this fleet does; `fedkeep explain` and docs/flower.md tell the rest.
+_SAMPLES = """\
 [samples]
 shape = [30]
 labels = 10
 
 [model]
 name = "softmax"
-
+"""
+_SPECIFICATION = """\
+# What this fleet does; `fedkeep explain` and docs/flower.md tell the rest.
+{samples}
 [train]
 rounds = 100000
 participation = 1.0
@@ -49,13 +51,7 @@ _AGENT = """\
 [agent]
 socket = "{home}/agent.sock"
 
-[samples]
-shape = [30]
-labels = 10
-
-[model]
-name = "softmax"
-
+{samples}
 [store]
 path = "{home}/samples.store"
 budget = 250000
@@ -68,7 +64,14 @@ function = "fedkeep.data.trickle:arrivals"
 
 @dataclass(frozen=True)
 class FirstFleet:
-    """A folder with fleet.toml, keys, and a folder for each device."""
+    """A folder with fleet.toml, keys, and a folder for each device.
+
+    >>> from tempfile import mkdtemp
+    >>> fleet = FirstFleet(Path(mkdtemp()))
+    >>> fleet.create(devices=2)
+    >>> fleet.devices(), fleet.running()
+    ([0, 1], {})
+    """
 
     root: Path
 
@@ -77,10 +80,11 @@ class FirstFleet:
         if len(str(self.home(devices) / "agent.sock")) > _SOCKET_LENGTH:
             raise ConfigError(f"{self.root} is too long a path for an agent's socket: choose a shorter one")
         provision(self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)])
-        _write_new(self.root / "fleet.toml", _SPECIFICATION.format(devices=devices))
+        _write_new(self.root / "fleet.toml", _SPECIFICATION.format(samples=_SAMPLES, devices=devices))
         for number in range(devices):
-            self.home(number).mkdir(parents=True, exist_ok=True)
-            _write_new(self.home(number) / "agent.toml", _AGENT.format(home=self.home(number)))
+            home = self.home(number)
+            home.mkdir(parents=True, exist_ok=True)
+            _write_new(home / "agent.toml", _AGENT.format(samples=_SAMPLES, home=home))
 
     def home(self, number: int) -> Path:
         return self.root / "devices" / str(number)
@@ -100,24 +104,19 @@ class FirstFleet:
         with (self.root / "fleet.log").open("ab") as log:
             environment = os.environ | program_environment()
             started = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        end = time.monotonic() + _STOP_SECONDS
-        while "page" not in self.running():
-            if started.poll() is not None or time.monotonic() > end:
-                raise FedkeepError(f"the fleet did not start: see {self.root / 'fleet.log'}")
-            time.sleep(0.2)
+        if not soon(lambda: "page" in self.running(), _STOP_SECONDS, started):
+            raise FedkeepError(f"the fleet did not start: see {self.root / 'fleet.log'}")
         return started.pid
 
     def stop(self) -> bool:
         """Ends what `start` started, by the number it had, and nothing else; False if it was not running."""
+        self.devices()
         pid = self.running().get("fleet")
         if pid is None:
             return False
         os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + _STOP_SECONDS
-        while "fleet" in self.running():
-            if time.monotonic() > end:
-                raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
-            time.sleep(0.2)
+        if not soon(lambda: "fleet" not in self.running(), _STOP_SECONDS):
+            raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
         return True
 
     def running(self) -> dict[str, int]:
@@ -175,10 +174,7 @@ def _born(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-    sys.exit(0)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
-    FirstFleet(Path(sys.argv[1])).watch_over(int(sys.argv[2]), int(sys.argv[3]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        FirstFleet(Path(sys.argv[1])).watch_over(int(sys.argv[2]), int(sys.argv[3]))

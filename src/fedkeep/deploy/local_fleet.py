@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import FedkeepError, MissingExtraError
-from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.deployment import CONNECTION, Deployment
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -60,12 +60,9 @@ class LocalFleet:
         if _answers(*where):
             raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
         process = self.start("superlink", deployment.superlink())
-        end = time.monotonic() + _START_SECONDS
-        while process.poll() is not None or not _answers(*where):
-            if process.poll() is not None or time.monotonic() > end:
-                why = self.log("superlink")[-500:]
-                raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
-            time.sleep(0.1)
+        if not soon(lambda: _answers(*where), _START_SECONDS, process):
+            why = self.log("superlink")[-500:]
+            raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
 
     def register(self) -> None:
         """Registers every node's key with the running SuperLink; one that is registered stays so."""
@@ -90,35 +87,31 @@ class LocalFleet:
         self._begun[name] = time.monotonic()
         return process
 
-    def submit(self, app: Path, config: Mapping[str, str | int | float | bool]) -> str:
+    def submit(self, app: Path, config: Settings) -> str:
         """Submits the app and returns the run's number."""
         return str(self._told(self.deployment.run(app, config))["run-id"])
 
     def status(self, run: str) -> str:
         """The status of a run, e.g. `running` or `finished:completed`."""
-        return str(self._told(self.deployment.list_runs(run))["runs"][0]["status"])
+        return str(self._told(["flwr", "list", CONNECTION, "--run-id", run])["runs"][0]["status"])
 
     def _told(self, command: Sequence[str]) -> Any:
-        said = self.call([*command, "--format", "json"])
+        said = self.call([*command, "--format", "json"])  # which a line about the SuperLink goes before
         return json.loads(said[said.index("{") : said.rindex("}") + 1])
 
     def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:
         """Runs one of Flower's commands to its end and returns what it printed."""
         done = subprocess.run(
-            resolved(command),
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
+            resolved(command), env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False
         )
+        printed = done.stdout + done.stderr
         if done.returncode and not may_fail:
-            said = f"`{' '.join(command[:3])}` failed: {(done.stdout + done.stderr)[-800:]}"
+            said = f"`{' '.join(command[:3])}` failed: {printed[-800:]}"
             link = self.processes.get("superlink")
             if link is not None and link.poll() is not None:
                 said += f"\nthe SuperLink has ended ({link.returncode}): {self.log('superlink')[-500:]}"
             raise FedkeepError(said)
-        return done.stdout + done.stderr
+        return printed
 
     def is_due(self, name: str, pause: float) -> bool:
         """Whether a process is to be started: it never was, or it has ended and began that long ago."""
@@ -174,6 +167,14 @@ def _follow(fleet: LocalFleet, app: Path, settings: Settings) -> str:
         if status.startswith("finished"):
             return status
         time.sleep(_PAUSE_SECONDS)
+
+
+def soon(happened: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes] | None = None) -> bool:
+    """Waits until something has happened; False if it has not by then, or the process that would do it has ended."""
+    end = time.monotonic() + seconds
+    while (alive := process is None or process.poll() is None) and not happened() and time.monotonic() < end:
+        time.sleep(0.1)
+    return alive and happened()
 
 
 def free_port(host: str = "127.0.0.1") -> int:

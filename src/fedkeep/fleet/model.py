@@ -12,6 +12,9 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
     """The model of `[model]`: an exported file by `path`, else one of ours or a torch factory by `name`.
 
     On real devices the last layer alone is valued unless `last_layers` says otherwise; 0 is all of them.
+
+    >>> learner_of({"name": "softmax"}, shape=(30,), labels=10).size
+    310
     """
     options = dict(model)
     path = options.pop("path", None)

@@ -73,7 +73,12 @@ class FleetSpec(Method):
 
 
 def parse_fleet(table: Table) -> FleetSpec:
-    """The specification in a table; a key that it does not know is named."""
+    """The specification in a table; a key that it does not know is named.
+
+    >>> parse_fleet({"samples": {"shape": [30], "labels": 10}, "tran": {"rounds": 7}})
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: unknown table 'tran': did you mean 'train'?
+    """
     for key in table:
         if key not in FLEET_KEYS:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")

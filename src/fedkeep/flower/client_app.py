@@ -14,9 +14,6 @@ from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import AskProfile, DeviceReply, DeviceRequest, EncryptedProfiled, Profiled
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 
-SUM_ACTIONS = ("share", "mask", "unmask")
-"""The exchanges of a secure sum after the order, which is answered with keys."""
-
 
 class NodeDevice(Protocol):
     """A device as a ClientApp sees it: in this process, or at the other end of an agent's socket."""
@@ -37,16 +34,21 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
             reply = structs.replace(reply, device=number, name=str(context.node_config.get("name", f"device {number}")))
         return Message(codec.encode(reply), reply_to=message)
 
+    app.evaluate()(answer)
     app.query("profile")(answer)
     app.train()(answer)
-    app.evaluate()(answer)
-    for action in SUM_ACTIONS:
+    for action in ("share", "mask", "unmask"):  # of a secure sum, after the order, which is answered with keys
         app.train(action)(answer)
     return app
 
 
 def device_number(context: Context) -> int:
-    """The device's number: `device` of the node's settings, or the partition in Flower's simulation."""
+    """The device's number: `device` of the node's settings, or the partition in Flower's simulation.
+
+    >>> from flwr.app import RecordDict
+    >>> device_number(Context(run_id=1, node_id=7, node_config={"device": 3}, state=RecordDict(), run_config={}))
+    3
+    """
     for key in ("device", "partition-id"):
         number = context.node_config.get(key)
         if isinstance(number, int) and number >= 0:
@@ -55,7 +57,7 @@ def device_number(context: Context) -> int:
 
 
 def open_agent(context: Context) -> "AgentDevice":
-    """The agent at the `agent-socket` of the node's settings; `make_client_app(open_agent)` is an app of agents."""
+    """The agent at the `agent-socket` of the node's settings."""
     socket = context.node_config.get("agent-socket")
     if not socket:
         raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
@@ -76,13 +78,14 @@ class AgentDevice:
     def reply(self, request: DeviceRequest) -> DeviceReply:
         with AgentClient(self._path) as agent:
             if isinstance(request, AskProfile):
-                self._require_method(agent)
+                now = agent.status()
+                if (now.policy, now.preset) != self._method:
+                    raise ConfigError(
+                        f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
+                        f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
+                    )
             return agent.ask(request, DeviceReply)
 
-    def _require_method(self, agent: AgentClient) -> None:
-        now = agent.status()
-        if (now.policy, now.preset) != self._method:
-            raise ConfigError(
-                f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
-                f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
-            )
+
+app = make_client_app(open_agent)
+"""Of a node beside an agent, which is all that the app of a `fleet.toml` needs."""

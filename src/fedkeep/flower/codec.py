@@ -1,10 +1,9 @@
 """Messages as Flower's records: one ArrayRecord and one ConfigRecord each, since each costs Flower a request.
 
-The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say is checked for
-exact shapes and dtypes.
+The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say is checked for its
+form. Shapes, dtypes and values of arrays are the core's to screen.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,15 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedkeep.core.errors import RefusedError
+from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
 from fedkeep.link.framing import MESSAGE_LIMIT
 from fedkeep.link.messages import Answered, EncryptedProfile, EncryptedProfiled, Evaluated, Profiled, Reported, Vitals
 from fedkeep.link.wire import pack, unpack
 
+TRAIN, EVALUATE, PROFILE = "train", "evaluate", "query.profile"
+SHARE, MASK, UNMASK = "train.share", "train.mask", "train.unmask"
+"""Flower's message types: what a server asks, and the exchanges of a secure sum, whose first is `TRAIN`."""
 ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
 _RAW = "fedkeep.raw"
 _HEAD_BYTES = 4096
@@ -49,9 +52,9 @@ class Encoder:
         self._encoded: dict[int, tuple[AnyArray, Array]] = {}
 
     def __call__(self, message: Any) -> RecordDict:
-        packed = pack(message)
-        arrays = {str(number): self._array(array) for number, array in enumerate(packed.arrays)}
-        return RecordDict({ARRAYS: ArrayRecord(arrays), HEAD: ConfigRecord({"head": packed.head})})
+        head, arrays = pack(message)
+        numbered = {str(number): self._array(array) for number, array in enumerate(arrays)}
+        return RecordDict({ARRAYS: ArrayRecord(numbered), HEAD: ConfigRecord({"head": head})})
 
     def _array(self, array: AnyArray) -> Array:
         if id(array) not in self._encoded:
@@ -61,6 +64,12 @@ class Encoder:
 
 
 def encode(message: Any) -> RecordDict:
+    """One message as Flower's content; `decode` reads it.
+
+    >>> from fedkeep.link.messages import AskProfile
+    >>> decode(encode(AskProfile()), AskProfile)
+    AskProfile(encrypted=None)
+    """
     return Encoder()(message)
 
 
@@ -80,24 +89,20 @@ def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
 
 
 def decode_report(content: RecordDict, sizes: Sizes) -> Report:
-    """The report, if shapes and dtypes are exactly right; whether it is sound is the core's to say."""
+    """The report, if it has the form of one; whether its arrays are sound is the server's to say (`receive`)."""
     report: Report = decode(content, Reported, sizes.report_bytes).report
-    counts = {"steps": report.steps, "samples": report.samples, "gradient_samples": report.gradient_samples}
-    _require_counts(counts)
-    _require("model", report.model, sizes.model, np.float32)
-    if report.local_gradient is not None:
-        _require("estimator", report.local_gradient, sizes.gradient, np.float32)
-    elif report.gradient_samples:
+    for count in ("steps", "samples", "gradient_samples"):
+        _require_count(count, getattr(report, count))
+    if report.local_gradient is None and report.gradient_samples:
         raise RefusedError("missing-array", f"no estimator of {report.gradient_samples} samples")
     return report
 
 
 def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId, str]:
-    """The profile, and the number and name its sender claims."""
+    """The profile, if it is sound, and the number and name its sender claims."""
     said: Profiled = decode(content, Profiled, 8 * sizes.regions + _HEAD_BYTES)
-    _require("velocity", said.profile.velocity, sizes.regions, np.float64)
-    _require_counts({"capacity": said.profile.capacity})
-    return said.profile, _claimed(said.device), said.name
+    _require_count("capacity", said.profile.capacity)
+    return screen_profile(said.profile, sizes.regions), _require_count("device", said.device), said.name
 
 
 def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, DeviceId, str]:
@@ -108,7 +113,7 @@ def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, Dev
     parts = said.profile.comparisons
     if len(parts) > _CIPHERTEXTS or max(map(len, (*parts, said.profile.velocities))) > _CIPHERTEXT_BYTES:
         raise RefusedError("ciphertext of the wrong size", f"no ciphertext has more than {_CIPHERTEXT_BYTES} bytes")
-    return said.profile, _claimed(said.device), said.name
+    return said.profile, _require_count("device", said.device), said.name
 
 
 def decode_answer(content: RecordDict, most: int) -> bytes:
@@ -156,20 +161,7 @@ def content_of(reply: Message) -> RecordDict:
     return reply.content
 
 
-def _claimed(device: int | None) -> DeviceId:
-    if device is None or not 0 <= device <= _MOST:
-        raise RefusedError("bad-device", f"{device} is not a device's number")
-    return device
-
-
-def _require_counts(numbers: Mapping[str, int]) -> None:
-    for name, number in numbers.items():
-        if not 0 <= number <= _MOST:
-            raise RefusedError(f"bad-{name}", f"{number} is not a number from 0 to {_MOST}")
-
-
-def _require(name: str, array: AnyArray, size: int, dtype: Any) -> None:
-    if array.shape != (size,):
-        raise RefusedError(f"{name}-shape", f"expected shape ({size},), got {array.shape[:5]}")
-    if array.dtype != dtype:
-        raise RefusedError(f"{name}-dtype", f"expected {np.dtype(dtype).name}, got {array.dtype.name}")
+def _require_count(name: str, number: int | None) -> int:
+    if number is None or not 0 <= number <= _MOST:
+        raise RefusedError(f"bad-{name}", f"{number} is not a number from 0 to {_MOST}")
+    return number

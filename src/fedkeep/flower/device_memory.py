@@ -43,7 +43,14 @@ class ContextMemory:
 
 
 class FileMemory:
-    """In a file that is replaced whole: it outlives `kill -9` of device and server, and the loss of power."""
+    """In a file that is replaced whole: it outlives `kill -9` of device and server, and the loss of power.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "device.npz"
+    >>> FileMemory(path).save({"seen": np.array(3)})
+    >>> FileMemory(path).load()
+    {'seen': array(3)}
+    """
 
     durable = True
 

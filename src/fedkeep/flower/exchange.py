@@ -1,11 +1,12 @@
 """Sending and collecting on Flower's Grid without its fixed three-second sleep."""
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any, TypeAlias
 
 import numpy as np
 from flwr.app import Message
@@ -25,6 +26,10 @@ class Asked:
     node: int
     round: int
     kind: str
+
+
+Aside: TypeAlias = Callable[[Asked, Message], None]
+"""Where replies go that nobody waits for right now."""
 
 
 @dataclass(eq=False)
@@ -50,6 +55,7 @@ def size_of(message: Message) -> int:
     return arrays + sum(len(value) for value in values if isinstance(value, bytes))
 
 
+@dataclass(eq=False)
 class Exchange:
     """Messages in flight; who answered what is known from what was sent, never from what the answer says.
 
@@ -58,22 +64,19 @@ class Exchange:
     is called between two looks for replies.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        poll_seconds: float = 0.25,
-        tally: WireTraffic | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._grid, self._poll, self._meanwhile = grid, poll_seconds, meanwhile
-        self.tally = tally if tally is not None else WireTraffic()
-        self._asked: dict[str, Asked] = {}
-        self._pulls: list[_Pull] = []
+    grid: Grid
+    poll_seconds: float = 0.25
+    tally: WireTraffic = field(default_factory=WireTraffic)
+    meanwhile: Callable[[], None] = lambda: None
+    _asked: dict[str, Asked] = field(default_factory=dict, init=False)
+    _pulls: dict[Future[list[Message]], Sequence[str]] = field(default_factory=dict, init=False)
+    """Those under way, and the messages whose replies they look for."""
 
     def send(self, messages: Iterable[Message], round_: int) -> None:
         """Pushes the messages; those that Flower does not take count as never sent."""
         outgoing = list(messages)
-        for message, message_id in zip(outgoing, self._grid.push_messages(outgoing), strict=False):
+        # Flower gives None for a message that it did not take, and no ids at all where the SuperLink was not there.
+        for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
                 about = message.metadata
                 self.tally.down += size_of(message)
@@ -86,25 +89,37 @@ class Exchange:
             yield from self.arrived()
             if enough() or time.monotonic() >= end:
                 return
-            self._meanwhile()
-            time.sleep(min(self._poll, max(end - time.monotonic(), 0.0)))
+            self.meanwhile()
+            time.sleep(min(self.poll_seconds, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
         """Replies that are there now."""
-        hanging = {message_id for pull in self._pulls for message_id in pull.message_ids}
+        hanging = {message_id for ids in self._pulls.values() for message_id in ids}
         ids = [message_id for message_id in self._asked if message_id not in hanging]
-        begun = [_Pull(self._grid, ids[i::_PULLS_AT_ONCE]) for i in range(min(_PULLS_AT_ONCE, len(ids)))]
-        end = time.monotonic() + _PULL_SECONDS
-        for pull in begun:
-            pull.join(max(end - time.monotonic(), 0.0))
-        ended = [pull for pull in (*self._pulls, *begun) if not pull.is_alive()]
-        self._pulls = [pull for pull in (*self._pulls, *begun) if pull not in ended]
+        begun = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
+        fresh = {_pull(self.grid, part): part for part in begun}
+        wait(fresh, _PULL_SECONDS)
+        ended = [pull for pull in (*self._pulls, *fresh) if pull.done()]
+        self._pulls = {pull: part for pull, part in (self._pulls | fresh).items() if pull not in ended}
         for pull in ended:
             for reply in pull.result():
                 asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
                 if asked is not None:
                     self.tally.up += size_of(reply)
                     yield asked, reply
+
+    def answers(
+        self, round_: int, kind: str, seconds: float, aside: Aside, enough: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[int, Message]]:
+        """Nodes and their replies to the messages of a round and kind, until `enough` or all are there.
+
+        Whatever else comes meanwhile is put aside.
+        """
+        for asked, reply in self.collect(seconds, lambda: enough() or not self.waiting(round_, kind)):
+            if (asked.round, asked.kind) == (round_, kind):
+                yield asked.node, reply
+            else:
+                aside(asked, reply)
 
     @property
     def pending(self) -> int:
@@ -136,25 +151,15 @@ class PromptGrid:
         return [reply for _, reply in replies]
 
 
-class _Pull(threading.Thread):
-    """One request for replies; a daemon, so that one that hangs does not keep the program from ending."""
+def _pull(grid: Grid, message_ids: Sequence[str]) -> Future[list[Message]]:
+    """One request for replies, in a daemon thread: an executor's would keep the program from ending while one hangs."""
+    pulled: Future[list[Message]] = Future()
 
-    def __init__(self, grid: Grid, message_ids: Sequence[str]) -> None:
-        super().__init__(daemon=True)
-        self.message_ids = message_ids
-        self._grid = grid
-        self._replies: list[Message] = []
-        self._error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._replies = list(self._grid.pull_messages(self.message_ids))
+            pulled.set_result(list(grid.pull_messages(message_ids)))
         except Exception as error:  # noqa: BLE001 - told to whoever waits, whatever it is
-            self._error = error
+            pulled.set_exception(error)
 
-    def result(self) -> list[Message]:
-        """The replies, or what went wrong."""
-        if self._error is not None:
-            raise self._error
-        return self._replies
+    Thread(target=run, daemon=True).start()
+    return pulled

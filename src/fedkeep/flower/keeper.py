@@ -25,7 +25,7 @@ from fedkeep.core.ports import Fate, Job, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.store import AfterUse
-from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
 from fedkeep.link.wire import from_array, to_array
@@ -56,6 +56,17 @@ class Keeper:
 
     Use it in a `with` block, which saves it at the end: offer what arrived, then sync with the model that came,
     then train on `samples()` and add `records()` to the reply.
+
+    >>> import torch
+    >>> from flwr.app import RecordDict
+    >>> context = Context(run_id=1, node_id=7, node_config={}, state=RecordDict(), run_config={})
+    >>> with Keeper.open(context, lambda: torch.nn.Linear(2, 3), capacity=4) as keeper:
+    ...     keeper.offer([[0.5, 1.0], [1.5, 0.0], [float("nan"), 0.0]], [0, 2, 1])
+    ...     keeper.sync(ArrayRecord(torch.nn.Linear(2, 3).state_dict()))  # in an app: the message
+    >>> keeper.samples("x", "y")[0], keeper.status().unsound
+    ({'x': array([0.5, 1. ], dtype=float32), 'y': 0}, {'not-finite': 1})
+    >>> keeper.records()["fedkeep.keeper"]["offered"]
+    3
     """
 
     def __init__(
@@ -74,15 +85,15 @@ class Keeper:
         self._estimate: Vector | None = None
         self._correction: Vector | None = None
         self._count = 0
+        self._counts: Counter[str] = Counter()
+        self._statistics: State = {}
+        self._form: State = {}
         self._device: Device | None = None
-        state = memory.load()
-        self._counts = Counter(from_array(state["counts"], dict[str, int]) if state else {})
-        self._statistics = take_under("statistics", state)
-        self._learn_statistics(self._statistics)
-        if state:
+        if state := memory.load():
+            self._counts.update(from_array(state["counts"], dict[str, int]))
+            self._learn_statistics(take_under("statistics", state))
             self._device = self._make(tuple(state["shape"].tolist()), int(state["labels"]))
             self._device.restore(take_under("device", state))
-        self._form = {name: state[name] for name in ("shape", "labels") if name in state}
 
     @classmethod
     def open(
@@ -130,10 +141,8 @@ class Keeper:
         if not len(labels):
             return
         if self._device is None:
-            self._begin(samples)
-        assert self._device is not None
-        batch = Batch(samples, labels, _ids(samples, labels))
-        outcome, unsound = self._device.observe(batch, time=0.0)
+            self._device = self._make(samples.shape[1:], self._classes(samples))
+        outcome, unsound = self._device.observe(Batch(samples, labels, _ids(samples, labels)), time=0.0)
         fates = Counter(f"fate.{Fate(fate).name.lower()}" for fate in outcome.fates.tolist())
         self._counts.update({"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()})
 
@@ -199,9 +208,8 @@ class Keeper:
     def records(self) -> dict[str, ArrayRecord | ConfigRecord]:
         """What the reply tells `Keeping`: how the keeper is doing, and the mean gradient of what arrived."""
         now = self.status()
-        said = {"samples": self._count, "offered": now.offered, "stored": now.stored, "labels": len(now.labels)}
-        said |= {"unsound": sum(now.unsound.values())}
-        about = ConfigRecord(dict(said))
+        told = {"samples": self._count, "offered": now.offered, "stored": now.stored, "labels": len(now.labels)}
+        about = ConfigRecord({**told, "unsound": sum(now.unsound.values())})
         if self._device is not None and self._device.gist is not None and (did := self._device.gist.figures()):
             about["gist"] = list(did)
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
@@ -209,22 +217,19 @@ class Keeper:
             records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._estimate)})
         return records
 
-    def _begin(self, samples: AnyArray) -> None:
+    def _classes(self, samples: AnyArray) -> int:
+        """How many classes the model tells apart; refuses one that does not take these samples, or is no classifier."""
         try:
             scores = self._learner.logits(self._learner.initial(0), samples[:1])
         except (ValueError, IndexError, RuntimeError) as error:
             raise ConfigError(f"the model takes no samples of shape {samples.shape[1:]}: {error}") from error
         if scores.ndim != 2 or scores.shape[1] < 2:
             raise ConfigError("the model has no two outputs a sample: fedkeep values samples of classifiers only")
-        labels = scores.shape[1]
-        self._form = {
-            "shape": np.array(samples.shape[1:], dtype=np.int64),
-            "labels": np.array(labels),
-        }
-        self._device = self._make(samples.shape[1:], labels)
+        return int(scores.shape[1])
 
     def _make(self, shape: tuple[int, ...], labels: int) -> Device:
         said = device_tables(self._preset, self._policy)
+        self._form = {"shape": np.array(shape, dtype=np.int64), "labels": np.array(labels)}
         return make_device(
             self._learner,
             build(find_policy(self._policy), said["policy"], "policy"),
@@ -259,14 +264,14 @@ class Keeper:
 
     def _flattened(self, named: Mapping[str, AnyArray]) -> Vector:
         """A state dict's parameters as a vector; running statistics go to the layers they belong to."""
-        self._statistics = {name: a for name, a in named.items() if name.rpartition(".")[2] in _STATISTICS}
-        self._learn_statistics(self._statistics)
+        self._learn_statistics({name: a for name, a in named.items() if name.rpartition(".")[2] in _STATISTICS})
         layout = getattr(self._learner, "layout", None)
         known = None if layout is None else layout.names
         names = known if known is not None and set(known) <= set(named) else list(named)
         return np.concatenate([named[name].ravel() for name in names]).astype(np.float32)
 
-    def _learn_statistics(self, named: Mapping[str, AnyArray]) -> None:
+    def _learn_statistics(self, named: State) -> None:
+        self._statistics = named
         if named:
             self._learner.load_statistics(named)  # type: ignore[attr-defined]
 

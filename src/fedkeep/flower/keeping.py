@@ -32,6 +32,12 @@ class Keeping(Strategy):
     The inner strategy sees its own records only: FedAvg refuses replies with a second ArrayRecord. `preset` and
     `policy` are the Keepers' and say how the estimates become g_hat: `"paper"` is Eq. 8. `records` is a
     file for `fedkeep watch` and `report`.
+
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> strategy = Keeping(FedAvg(fraction_evaluate=0.0), preset="paper")  # then strategy.start(...) as ever
+    >>> Keeping(FedAvg(), preset="papr")
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: unknown preset 'papr': did you mean 'paper'?
     """
 
     def __init__(
@@ -44,7 +50,8 @@ class Keeping(Strategy):
     ) -> None:
         self._inner, self._preset = inner, preset
         self._recorder = None if records is None else Recorder(Path(records))
-        self._estimator: GlobalEstimator = global_estimator(_estimator_name(preset, policy))
+        said = experiment_tables(preset, policy).get("estimator", {})
+        self._estimator: GlobalEstimator = global_estimator(str(said.get("name", "incremental")))
         self._gradient_norm = gradient_norm
         self._accepted: dict[DeviceId, int] = {}
         self._numbers: dict[int, int] = {}
@@ -90,12 +97,15 @@ class Keeping(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merges the estimates, then lets the inner strategy aggregate what is its own."""
         listed = list(replies)
-        said = {r.metadata.src_node_id: s for r in listed if (s := _said(r)) is not None}
-        gists = [g for r in listed if (g := _gist(r)) is not None]
+        told = {reply.metadata.src_node_id: about for reply in listed if (about := _about(reply))}
+        said = {node: counts for node, about in told.items() if (counts := _counts(about))}
+        gists = [figures for about in told.values() if (figures := _gist(about))]
         taken = {r.metadata.src_node_id: e for r in listed if (e := self._taken(r, server_round)) is not None}
         if self._size is None and taken:
             self._size = Counter(len(e.gradient) for e in taken.values()).most_common(1)[0][0]
-        estimates = {node: e for node, e in taken.items() if self._fits(node, e)}
+        estimates = {node: e for node, e in taken.items() if len(e.gradient) == self._size}
+        for node in taken.keys() - estimates.keys():
+            log.warning("node %d: estimate refused: it has another length than most", node)
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(estimates, server_round))
         arrays, metrics = self._inner.aggregate_train(server_round, listed)
@@ -155,8 +165,7 @@ class Keeping(Strategy):
         """The estimate in a reply, taken out of it; one that is not sound is dropped and its node named."""
         if reply.has_error():
             return None
-        record = reply.content.pop(ESTIMATE, None)
-        about = reply.content.pop(KEEPER, None)
+        record, about = reply.content.pop(ESTIMATE, None), reply.content.pop(KEEPER, None)
         if not isinstance(record, ArrayRecord) or not isinstance(about, ConfigRecord):
             return None
         count, gradient = about.get("samples"), record["local_gradient"].numpy() if "local_gradient" in record else None
@@ -165,36 +174,26 @@ class Keeping(Strategy):
             return None
         return Estimate(gradient, float(count), round_)
 
-    def _fits(self, node: DeviceId, estimate: Estimate) -> bool:
-        if len(estimate.gradient) != self._size:
-            log.warning("node %d: estimate refused: %d numbers, not %s", node, len(estimate.gradient), self._size)
-        return len(estimate.gradient) == self._size
-
     def _is_sound(self, gradient: Vector) -> bool:
         if gradient.ndim != 1 or gradient.dtype != np.float32 or not np.isfinite(gradient).all():
             return False
         return float(np.linalg.norm(gradient.astype(np.float64))) <= self._gradient_norm
 
 
-def _about(reply: Message) -> ConfigRecord:
-    """What a reply's keeper says of itself; nothing, if there is none."""
+def _about(reply: Message) -> ConfigRecord | None:
+    """What a reply's keeper says of itself, if there is one."""
     about = None if reply.has_error() else reply.content.get(KEEPER)
-    return about if isinstance(about, ConfigRecord) else ConfigRecord()
+    return about if isinstance(about, ConfigRecord) else None
 
 
-def _said(reply: Message) -> dict[str, int] | None:
-    """The numbers that add up over a fleet, if they are numbers."""
-    about = _about(reply)
+def _counts(about: ConfigRecord) -> dict[str, int]:
+    """The numbers that add up over a fleet; nothing, if one of them is no number."""
     said = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
-    return said if len(said) == len(_TOLD) else None
+    return said if len(said) == len(_TOLD) else {}
 
 
-def _gist(reply: Message) -> list[float] | None:
+def _gist(about: ConfigRecord) -> list[float]:
     """What a keeper's gist did, if it has one and its figures are numbers that a record can hold."""
-    told = _about(reply).get("gist")
+    told = about.get("gist")
     figures = [float(figure) for figure in told if isinstance(figure, float)] if isinstance(told, list) else []
-    return figures if len(figures) == len(GIST) and np.isfinite(figures).all() else None
-
-
-def _estimator_name(preset: str, policy: str) -> str:
-    return str(experiment_tables(preset, policy).get("estimator", {}).get("name", "incremental"))
+    return figures if len(figures) == len(GIST) and np.isfinite(figures).all() else []

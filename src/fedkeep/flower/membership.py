@@ -5,14 +5,13 @@ A node is known by its key, so that a device is the same after any restart.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from flwr.app import Message
-from flwr.serverapp import Grid
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.plan import Plan
@@ -20,14 +19,15 @@ from fedkeep.core.rounds import Refusal
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
+from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.exchange import Asked, Exchange
+from fedkeep.flower.rounds import Identity, Refusals
 from fedkeep.keyholder.planner import EncryptedPlanning, RemotePlanner
 from fedkeep.link.messages import AskProfile
 from fedkeep.link.wire import from_array, to_array
 
 log = logging.getLogger("fedkeep.flower")
 
-PROFILE = "query.profile"
 PROFILE_SECONDS = 120.0
 """How long a node that was asked for its profile may be silent before it is asked again."""
 _SIMULATED_KEY_BYTES = 32
@@ -35,18 +35,6 @@ _SIMULATED_KEY_BYTES = 32
 
 _NAME = 64
 """Characters of a device's name that are kept."""
-
-Identity = Literal["key", "claim"]
-
-
-class Node(Protocol):
-    """What is read of Flower's NodeInfo."""
-
-    @property
-    def node_id(self) -> int: ...
-
-    @property
-    def public_key(self) -> bytes: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +54,10 @@ class Roster:
         self._entries: dict[DeviceId, Entry] = {}
         self._online: dict[int, DeviceId] = {}
         self._gone: set[int] = set()
-        self._admitted: set[DeviceId] | None = None
         self.last_seen: dict[DeviceId, float] = {}
         """When each device was last online, in seconds since 1970; of this process's time only."""
 
-    def admit(self, devices: Iterable[DeviceId]) -> None:
-        """Lets only these take part until told otherwise; the others are known, and wait."""
-        self._admitted = set(devices)
-
-    def see(self, nodes: list[Node]) -> list[Node]:
+    def see(self, nodes: list[NodeInfo]) -> list[NodeInfo]:
         """Takes in who is online; returns those whose device is not known and must be asked."""
         by_key = {entry.identity: device for device, entry in self._entries.items()}
         before, self._online, self._gone = self._online, {}, set()
@@ -90,7 +73,7 @@ class Roster:
         self.last_seen |= dict.fromkeys(self._online.values(), time.time())
         return unknown
 
-    def watch(self, nodes: Iterable[Node]) -> None:
+    def watch(self, nodes: Iterable[NodeInfo]) -> None:
         """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
         self._gone = set(self._online) - {node.node_id for node in nodes}
         self.last_seen |= dict.fromkeys(self.present(), time.time())
@@ -99,14 +82,12 @@ class Roster:
         """The devices that were there when somebody last looked."""
         return {device for node, device in self._online.items() if node not in self._gone}
 
-    def enter(self, node: Node, device: DeviceId, profile: Profile, name: str = "") -> None:
+    def enter(self, node: NodeInfo, device: DeviceId, profile: Profile, name: str = "") -> None:
         """Binds a node to the device number it claims; the profile of a device seen before is kept."""
         if device in self._online.values():
             raise RefusedError("identity-taken", f"device {device} is online at another node")
-        known = self._entries.get(device)
-        if known is None:
-            self._entries[device] = Entry(_digest(node), profile, name[:_NAME])
-        elif known.identity != _digest(node) and not self._by_claim(node):
+        known = self._entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME]))
+        if known.identity != _digest(node) and not self._by_claim(node):
             raise RefusedError("identity-taken", f"device {device} belongs to another key")
         self._online[node.node_id] = device
         self.last_seen[device] = time.time()
@@ -121,11 +102,6 @@ class Roster:
     def online(self) -> dict[DeviceId, int]:
         """The node of every device that is online."""
         return {device: node for node, device in sorted(self._online.items(), key=lambda item: item[1])}
-
-    def nodes(self) -> dict[DeviceId, int]:
-        """The node of every device that is online and may take part."""
-        admitted = self._admitted
-        return {device: node for device, node in self.online().items() if admitted is None or device in admitted}
 
     def profiles(self) -> dict[DeviceId, Profile]:
         """The profiles of the devices that are online."""
@@ -150,64 +126,67 @@ class Roster:
             for (device, identity, name, capacity), velocity in zip(entries, state["velocities"], strict=True)
         }
 
-    def _by_claim(self, node: Node) -> bool:
+    def _by_claim(self, node: NodeInfo) -> bool:
         return self._identity == "claim" or len(node.public_key) == _SIMULATED_KEY_BYTES
 
 
-def _digest(node: Node) -> str:
+def _digest(node: NodeInfo) -> str:
     return blake2b(node.public_key or str(node.node_id).encode(), digest_size=16).hexdigest()
 
 
+@dataclass(eq=False)
 class Membership:
     """Asks newcomers for their profiles, and plans anew when the set of devices changes (steps 1, 2)."""
 
-    def __init__(self, server: Server, roster: Roster, sizes: codec.Sizes, refuse: Callable[[Refusal], None]) -> None:
-        self._server, self._roster, self._sizes, self._refuse = server, roster, sizes, refuse
-        self._asked: dict[int, tuple[Node, float]] = {}
+    server: Server
+    roster: Roster
+    sizes: codec.Sizes
+    refusals: Refusals
+    _asked: dict[int, tuple[NodeInfo, float]] = field(default_factory=dict, init=False)
 
-    def meet(self, grid: Grid, exchange: Exchange, now: float) -> None:
+    def nodes(self) -> dict[DeviceId, int]:
+        """The node of every device that is online and planned for: of those that may take part."""
+        planned = self._planned()
+        return {device: node for device, node in self.roster.online().items() if device in planned}
+
+    def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online and asks those nobody knows."""
-        unknown = self._roster.see(cast(list[Node], list(grid.get_nodes())))
+        unknown = self.roster.see(list(exchange.grid.get_nodes()))
         silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
         self._asked |= {node.node_id: (node, now) for node in silent}
         question = codec.encode(AskProfile())
         asking = [Message(question, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
-        exchange.send(asking, self._server.round)
+        exchange.send(asking, self.server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
         """Takes a node's profile; one that cannot be read is refused and asked for again later."""
-        node, _ = self._asked.get(asked.node, (None, 0.0))
-        if node is None:
+        if asked.node not in self._asked:
             return
-        try:
-            profile, device, name = codec.decode_profile(codec.content_of(reply), self._sizes)
-            self._roster.enter(node, device, profile, name)
-        except RefusedError as error:
-            self._refuse(Refusal(asked.node, error.reason, error.detail))
-            return
-        del self._asked[asked.node]
-        words = (device, name, asked.node, profile.capacity, profile.rate)
-        log.info("device %d (%s) is node %d: capacity %d, rate %g", *words)
-        if not profile.rate > 0:
-            log.warning("device %d sees no samples: it is given none to store", device)
+        with self.refusals.naming(asked.node):
+            profile, device, name = codec.decode_profile(codec.content_of(reply), self.sizes)
+            self.roster.enter(self._asked[asked.node][0], device, profile, name)
+            del self._asked[asked.node]
+            words = (device, name, asked.node, profile.capacity, profile.rate)
+            log.info("device %d (%s) is node %d: capacity %d, rate %g", *words)
+            if not profile.rate > 0:
+                log.warning("device %d sees no samples: it is given none to store", device)
 
     def plan(self) -> None:
         """Plans for the devices online, if they are not those of the present plan."""
-        profiles = self._roster.profiles()
-        if not profiles or set(profiles) == _planned(self._server):
+        profiles = self.roster.profiles()
+        if not profiles or set(profiles) == self._planned():
             return
-        plan, refusals = self._server.coordinate(profiles)
-        for refusal in refusals:
-            self._refuse(refusal)
-        for device in set(profiles) - _planned(self._server):
-            self._roster.drop(device)
-        log.info("planned for %d devices", len(plan.devices))
-        if plan.shortfalls:
-            worst = plan.shortfalls[0]
-            words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
-            log.warning("the plan falls short %d times, first for label %s: %d of %d, since %s", *words)
+        plan, refusals = self.server.coordinate(profiles)
+        self.refusals.add(*refusals)
+        for device in set(profiles) - self._planned():
+            self.roster.drop(device)
+        _tell(plan, "planned")
+
+    def _planned(self) -> set[DeviceId]:
+        return set() if self.server.plan is None else set(self.server.plan.devices.tolist())
 
 
+@dataclass(eq=False)
 class EncryptedMembership(Membership):
     """The same from profiles that nobody here can read: only devices in the key-holder's plan take part.
 
@@ -215,70 +194,67 @@ class EncryptedMembership(Membership):
     ever asked for in the clear instead.
     """
 
-    def __init__(self, *known: Any, planner: RemotePlanner, min_devices: int) -> None:
-        super().__init__(*known)
-        self._planning, self._min_devices = (
-            EncryptedPlanning(planner, self._sizes.regions, PROFILE_SECONDS),
-            min_devices,
-        )
-        self._nodes: dict[int, Node] = {}
+    planner: RemotePlanner
+    min_devices: int
+    _nodes: dict[int, NodeInfo] = field(default_factory=dict, init=False)
 
-    def meet(self, grid: Grid, exchange: Exchange, now: float) -> None:
+    def __post_init__(self) -> None:
+        self._planning = EncryptedPlanning(self.planner, self.sizes.regions, PROFILE_SECONDS)
+
+    def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online, and asks those whose answer is not there, if a new plan is needed."""
-        nodes = cast(list[Node], list(grid.get_nodes()))
-        self._nodes = {node.node_id: node for node in nodes}
-        unknown = self._roster.see(nodes)
-        self._roster.admit(_planned(self._server))
+        self._nodes = {node.node_id: node for node in exchange.grid.get_nodes()}
+        unknown = self.roster.see(list(self._nodes.values()))
         self._planning.see(self._nodes, now)
-        if not unknown and set(self._roster.online()) == _planned(self._server):
+        if not unknown and set(self.roster.online()) == self._planned():
             return
-        asked = self._planning.questions({node: self._roster.device(node) for node in self._nodes})
+        asked = self._planning.questions({node: self.roster.device(node) for node in self._nodes})
         messages = [
             Message(codec.encode(AskProfile(request)), node, PROFILE, ttl=PROFILE_SECONDS)
             for node, request in asked.items()
         ]
-        exchange.send(messages, self._server.round)
+        exchange.send(messages, self.server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
         """Takes a node's encrypted profile; one that is in the clear or cannot be used is refused by name."""
         if not self._planning.awaits(asked.node):
             return
         try:
-            answer, device, name = codec.decode_encrypted_profile(codec.content_of(reply))
-            if self._planning.is_outdated(asked.node, answer):
-                return
-            self._enter(self._nodes[asked.node], device, name, answer.capacity)
-            self._planning.receive(asked.node, device, answer)
+            self._seat(asked.node, reply)
         except RefusedError as error:
-            known = self._roster.device(asked.node)
             self._planning.refuse(asked.node)
-            self._refuse(Refusal(asked.node if known is None else known, error.reason, error.detail))
-            return
-        log.info("device %d is node %d: capacity %d, velocities encrypted", device, asked.node, answer.capacity)
+            known = self.roster.device(asked.node)
+            self.refusals.add(Refusal(asked.node if known is None else known, error.reason, error.detail))
 
     def plan(self) -> None:
         """Has a plan made for the devices online that have answered, if they are not those of the present plan."""
-        present = set(self._roster.online()) & self._planning.answered()
-        least = self._min_devices if self._server.plan is None else 1
-        if len(present) < least or present == _planned(self._server) or self._planning.awaits_stragglers():
+        present = set(self.roster.online()) & self._planning.answered()
+        least = self.min_devices if self.server.plan is None else 1
+        if len(present) < least or present == self._planned() or self._planning.awaits_stragglers():
             return
-        self._planning.plan(present, self._server.plan, self._adopt)
+        self._planning.plan(present, self.server.plan, self._adopt)
 
     def _adopt(self, plan: Plan) -> None:
-        self._server.use_plan(plan)
-        self._roster.admit(_planned(self._server))
-        log.info("planned by the key-holder for %d devices", len(plan.devices))
-        for shortfall in plan.shortfalls[:1]:
-            log.warning("the plan falls short %d times: %s", len(plan.shortfalls), shortfall)
+        self.server.use_plan(plan)
+        _tell(plan, "planned by the key-holder")
 
-    def _enter(self, node: Node, device: DeviceId, name: str, capacity: int) -> None:
+    def _seat(self, node: int, reply: Message) -> None:
         """Binds the node to the device it claims to be; its velocities are not known here, and say so."""
-        known = self._roster.device(node.node_id)
+        answer, device, name = codec.decode_encrypted_profile(codec.content_of(reply))
+        if self._planning.is_outdated(node, answer):
+            return
+        known = self.roster.device(node)
         if known is None:
-            self._roster.enter(node, device, Profile(capacity, np.full(self._sizes.regions, np.nan)), name)
+            unread = Profile(answer.capacity, np.full(self.sizes.regions, np.nan))
+            self.roster.enter(self._nodes[node], device, unread, name)
         elif known != device:
             raise RefusedError("identity-taken", f"device {known} says that it is device {device}")
+        self._planning.receive(node, device, answer)
+        log.info("device %d is node %d: capacity %d, velocities encrypted", device, node, answer.capacity)
 
 
-def _planned(server: Server) -> set[DeviceId]:
-    return set() if server.plan is None else set(server.plan.devices.tolist())
+def _tell(plan: Plan, how: str) -> None:
+    log.info("%s for %d devices", how, len(plan.devices))
+    for worst in plan.shortfalls[:1]:
+        words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
+        log.warning("the plan falls short %d times, first for label %s: %d of %d, since %s", *words)

@@ -6,9 +6,11 @@ crash the record tells of each round once.
 
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,6 @@ from msgspec import structs
 
 from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.plan import Plan
-from fedkeep.core.rounds import Refusal
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Vector
 from fedkeep.fleet.specification import FleetSpec
@@ -30,6 +31,7 @@ from fedkeep.records.reader import begins_with_header, read_run
 from fedkeep.records.versions import versions
 
 _SIGN_OF_LIFE_SECONDS = 20.0
+_COUNTS = ("arrivals", "kept", "replaced", "refused")
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ class FleetRecorder:
 
     def __init__(self, path: Path, header: lines.Header) -> None:
         self._path, self._header = path, header
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder
         self._planned: Plan | None = None
-        self._told: tuple[lines.Member, ...] = ()
+        self._told: list[lines.Member] = []
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._counted: dict[DeviceId, Vitals] = {}
         self._resumed = False
@@ -65,17 +67,17 @@ class FleetRecorder:
         self._refused: dict[DeviceId, str] = {}
         self._began = self._told_at = time.monotonic()
 
-    def begin(self, round_: int) -> None:
-        """Opens the record; of a run that was resumed at `round_` all that came after it is cut off."""
-        if self._recorder is not None:
-            return
+    @contextmanager
+    def recording(self, round_: int) -> Iterator[None]:
+        """Holds the record open; of a run that was resumed at `round_` all that came after it is cut off."""
         self._resumed = round_ > 0 and begins_with_header(self._path)
-        self._recorder = Recorder(self._path)
-        if self._resumed:
-            self._recorder.truncate_after(round_)
-            self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
-        else:
-            self._recorder.start(self._header)
+        with Recorder(self._path) as self._recorder:
+            if self._resumed:
+                self._recorder.truncate_after(round_)
+                self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
+            else:
+                self._recorder.start(self._header)
+            yield
 
     def note(
         self,
@@ -92,52 +94,46 @@ class FleetRecorder:
         self._took_part |= set(outcome.summary.accepted)
         for device in outcome.summary.accepted:
             self._refused.pop(device, None)
-        written = [*self._plan(done, server), *self._round(done, outcome, server)]
+        written = [*self._plan(done, server), self._round(done, outcome, server)]
         if evaluated:
             written += self._evaluation(done, outcome, evaluated, tally)
         for line in (*written, lines.Timing(round=done, seconds=time.monotonic() - self._began)):
             self._write(line)
         self.note_members(done, roster)
-        assert self._recorder is not None
         self._recorder.sync()
 
     def note_members(self, round_: int, roster: Roster) -> None:
         """Writes who is in the fleet, if that has changed or was not said for a while."""
         members = tuple(self._members(roster))
-        changed = [_without_clock(m) for m in members] != [_without_clock(m) for m in self._told]
-        if changed or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
-            self._told, self._told_at = members, time.monotonic()
+        told = [structs.replace(member, seen=None) for member in members]
+        if told != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
+            self._told, self._told_at = told, time.monotonic()
             self._write(lines.Members(round=round_, members=members))
 
     def finish(self, round_: int, model: Vector) -> None:
         """Writes the last line of a run that has all its rounds."""
         self._write(lines.End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
 
-    def close(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-
     def _write(self, line: lines.Line) -> None:
-        if self._recorder is not None:
-            self._recorder.write(line)
+        self._recorder.write(line)
 
     def _plan(self, done: int, server: Server) -> Iterator[lines.Line]:
         plan, coordinator = server.plan, server.coordinator
-        if plan is None or plan is self._planned or not isinstance(coordinator, LabelLimits):
-            return
-        self._planned = plan
-        yield plan_line(done, plan, coordinator.clients_per_label)
+        if plan is not None and plan is not self._planned and isinstance(coordinator, LabelLimits):
+            self._planned = plan
+            yield plan_line(done, plan, coordinator.clients_per_label)
 
-    def _round(self, done: int, outcome: RoundOutcome, server: Server) -> Iterator[lines.Line]:
-        reasons = _by_reason(outcome.refusals)
-        yield lines.Round(
+    def _round(self, done: int, outcome: RoundOutcome, server: Server) -> lines.Round:
+        reasons: defaultdict[str, list[int]] = defaultdict(list)
+        for refusal in sorted(outcome.refusals, key=attrgetter("reason", "device")):
+            reasons[refusal.reason].append(refusal.device)
+        return lines.Round(
             round=done,
             participants=outcome.summary.participants[:LISTED],
             participations=len(outcome.summary.participants),
             dropouts=len(set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}),
             refused_reports={reason: len(devices) for reason, devices in reasons.items()},
-            refused_devices=reasons,
+            refused_devices={reason: tuple(devices) for reason, devices in reasons.items()},
             staleness=server.estimator.staleness(done),
             **self._since_counted(),
         )
@@ -201,17 +197,3 @@ class FleetRecorder:
                 accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
                 refused=self._refused.get(device),
             )
-
-
-_COUNTS = ("arrivals", "kept", "replaced", "refused")
-
-
-def _by_reason(refusals: tuple[Refusal, ...]) -> dict[str, tuple[int, ...]]:
-    reasons: dict[str, list[int]] = {}
-    for refusal in refusals:
-        reasons.setdefault(refusal.reason, []).append(refusal.device)
-    return {reason: tuple(sorted(devices)) for reason, devices in sorted(reasons.items())}
-
-
-def _without_clock(member: lines.Member) -> lines.Member:
-    return structs.replace(member, seen=None)

@@ -1,24 +1,35 @@
 """When a round opens, when it closes, how it ended, and what Prometheus is told of it."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedkeep.core.bounds import within
-from fedkeep.core.errors import ConfigError, needing
+from fedkeep.core.errors import ConfigError, RefusedError, needing
 from fedkeep.core.rounds import Refusal, RoundSummary
+from fedkeep.core.types import DeviceId
 from fedkeep.fleet.options import MetricsOptions
-from fedkeep.flower.membership import Identity
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+log = logging.getLogger("fedkeep.flower")
+
+Identity = Literal["key", "claim"]
+
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """`rounds`: whom a round asks, and what it waits for."""
+    """`rounds`: whom a round asks, and what it waits for.
+
+    >>> options = RoundOptions(participation=0.5, over_selection=1.3, quorum=0.5)
+    >>> options.wanted(10), options.asked(10), options.least(5)
+    (5, 7, 3)
+    """
 
     participation: float = 0.1
     """|C_t| / |C|: the share of the devices online whose reports a round waits for, at least one."""
@@ -88,6 +99,40 @@ class RoundOutcome:
         }
 
 
+class Refusals:
+    """What did not count since the last round closed; each is logged, and told, once.
+
+    >>> refusals = Refusals()
+    >>> with refusals.naming(7):
+    ...     raise RefusedError("replayed", "a report of round 2 to an order of 3")
+    >>> refusals.taken()
+    (Refusal(device=7, reason='replayed', detail='a report of round 2 to an order of 3'),)
+    >>> refusals.taken()
+    ()
+    """
+
+    def __init__(self) -> None:
+        self._listed: list[Refusal] = []
+
+    def add(self, *refusals: Refusal) -> None:
+        for refusal in refusals:
+            if refusal not in self._listed:
+                log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
+                self._listed.append(refusal)
+
+    @contextmanager
+    def naming(self, device: DeviceId) -> Iterator[None]:
+        """Around what reads a device's words: where they are refused, it is named and the server goes on."""
+        try:
+            yield
+        except RefusedError as error:
+            self.add(Refusal(device, error.reason, error.detail))
+
+    def taken(self) -> tuple[Refusal, ...]:
+        listed, self._listed = tuple(self._listed), []
+        return listed
+
+
 class ServerMetrics:
     """Counts rounds and what did not count in them; an endpoint serves it."""
 
@@ -102,30 +147,30 @@ class ServerMetrics:
         self._rounds["quorate" if outcome.quorate else "without quorum"] += 1
         self._refused.update(refusal.reason for refusal in outcome.refusals)
         self._gauges |= {
-            "server_round": ("Rounds done", summary.round + 1),
-            "server_devices_online": ("Devices online", online),
-            "server_accepted": ("Reports accepted in the last round", len(summary.accepted)),
-            "server_missing": ("Devices asked in the last round that did not report", len(summary.missing)),
-            "server_round_seconds": ("Seconds that the last round took", outcome.seconds),
-            "server_bytes_down": ("Bytes sent to devices", bytes_down),
-            "server_bytes_up": ("Bytes received from devices", bytes_up),
+            "round": ("Rounds done", summary.round + 1),
+            "devices_online": ("Devices online", online),
+            "accepted": ("Reports accepted in the last round", len(summary.accepted)),
+            "missing": ("Devices asked in the last round that did not report", len(summary.missing)),
+            "round_seconds": ("Seconds that the last round took", outcome.seconds),
+            "bytes_down": ("Bytes sent to devices", bytes_down),
+            "bytes_up": ("Bytes received from devices", bytes_up),
         }
         for name in ("accuracy", "loss"):
             if name in outcome.evaluation:
-                self._gauges[f"server_{name}"] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
+                self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
 
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, (text, value) in self._gauges.items():
-            yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
-        for name, text, label, counts in (
-            ("server_refusals", "Reports and profiles that did not count", "reason", self._refused),
-            ("server_rounds", "Rounds since this server started", "outcome", self._rounds),
-        ):
-            family = CounterMetricFamily(f"fedkeep_{name}", text, labels=[label])
-            for value_of_label, count in sorted(counts.items()):
-                family.add_metric([value_of_label], count)
+            yield GaugeMetricFamily(f"fedkeep_server_{name}", text, value)
+        refusals = CounterMetricFamily(
+            "fedkeep_server_refusals", "Reports and profiles that did not count", labels=["reason"]
+        )
+        rounds = CounterMetricFamily("fedkeep_server_rounds", "Rounds since this server started", labels=["outcome"])
+        for family, counts in ((refusals, self._refused), (rounds, self._rounds)):
+            for label, count in sorted(counts.items()):
+                family.add_metric([label], count)
             yield family
 
     def serve(self, options: MetricsOptions) -> None:

@@ -1,11 +1,12 @@
 """The ServerApp of a fleet: options from Flower's run config, a run that can be resumed, and the app of a `fleet.toml`.
 
-That app is written where it is served, so that a fleet of agents needs none of its own.
+That app is one file, written where it is served: its components are `app` here and in `client_app`, for Flower takes
+them from wherever Python finds them. So a fleet of agents needs no app of its own.
 """
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.config import Table, build, flat, merged, put, read_toml
+from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
@@ -40,27 +42,15 @@ description = "The fleet of a fleet.toml."
 license = "Apache-2.0"
 dependencies = []
 
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[tool.hatch.build.targets.wheel]
-packages = ["fedkeep_fleet"]
-
 [tool.flwr.app]
 publisher = "fedkeep"
 
 [tool.flwr.app.components]
-serverapp = "fedkeep_fleet.server_app:app"
-clientapp = "fedkeep_fleet.client_app:app"
+serverapp = "fedkeep.flower.server_app:app"
+clientapp = "fedkeep.flower.client_app:app"
 
 [tool.flwr.app.config]
 """
-_MODULES = {
-    "__init__": '"""Written by fedkeep."""\n',
-    "client_app": "from fedkeep.flower import client_app\n\napp = client_app.make_client_app(client_app.open_agent)\n",
-    "server_app": "from fedkeep.flower.server_app import make_server_app\n\napp = make_server_app()\n",
-}
 _SET_BY_SERVE: Table = {
     "preset": DEFAULT,
     "policy": {"name": DEFAULT_POLICY},
@@ -82,10 +72,23 @@ class StateOptions:
     """Continue the saved run of that name."""
 
 
+_DEPLOYMENT: dict[str, type[Any]] = {
+    "rounds": RoundOptions,
+    "state": StateOptions,
+    "records": FleetRecordOptions,
+    "metrics": MetricsOptions,
+    "keyholder": KeyHolderOptions,
+    "privacy": PrivacyOptions,
+}
+
+
 def tables_of(run_config: UserConfig) -> Table:
     """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores.
 
-    Flower knows no lists: one is written as text, `samples.shape = "[1, 28, 28]"`.
+    Flower knows no lists: one is written as text.
+
+    >>> tables_of({"rounds.min-devices": 2, "samples.shape": "[1, 28, 28]"})
+    {'rounds': {'min_devices': 2}, 'samples': {'shape': [1, 28, 28]}}
     """
     tables: Table = {}
     for key, value in run_config.items():
@@ -105,25 +108,37 @@ def fleet_of(run_config: UserConfig) -> FleetSpec:
 
 
 def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
-    """The strategy of the fleet that the run config specifies."""
+    """The strategy of the fleet that the run config specifies.
+
+    >>> strategy = open_fleet({"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"})
+    >>> strategy.server.round, strategy.sizes
+    (0, Sizes(model=310, gradient=310, regions=10))
+    """
     spec = fleet_of(run_config)
     sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
     strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
-    records = build(FleetRecordOptions, spec.deployment["records"], "records")
-    run = build(StateOptions, spec.deployment["state"], "state").run
-    if records.directory:
-        strategy.recorder = FleetRecorder(Path(records.directory) / f"{run}.jsonl", header_of(spec, run))
-    metrics = build(MetricsOptions, spec.deployment["metrics"], "metrics")
-    if metrics.port:
+    said = _deployment(tables_of(run_config), spec.aggregation)
+    if directory := said["records"].directory:
+        run = said["state"].run
+        strategy.recorder = FleetRecorder(Path(directory) / f"{run}.jsonl", header_of(spec, run))
+    if said["metrics"].port:
         strategy.metrics = ServerMetrics()
-        strategy.metrics.serve(metrics)
+        strategy.metrics.serve(said["metrics"])
     return strategy
+
+
+def show_log() -> None:
+    """Shows what fedkeep logs; not on the root logger, which would repeat all that Flower's own logger shows."""
+    ours = logging.getLogger("fedkeep")
+    ours.setLevel(logging.INFO)
+    if not ours.handlers:
+        ours.addHandler(logging.StreamHandler())
+        ours.handlers[0].setFormatter(logging.Formatter("fedkeep: %(message)s"))
 
 
 def play(grid: Grid, run_config: UserConfig) -> Vector:
     """Plays the fleet's rounds, says how each went, and returns the model."""
-    logging.basicConfig(format="fedkeep: %(message)s")
-    logging.getLogger("fedkeep").setLevel(logging.INFO)
+    show_log()
     strategy = open_fleet(run_config)
     for _ in strategy.rounds(grid, fleet_of(run_config).train.rounds):
         pass
@@ -131,42 +146,19 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
     return strategy.server.model
 
 
-def make_server_app() -> ServerApp:
-    """A ServerApp for the fleet that its run config specifies."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        play(grid, context.run_config)
-
-    return app
-
-
-def open_strategy(
-    server: Server,
-    sizes: Sizes,
-    run_config: UserConfig,
-    **rounds: Any,
-) -> FedkeepStrategy:
+def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds: Any) -> FedkeepStrategy:
     """The strategy that the tables `rounds`, `state`, `privacy` and `keyholder` of the run config describe.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
-    tables = tables_of(run_config)
-    options = build(RoundOptions, {**tables.get("rounds", {}), **rounds}, "rounds")
-    privacy = build(PrivacyOptions, tables.get("privacy", {}), "privacy")
-    _refuse_unsound(privacy, server, options)
-    keyholder = build(KeyHolderOptions, tables.get("keyholder", {}), "keyholder")
-    planner = None
+    said = _deployment(tables_of(run_config), server.aggregation)
+    privacy, state, planner = said["privacy"], said["state"], None
     if privacy.encrypted_profiles:
-        planner = RemotePlanner(keyholder.client(), server.coordinator)
+        planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.plan = None  # one made from profiles in the clear does not count
-    state = build(StateOptions, tables.get("state", {}), "state")
-    if state.resume and not state.url:
-        raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
     store = StateStore(state.url, state.run) if state.url else None
     sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None
-    strategy = FedkeepStrategy(server, sizes, options, store, sums, planner)
+    strategy = FedkeepStrategy(server, sizes, replace(said["rounds"], **rounds), store, sums, planner)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:
@@ -174,20 +166,24 @@ def open_strategy(
     return strategy
 
 
-def _refuse_unsound(privacy: PrivacyOptions, server: Server, rounds: RoundOptions) -> None:
-    """Refuses what the devices' privacy excludes on the server's side."""
-    refuse_conflicts(privacy, server.aggregation)
-    if rounds.deterministic and privacy.may_end_in_silence:
+def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
+    """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
+    said = {key: build(options, tables.get(key, {}), key) for key, options in _DEPLOYMENT.items()}
+    if "participation" in tables.get("rounds", {}):
+        raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
+    refuse_conflicts(said["privacy"], aggregation)
+    if said["rounds"].deterministic and said["privacy"].may_end_in_silence:
         raise ConfigError(
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
             'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
         )
+    if said["state"].resume and not said["state"].url:
+        raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
+    return said
 
 
 def takes_records(app: Path) -> bool:
-    """Whether a record can be written of an app's runs: of a specification's, and of apps that name the table."""
-    if app.is_file():
-        return True
+    """Whether a record can be written of an app's runs: Flower lets a run set only what the app's tables name."""
     tool = read_toml(app / "pyproject.toml").get("tool", {})
     return "records" in tool.get("flwr", {}).get("app", {}).get("config", {})
 
@@ -195,11 +191,17 @@ def takes_records(app: Path) -> bool:
 def write_app(specification: Path, directory: Path, changes: Table) -> Path:
     """Writes the app of a `fleet.toml` with these changes into a directory, and returns it; mistakes are told first."""
     tables = merged(merged(_SET_BY_SERVE, read_toml(specification)), tables_of(config_of(changes)))
-    parse_fleet(tables)
-    package = directory / "fedkeep_fleet"
-    package.mkdir(parents=True, exist_ok=True)
+    _deployment(tables, parse_fleet(tables).aggregation)
+    directory.mkdir(parents=True, exist_ok=True)
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
     (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
-    for name, text in _MODULES.items():
-        (package / f"{name}.py").write_text(text, encoding="utf-8")
     return directory
+
+
+app = ServerApp()
+"""Of a fleet that its run config specifies."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    play(grid, context.run_config)

@@ -6,11 +6,11 @@ written, so a fleet of many kept gradients costs what its participants cost.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import sqlalchemy as sql
@@ -27,6 +27,8 @@ _CHUNK_BYTES = 1 << 18
 
 ChunkKey: TypeAlias = tuple[str, int]
 """An array's name and a chunk's number in it."""
+Chunk: TypeAlias = Mapping[Any, Any]
+"""A row of `fedkeep_chunks` by its columns."""
 
 _tables = sql.MetaData()
 _runs = sql.Table(
@@ -57,22 +59,15 @@ class Saved:
     state: State
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    name: str
-    number: int
-    dtype: str
-    shape: str
-    data: bytes
-
-    @property
-    def digest(self) -> bytes:
-        head = f"{self.name}/{self.number}/{self.dtype}/{self.shape}/".encode()
-        return blake2b(head + self.data, digest_size=16).digest()
-
-
 class StateStore:
-    """The saved rounds of one run; a second server that continues the same run is noticed and refused."""
+    """The saved rounds of one run; a second server that continues the same run is noticed and refused.
+
+    >>> from tempfile import mkdtemp
+    >>> url = f"{mkdtemp()}/state.db"
+    >>> StateStore(url, "production").commit(3, {"model": np.zeros(2)})
+    >>> StateStore(url, "production").load()
+    Saved(round=3, state={'model': array([0., 0.])})
+    """
 
     def __init__(self, url: str, run: str) -> None:
         self.run = run
@@ -82,7 +77,8 @@ class StateStore:
         try:
             _tables.create_all(self._engine)
         except SQLAlchemyError as error:
-            raise ConfigError(f"cannot open the server state {_shown(url)}: {_first_line(error)}") from error
+            why = str(error).strip().splitlines()[0]
+            raise ConfigError(f"cannot open the server state {_shown(url)}: {why}") from error
 
     def load(self) -> Saved | None:
         """The last committed round with its state, each chunk checked by its digest; None for a new run."""
@@ -95,19 +91,18 @@ class StateStore:
             return None
         if len(rows) != head.chunks:
             raise DataError(f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup")
-        arrays: defaultdict[str, list[_Chunk]] = defaultdict(list)
+        arrays: defaultdict[str, list[Chunk]] = defaultdict(list)
         for row in rows:
-            chunk = _Chunk(row.name, row.number, row.dtype, row.shape, row.data)
-            if chunk.digest != row.digest:
+            if _digest(row._mapping) != row.digest:
                 raise DataError(f"the saved array {row.name!r} is damaged: restore a backup")
-            arrays[row.name].append(chunk)
+            arrays[row.name].append(row._mapping)
         self._round, self._digests = head.round, {(row.name, row.number): row.digest for row in rows}
         return Saved(head.round, {name: _join(chunks) for name, chunks in arrays.items()})
 
     def commit(self, round_: int, state: State) -> None:
         """Makes `state` the one after `round_`, whole or not at all."""
-        chunks = {(c.name, c.number): c for name, array in state.items() for c in _cut(name, array)}
-        digests = {key: chunk.digest for key, chunk in chunks.items()}
+        chunks = {(name, chunk["number"]): chunk for name, array in state.items() for chunk in _cut(name, array)}
+        digests = {key: _digest(chunk) for key, chunk in chunks.items()}
         changed = [key for key, digest in digests.items() if self._digests.get(key) != digest]
         gone = [key for key in self._digests if key not in digests]
         with self._engine.begin() as connection:
@@ -116,7 +111,7 @@ class StateStore:
                 named = (_chunks.c.name == sql.bindparam("a_name")) & (_chunks.c.number == sql.bindparam("a_number"))
                 connection.execute(sql.delete(_chunks).where(_chunks.c.run == self.run, named), old)
             if changed:
-                rows = [vars(chunks[key]) | {"run": self.run, "digest": digests[key]} for key in changed]
+                rows = [{**chunks[key], "run": self.run, "digest": digests[key]} for key in changed]
                 connection.execute(sql.insert(_chunks), rows)
         self._round, self._digests = round_, digests
 
@@ -172,20 +167,25 @@ def _make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) 
     cursor.close()
 
 
-def _cut(name: str, array: AnyArray) -> Iterator[_Chunk]:
+def _cut(name: str, array: AnyArray) -> Iterator[Chunk]:
     if array.dtype.kind not in _PLAIN_KINDS:
         raise DataError(f"only plain arrays can be saved, and {name!r} is of dtype {array.dtype}")
     data = np.ascontiguousarray(array).tobytes()
-    shape = ",".join(map(str, array.shape))
+    form = {"name": name, "dtype": array.dtype.str, "shape": ",".join(map(str, array.shape))}
     for number, start in enumerate(range(0, max(len(data), 1), _CHUNK_BYTES)):
-        yield _Chunk(name, number, array.dtype.str, shape, data[start : start + _CHUNK_BYTES])
+        yield {**form, "number": number, "data": data[start : start + _CHUNK_BYTES]}
 
 
-def _join(chunks: list[_Chunk]) -> AnyArray:
-    first, data = chunks[0], b"".join(chunk.data for chunk in chunks)
-    kind, shape = np.dtype(first.dtype), tuple(int(part) for part in first.shape.split(",") if part)
+def _digest(chunk: Chunk) -> bytes:
+    head = "{name}/{number}/{dtype}/{shape}/".format_map(chunk).encode()
+    return blake2b(head + chunk["data"], digest_size=16).digest()
+
+
+def _join(chunks: list[Chunk]) -> AnyArray:
+    first, data = chunks[0], b"".join(chunk["data"] for chunk in chunks)
+    kind, shape = np.dtype(first["dtype"]), tuple(int(part) for part in first["shape"].split(",") if part)
     if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * int(np.prod(shape, dtype=np.int64)):
-        raise DataError(f"the saved array {first.name!r} does not fit its dtype and shape: restore a backup")
+        raise DataError(f"the saved array {first['name']!r} does not fit its dtype and shape: restore a backup")
     return np.frombuffer(data, dtype=kind).reshape(shape).copy()
 
 
@@ -195,7 +195,3 @@ def _shown(url: str) -> str:
         return make_url(url).render_as_string(hide_password=True) if "://" in url else url
     except ArgumentError:
         return "given"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

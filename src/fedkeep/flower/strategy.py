@@ -1,12 +1,19 @@
-"""Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each."""
+"""Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each.
+
+A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers what they declare,
+and plans. `configure_train`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends
+them. On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
+reads and screens each report; when enough are there, or the time is over, the server merges them. Then the record
+(`recording`), then the commit (`state_store`): a round counts once that is done.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
-from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -18,11 +25,12 @@ from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
+from fedkeep.flower.codec import EVALUATE, PROFILE, TRAIN
 from fedkeep.flower.exchange import Asked, Exchange, WireTraffic
-from fedkeep.flower.membership import PROFILE, EncryptedMembership, Membership, Node, Roster
+from fedkeep.flower.membership import EncryptedMembership, Membership, Roster
 from fedkeep.flower.recording import FleetRecorder
-from fedkeep.flower.rounds import RoundOptions, RoundOutcome, ServerMetrics
-from fedkeep.flower.secure_rounds import TRAIN, SecureRounds
+from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
+from fedkeep.flower.secure_rounds import SecureRounds
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import Evaluate, Evaluated, Participate
@@ -30,7 +38,6 @@ from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
 
-EVALUATE = "evaluate"
 _PAUSE_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
 """Between two looks at who is there while a round is open: the record tells of a device that died in it."""
@@ -41,6 +48,12 @@ class FedkeepStrategy(Strategy):
 
     With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
     it makes the plans.
+
+    >>> from fedkeep.fleet.specification import parse_fleet
+    >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
+    >>> strategy = FedkeepStrategy(spec.server(), codec.Sizes(model=310, gradient=310, regions=10))
+    >>> strategy.resume(), strategy.server.round  # then: for outcome in strategy.rounds(grid, 100): ...
+    (False, 0)
     """
 
     def __init__(
@@ -59,17 +72,18 @@ class FedkeepStrategy(Strategy):
         self._roster, self._tally = Roster(options.identity), WireTraffic()
         self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
         self._evaluated: dict[DeviceId, Evaluated] = {}
-        self._refusals: list[Refusal] = []
-        known = (server, self._roster, sizes, self._refuse)
-        self._membership = Membership(*known)
-        if planner is not None:
-            self._membership = EncryptedMembership(*known, planner=planner, min_devices=options.min_devices)
+        self._refusals = Refusals()
+        known = (server, self._roster, sizes, self._refusals)
+        self._membership = (
+            Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
+        )
         self._sound, self._next_look = 0, 0.0
         self._late: list[tuple[Asked, Message]] = []
+        """Reports that came between two rounds."""
         self._secure: SecureRounds | None = None
         if sums is not None:
             self._parts["sums"] = sums
-            self._secure = SecureRounds(server, sums, self._roster, options, self._refuse, self._greet)
+            self._secure = SecureRounds(server, sums, options, self._refusals, self._greet)
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
@@ -87,31 +101,26 @@ class FedkeepStrategy(Strategy):
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
         exchange = Exchange(grid, tally=self._tally, meanwhile=partial(self._look, grid))
-        if self.recorder is not None:
-            self.recorder.begin(self.server.round)
-        try:
-            self._await_devices(grid, exchange, self.options.min_devices)
+        with nullcontext() if self.recorder is None else self.recorder.recording(self.server.round):
+            self._await_devices(exchange, self.options.min_devices)
             while self.server.round < num_rounds:
-                yield self._next(grid, exchange)
+                yield self._next(exchange)
             if self.recorder is not None:
                 self.recorder.finish(self.server.round, self.server.model)
-        finally:
-            if self.recorder is not None:
-                self.recorder.close()
 
-    def _next(self, grid: Grid, exchange: Exchange) -> RoundOutcome:
+    def _next(self, exchange: Exchange) -> RoundOutcome:
         """A round, from seeing who is there to its commit."""
         began = time.monotonic()
-        self._await_devices(grid, exchange, least=1)
-        summary, quorate = self._play(grid, exchange)
+        self._await_devices(exchange, least=1)
+        summary, quorate = self._play(exchange)
         exchange.abandon(summary.round - self.server.staleness)
-        evaluation = self._evaluate(grid, exchange, summary.round)
-        for refusal in summary.refusals:
-            self._refuse(refusal)
-        refused, self._refusals = tuple(self._refusals), []
+        evaluation = self._evaluate(exchange, summary.round)
+        self._refusals.add(*summary.refusals)
+        refused = self._refusals.taken()
         outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
         self._record(outcome)
-        self._commit()
+        if self.store is not None:
+            self.store.commit(self.server.round, snapshot_parts(self._parts))
         named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
         log.info("round %d: %s %s", summary.round, outcome.metrics() | dict(evaluation), named or "")
         return outcome
@@ -150,8 +159,8 @@ class FedkeepStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Opens a round: one order per device chosen (step 7)."""
-        nodes = self._roster.nodes()
-        orders = self.server.open_round(self._chosen(sorted(nodes)))
+        nodes = self._membership.nodes()
+        orders = self.server.open_round(self._chosen())
         self._sound = 0
         encode = codec.Encoder()
         return [
@@ -173,54 +182,56 @@ class FedkeepStrategy(Strategy):
     ) -> Iterable[Message]:
         """Asks every device online how the model does on samples of its own."""
         content, group = codec.encode(Evaluate(self.server.model)), str(server_round)
-        return [Message(content, node, EVALUATE, group_id=group) for node in self._roster.nodes().values()]
+        return [Message(content, node, EVALUATE, group_id=group) for node in self._membership.nodes().values()]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
         self._evaluated = {}
         for reply in replies:
-            try:
-                said = codec.decode_evaluation(codec.content_of(reply))
-            except RefusedError as error:
-                self._refuse(Refusal(self._number(reply.metadata.src_node_id), error.reason, error.detail))
-                continue
-            self._evaluated[self._number(reply.metadata.src_node_id)] = said
+            device = self._number(reply.metadata.src_node_id)
+            with self._refusals.naming(device):
+                self._evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
         told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
         merged, cut = merge_evaluations(told, self.server.limits)
-        for refusal in cut:
-            self._refuse(refusal)
+        self._refusals.add(*cut)
         return MetricRecord(dict(merged)) if merged else None
 
-    def _chosen(self, devices: list[DeviceId]) -> tuple[DeviceId, ...]:
+    def _chosen(self) -> tuple[DeviceId, ...]:
+        devices = sorted(self._membership.nodes())
         return self.server.select(self.server.round, devices, self.options.asked(len(devices)))
 
-    def _await_devices(self, grid: Grid, exchange: Exchange, least: int) -> None:
+    def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
+        told = -1
         while True:
-            self._membership.meet(grid, exchange, time.monotonic())
-            self._greet(exchange.arrived())
+            self._membership.meet(exchange, time.monotonic())
+            for asked, reply in exchange.arrived():
+                self._greet(asked, reply)
             self._membership.plan()
-            online = len(self._roster.nodes())
+            online = len(self._membership.nodes())
             if online >= least:
                 return
-            log.info("waiting for devices: %d of %d are online", online, least)
-            self._greet(exchange.collect(_PAUSE_SECONDS, lambda: False))
+            if online != told:
+                log.info("waiting for devices: %d of %d are online", online, least)
+            told = online
+            for asked, reply in exchange.collect(_PAUSE_SECONDS, lambda: False):
+                self._greet(asked, reply)
 
     def _look(self, grid: Grid) -> None:
         """Records who is there while the server waits, every few seconds."""
         if self.recorder is not None and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
-            self._roster.watch(cast(list[Node], list(grid.get_nodes())))
+            self._roster.watch(grid.get_nodes())
             self.recorder.note_members(self.server.round, self._roster)
 
-    def _play(self, grid: Grid, exchange: Exchange) -> tuple[RoundSummary, bool]:
+    def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
         round_, options = self.server.round, self.options
         if self._secure is not None:
-            return self._secure.play(exchange, self._chosen(sorted(self._roster.nodes())))
-        orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, grid)}
+            return self._secure.play(exchange, self._chosen(), self._membership.nodes())
+        orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, exchange.grid)}
         participants = sorted(self._number(node) for node in orders)
-        wanted = options.wanted(len(self._roster.nodes()))
+        wanted = options.wanted(len(self._membership.nodes()))
         exchange.send(orders.values(), round_)
         late, self._late = self._late, []
         for asked, reply in late:
@@ -230,78 +241,58 @@ class FedkeepStrategy(Strategy):
             return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
 
         for asked, reply in exchange.collect(options.patience, enough):
-            if options.deterministic and asked.kind == TRAIN and reply.has_error():
-                self._ask_again(exchange, asked, orders[asked.node].content, reply.error.reason)
+            if asked.kind != TRAIN:
+                self._greet(asked, reply)
+            elif options.deterministic and reply.has_error():
+                log.warning("node %d: %s; asked again", asked.node, reply.error.reason)
+                time.sleep(_PAUSE_SECONDS)
+                again = Message(orders[asked.node].content, asked.node, TRAIN, group_id=str(asked.round))
+                exchange.send([again], asked.round)
             else:
                 self._take(asked, reply)
         quorate = self._sound >= options.least(wanted)
         if not quorate:
             self.server.open_round(participants)
-        summary = self.server.close_round()
-        return summary, quorate
+        return self.server.close_round(), quorate
 
-    def _evaluate(self, grid: Grid, exchange: Exchange, round_: int) -> Mapping[str, float]:
+    def _evaluate(self, exchange: Exchange, round_: int) -> Mapping[str, float]:
         every = self.options.evaluate_every
         if not every or (round_ + 1) % every:
             return {}
-        exchange.send(self.configure_evaluate(round_, *_UNUSED, grid), round_)
-        replies = []
-        for asked, reply in exchange.collect(self.options.patience, lambda: not exchange.waiting(round_, EVALUATE)):
-            if asked.kind == EVALUATE:
-                replies.append(reply)
-            else:
-                self._greet([(asked, reply)])
-        record = self.aggregate_evaluate(round_, replies)
+        exchange.send(self.configure_evaluate(round_, *_UNUSED, exchange.grid), round_)
+        replies = exchange.answers(round_, EVALUATE, self.options.patience, self._greet)
+        record = self.aggregate_evaluate(round_, (reply for _, reply in replies))
         return {} if record is None else {k: v for k, v in record.items() if not isinstance(v, list)}
 
-    def _ask_again(self, exchange: Exchange, asked: Asked, content: RecordDict, reason: str | None) -> None:
-        log.warning("node %d: %s; asked again", asked.node, reason)
-        time.sleep(_PAUSE_SECONDS)
-        exchange.send([Message(content, asked.node, TRAIN, group_id=str(asked.round))], asked.round)
-
-    def _greet(self, replies: Iterable[tuple[Asked, Message]]) -> None:
-        """Takes in profiles; reports that come between two rounds wait for the next to open."""
-        for asked, reply in replies:
-            if asked.kind == PROFILE:
-                self._membership.introduce(asked, reply)
-            elif self._secure is None:
-                self._late.append((asked, reply))
-            elif asked.kind == TRAIN:
-                self._refuse(Refusal(self._number(asked.node), "late", f"it is not in the sum of round {asked.round}"))
-
-    def _take(self, asked: Asked, reply: Message) -> None:
-        """Takes in a reply, whatever it answers; what is not sound is refused and its sender named."""
+    def _greet(self, asked: Asked, reply: Message) -> None:
+        """Takes in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
             self._membership.introduce(asked, reply)
-        if asked.kind != TRAIN:
-            return
+        elif asked.kind == TRAIN and self._secure is None:
+            self._late.append((asked, reply))
+        elif asked.kind == TRAIN:
+            late = Refusal(self._number(asked.node), "late", f"it is not in the sum of round {asked.round}")
+            self._refusals.add(late)
+
+    def _take(self, asked: Asked, reply: Message) -> None:
+        """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
         device = self._number(asked.node)
-        try:
-            if device not in self._roster.nodes():
+        with self._refusals.naming(device):
+            if device not in self._membership.nodes():
                 raise RefusedError("left", f"node {asked.node} has left the fleet")
             report = codec.decode_report(codec.content_of(reply), self.sizes)
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
-        except RefusedError as error:
-            self._refuse(Refusal(device, error.reason, error.detail))
-            return
-        refusal = self.server.receive(device, report)
-        if refusal is None:
-            self._sound += 1
-        else:
-            self._refuse(refusal)
+            refusal = self.server.receive(device, report)
+            if refusal is None:
+                self._sound += 1
+            else:
+                self._refusals.add(refusal)
 
     def _number(self, node: int) -> int:
         """The device at a node; the node's own number if it has left since."""
         device = self._roster.device(node)
         return node if device is None else device
-
-    def _refuse(self, refusal: Refusal) -> None:
-        """Names whoever sent something that does not count, once."""
-        if refusal in self._refusals:
-            return
-        log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
-        self._refusals.append(refusal)
 
     def _record(self, outcome: RoundOutcome) -> None:
         if self.recorder is not None:
@@ -310,9 +301,6 @@ class FedkeepStrategy(Strategy):
             self.metrics.see(outcome, len(self._roster.online()), self._tally.down, self._tally.up)
         self._evaluated = {}
 
-    def _commit(self) -> None:
-        if self.store is not None:
-            self.store.commit(self.server.round, snapshot_parts(self._parts))
-
 
 _UNUSED = (ArrayRecord(), ConfigRecord())
+"""What Flower's own loop hands to `configure_...`; here the server has the model, and the options the rest."""

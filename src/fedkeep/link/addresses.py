@@ -33,6 +33,11 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether what is said to this host stays on this machine.
+
+    >>> [host for host in ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example") if is_loopback(host)]
+    ['localhost', '127.1.2.3', '::1']
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

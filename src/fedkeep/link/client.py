@@ -15,7 +15,13 @@ class AgentUnreachableError(FedkeepError):
 
 
 class AgentClient:
-    """A connection to the agent; use it in a `with` block."""
+    """A connection to the agent; use it in a `with` block.
+
+    >>> with AgentClient("/run/none.sock") as agent:  # doctest: +ELLIPSIS
+    ...     profile = agent.profile()
+    Traceback (most recent call last):
+    fedkeep.link.client.AgentUnreachableError: no agent answers at /run/none.sock (No such file or directory): ...
+    """
 
     def __init__(self, path: str, timeout: float = 600.0) -> None:
         self._path = path
@@ -46,10 +52,6 @@ class AgentClient:
     def profile(self) -> Profile:
         """What the device declares to the server (step 1)."""
         return self.ask(told.AskProfile(), told.Profiled).profile
-
-    def encrypted_profile(self, request: told.ProfileRequest) -> told.EncryptedProfile:
-        """The same, under the key-holder's key."""
-        return self.ask(told.AskProfile(request), told.EncryptedProfiled).profile
 
     def status(self) -> told.Status:
         return self.ask(told.AskStatus(), told.Status)

@@ -121,7 +121,11 @@ class Vitals(msgspec.Struct, frozen=True):
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
-    """A model on a device's own samples: how many, their losses summed, how many labels were right."""
+    """A model on a device's own samples: how many, their losses summed, how many labels were right.
+
+    >>> Evaluated(samples=4, total_loss=2.0, correct=3).accuracy
+    0.75
+    """
 
     samples: int
     total_loss: float

@@ -8,7 +8,6 @@ a field added to one is on the wire without another line.
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,15 +24,13 @@ _NUMBERS = re.compile(r"[<|][iuf][1248]")
 _MOST_PARTS = 64
 
 
-@dataclass(frozen=True, eq=False)
-class PackedMessage:
-    """A message ready to be sent: its head, and its arrays, which a transport may share between messages."""
+def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
+    """A message ready to be sent: its head, and its arrays, which a transport may share between messages.
 
-    head: bytes
-    arrays: tuple[AnyArray, ...]
-
-
-def pack(message: Any) -> PackedMessage:
+    >>> head, arrays = pack({"round": 3, "model": np.zeros(2)})
+    >>> unpack(head, [array.tobytes() for array in arrays], Any)
+    {'round': 3, 'model': array([0., 0.])}
+    """
     arrays: list[AnyArray] = []
 
     def aside(value: Any) -> msgspec.msgpack.Ext:
@@ -44,13 +41,15 @@ def pack(message: Any) -> PackedMessage:
         described = (len(arrays) - 1, array.dtype.newbyteorder("<").str, array.shape)
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(described))
 
-    head = _VERSION.pack(VERSION) + msgspec.msgpack.encode(message, enc_hook=aside)
-    return PackedMessage(head, tuple(arrays))
+    return _VERSION.pack(VERSION) + msgspec.msgpack.encode(message, enc_hook=aside), arrays
 
 
 def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: Any) -> Any:
     """The message, if it is one of `kind`; its arrays are read-only views of `parts`."""
-    _require_version(head)
+    found = _VERSION.unpack_from(head)[0] if len(head) >= _VERSION.size else 0
+    if found != VERSION:
+        words = f"the other side speaks version {found} of the wire, this one {VERSION}: install the same fedkeep"
+        raise RefusedError("version", words)
     used: set[int] = set()
 
     def array(code: int, described: memoryview) -> AnyArray:
@@ -71,8 +70,8 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
 
 def to_bytes(message: Any) -> bytes:
     """The message as one run of bytes, for a socket."""
-    packed = pack(message)
-    parts = [packed.head, *(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in packed.arrays)]
+    head, arrays = pack(message)
+    parts = [head, *(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in arrays)]
     return struct.pack(f">{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
 
 
@@ -103,15 +102,6 @@ def from_array(array: AnyArray, kind: Any) -> Any:
     {7: 'hall'}
     """
     return msgspec.msgpack.decode(array.tobytes(), type=kind)
-
-
-def _require_version(head: bytes | memoryview) -> None:
-    found = _VERSION.unpack_from(head)[0] if len(head) >= _VERSION.size else 0
-    if found != VERSION:
-        raise RefusedError(
-            "version",
-            f"the other side speaks version {found} of the wire, this one {VERSION}: install the same fedkeep",
-        )
 
 
 def _array(data: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> AnyArray:
