@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from lab.paper import Paper
-from lab.results import LEVEL, Margin, Results, Shown
+from fedkeep.records.metrics import Ratio
+from lab.findings import LEVEL, Interval
+from lab.results import Paper, Results
 
 Word = Literal["reproduced", "partly", "not reproduced", "undecided", "not run yet"]
 _TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
@@ -33,13 +35,11 @@ class Evidence:
     results: Results
     paper: Paper
 
-    def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Shown, Margin]]:
-        """The one beside the other on every task of the folder where both ran, and how far it is ahead."""
+    def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
+        """The tasks of the folder where both ran: how much sooner than FIFO the one is, how far ahead of the other."""
         for name in self.results.summaries:
-            if name.startswith(f"{folder}/"):
-                shown, margin = self.results.shown(name, one), self.results.margin(name, one, other)
-                if shown is not None and margin is not None:
-                    yield name.removeprefix(f"{folder}/"), shown, margin
+            if name.startswith(f"{folder}/") and (margin := self.results.margin(name, one, other)) is not None:
+                yield name.removeprefix(f"{folder}/"), self.results.speedup(name, one), margin
 
     def measured(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The tasks of `claims.py`."""
@@ -84,27 +84,21 @@ def _verdict(words: str, findings: Iterable[Finding]) -> ClaimVerdict:
 @claim("ODE-Est reaches FIFO's final accuracy sooner (Table 2)")
 def faster(told: Evidence) -> Iterator[Finding]:
     for task, ode, _ in told.pairs("table2", "ode-est", "fifo"):
-        ours = "never" if ode.speedup is None else f"{ode.speedup:.2f}x"
+        ours = "never" if ode.value is None else f"{ode.value:.2f}x"
         printed = told.paper.of("table2", "speedup", task, "ode-est")
-        holds = ode.speedup is not None and ode.speedup > 1 and 2 * ode.reached > ode.seeds
+        holds = ode.value is not None and ode.value > 1 and 2 * ode.reached > ode.seeds
         yield Finding(holds, f"{task} {ours}" + (f" (paper {printed:.2f}x)" if printed else ""))
 
 
-@claim("ODE-Est ends more accurate than FIFO (Table 2)")
-def more_accurate(told: Evidence) -> Iterator[Finding]:
-    yield from _ahead_of_fifo(told, "ode-est")
-
-
-@claim("ODE-Exact ends more accurate than FIFO (Table 2)")
-def exact_more_accurate(told: Evidence) -> Iterator[Finding]:
-    yield from _ahead_of_fifo(told, "ode-exact")
-
-
-def _ahead_of_fifo(told: Evidence, method: str) -> Iterator[Finding]:
+def more_accurate(told: Evidence, method: str) -> Iterator[Finding]:
     for task, _, margin in told.pairs("table2", method, "fifo"):
         printed, base = (told.paper.of("table2", "accuracy", task, name) for name in (method, "fifo"))
         theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
         yield Finding(margin.ahead, f"{task} {margin} points{theirs}")
+
+
+for _name, _method in (("ODE-Est", "ode-est"), ("ODE-Exact", "ode-exact")):
+    claim(f"{_name} ends more accurate than FIFO (Table 2)")(partial(more_accurate, method=_method))
 
 
 @claim("Limited storage costs up to 4 times the training time and 7 % accuracy")
@@ -118,7 +112,7 @@ def storage_costs(told: Evidence) -> Iterator[Finding]:
         if task not in known
     ]
     for task, most, margin in unlimited + larger:
-        speed = 0.0 if most.speedup is None else most.speedup
+        speed = most.value or 0.0
         yield Finding(margin.ahead if margin.mean >= 5 else False, f"{task} {margin} points")
         yield Finding(speed >= 3, f"{task} {speed:.1f}x")
 
@@ -127,7 +121,7 @@ def storage_costs(told: Evidence) -> Iterator[Finding]:
 def filters_between(told: Evidence) -> Iterator[Finding]:
     for task in _TASKS:
         names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
-        found = [shown.mean for name in names if (shown := told.results.shown(f"table2/{task}", name)) is not None]
+        found = [reached.mean for name in names if (reached := told.results.accuracy(f"table2/{task}", name))]
         if len(found) == len(names):
             fb, sld, hl, gn, fifo = found
             holds = min(fb, sld) > max(hl, gn) and max(fb, sld) < fifo
@@ -143,8 +137,8 @@ def fifo_is_random(told: Evidence) -> Iterator[Finding]:
 @claim("HL and GN never reach the accuracy of FIFO")
 def importance_fails(told: Evidence) -> Iterator[Finding]:
     for method in ("high-loss", "gradient-norm"):
-        for task, shown, _ in told.pairs("table2", method, "fifo"):
-            yield Finding(shown.reached == 0, f"{method} on {task}: {shown.reached} of {shown.seeds} seeds reach it")
+        for task, speed, _ in told.pairs("table2", method, "fifo"):
+            yield Finding(speed.reached == 0, f"{method} on {task}: {speed.reached} of {speed.seeds} seeds reach it")
 
 
 @claim("Simplified ODE saves 44 % memory and 83 % delay for at most a point")
@@ -166,7 +160,7 @@ def gains_hold(told: Evidence) -> Iterator[Finding]:
     for task, settings in told.results.figures.get("helps", {}).items():
         for setting, methods in settings.items():
             if setting.startswith(swept) and "ode-est" in methods:
-                margin = Margin(*methods["ode-est"]["over_fifo"])
+                margin = Interval(*methods["ode-est"]["over_fifo"])
                 yield Finding(margin.ahead, f"{task} {setting.rpartition('.')[2]}: {margin}")
 
 

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whatever a crash leaves of the writing."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,18 @@ def writing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds back other processes that want to be alone in the same folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def put_in_place(new: Path, path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from lab.charts import line_chart
 from lab.curves import Curve, ExperimentSummary, read_summary, write_summary
 from lab.document import write_results
-from lab.paper import read_paper
-from lab.results import Margin, Results
+from lab.findings import Interval
+from lab.results import Results, read_paper
 from lab.verdicts import CLAIMS, verdicts
 from msgspec.structs import replace
 
@@ -114,8 +114,8 @@ def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert margin.half_width == pytest.approx(4.3027 * 0.57735 / 3**0.5, rel=1e-4)
     assert margin.ahead
     assert results.margin("table2/har", "ode-est", "unknown") is None
-    assert Margin(1.0, 1.1).ahead is None
-    assert Margin(-2.0, 1.1).ahead is False
+    assert Interval(1.0, 1.1).ahead is None
+    assert Interval(-2.0, 1.1).ahead is False
 
 
 def test_a_claim_that_more_seeds_must_decide_somewhere_is_not_called_reproduced(tmp_path: Path) -> None:
@@ -203,14 +203,14 @@ def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("margin", "holds"),
     [
-        (Margin(0.5, 0.3), True),
-        (Margin(-0.2, 0.5), True),
-        (Margin(-5.6, 58.0), None),
-        (Margin(2.0, 40.0), None),
-        (Margin(1.0, None), None),
-        (Margin(-3.0, 1.0), False),
+        (Interval(0.5, 0.3), True),
+        (Interval(-0.2, 0.5), True),
+        (Interval(-5.6, 58.0), None),
+        (Interval(2.0, 40.0), None),
+        (Interval(1.0, None), None),
+        (Interval(-3.0, 1.0), False),
     ],
     ids=str,
 )
-def test_a_wide_interval_is_no_proof_that_nothing_is_lost(margin: Margin, holds: bool | None) -> None:
+def test_a_wide_interval_is_no_proof_that_nothing_is_lost(margin: Interval, holds: bool | None) -> None:
     assert margin.keeps_up is holds

@@ -118,10 +118,13 @@ def final_accuracy(evaluations: Sequence[Evaluation]) -> float:
     return evaluations[-1].accuracy or 0.0
 
 
-def late_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The mean accuracy of the last five evaluations; the untrained model's counts only where there is no other."""
+def late_accuracy(evaluations: Sequence[Evaluation], of: int = 1) -> float:
+    """The mean accuracy of the last five evaluations, of 1 or of 100.
+
+    The untrained model's counts only where there is no other.
+    """
     last = [e.accuracy or 0.0 for e in _trained(evaluations)[-LAST:]]
-    return math.fsum(last) / len(last)
+    return of * math.fsum(last) / len(last)
 
 
 def best_accuracy(evaluations: Sequence[Evaluation]) -> float:
