@@ -89,7 +89,7 @@ def test_unlimited_storage_so_far_begins_small_and_ends_as_all_there_is() -> Non
         table = experiment(policy={"name": "full-data", "so_far": so_far}, stream={"rounds_per_pass": 20})
         simulator, counts = Simulator(resolve(table)), [0]
         for _ in simulator.run(rounds):
-            counts.append(simulator.tally.samples_trained)
+            counts.append(simulator.tally["samples_trained"])
         return np.diff(counts).tolist()
 
     so_far, all_of_it = trained(True, 30), trained(False, 30)

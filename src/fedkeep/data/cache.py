@@ -200,7 +200,6 @@ def remembered(name: str, make: Callable[[], State]) -> State:
             return dict(kept)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         made = make()
-    with suppress(OSError):
-        with alone_in(path.parent), writing(path) as file:
-            np.savez(file, **made)  # type: ignore[arg-type]
+    with suppress(OSError), alone_in(path.parent), writing(path) as file:
+        np.savez(file, **made)  # type: ignore[arg-type]
     return made

@@ -11,18 +11,9 @@ from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.regions import LabelRegions, SingleRegion
 from fedkeep.core.types import AnyArray, Batch, DeviceId
-from fedkeep.records import (
-    Change,
-    DeviceLine,
-    Evaluation,
-    HoldingsLine,
-    Line,
-    PrivacyLine,
-    Round,
-    Slot,
-)
+from fedkeep.records import Change, DeviceLine, Evaluation, HoldingsLine, Line, PrivacyLine, Round, Slot
 from fedkeep.records.measures import LISTED, gist_line, plan_line
-from fedkeep.sim.engine import RoundRecord, Simulator
+from fedkeep.sim.engine import TALLIED, RoundRecord, Simulator
 from fedkeep.sim.evaluation import ModelScores
 from fedkeep.sim.fleet import SimulatedFleet
 
@@ -89,9 +80,8 @@ class Observer:
             yield gist_line(round_, self._mendings)
         spending = self._simulator.parts.guards.most_spent()
         if spending is not None:
-            yield PrivacyLine(
-                round=round_, epsilon_spent=spending.spent, epsilon_left=spending.left, delta=spending.delta
-            )
+            left, delta = spending.left, spending.delta
+            yield PrivacyLine(round=round_, epsilon_spent=spending.spent, epsilon_left=left, delta=delta)
         yield self._evaluation(round_, evaluated)
 
     def _evaluation(self, round_: int, evaluated: ModelScores) -> Evaluation:
@@ -111,11 +101,8 @@ class Observer:
             label_recall=tuple(evaluated.label_recall.tolist()),
             rare_recall=evaluated.rare_recall,
             prequential=tested_first.take() if tested_first is not None else None,
-            samples_valued=tally.samples_valued,
-            samples_trained=tally.samples_trained,
             bytes_stored=sum(s.batch.x.nbytes for s in stored),
-            bytes_up=tally.bytes_up,
-            bytes_down=tally.bytes_down,
+            **{name: tally[name] for name in TALLIED},
             label_coverage=len(labels) / self._data.labels if self._fleet is not None else None,
             store_turnover=len(pairs - self._known) / len(pairs) if pairs else None,
         )
@@ -141,7 +128,9 @@ class Observer:
         if not self._clusters:
             divided, count = attrgetter("batch.y"), self._data.labels
         filled = [np.bincount(divided(stored), minlength=count) for _, stored in listed]
-        yield HoldingsLine(round=round_, devices=tuple(d for d, _ in listed), filled=_rows(filled))
+        yield HoldingsLine(
+            round=round_, devices=tuple(d for d, _ in listed), filled=tuple(tuple(row.tolist()) for row in filled)
+        )
         for d, stored in self._stores():
             if d in self._watched:
                 yield self._device(round_, d, stored)
@@ -200,7 +189,3 @@ def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
     if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= 8:
         return shape[1], shape[2]
     return None
-
-
-def _rows(rows: Sequence[AnyArray] | AnyArray) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(n) for n in row) for row in rows)
