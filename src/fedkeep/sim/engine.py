@@ -20,7 +20,6 @@ from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import refuse_alone
 
-
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 """What a run costs; a sample is trained on once an epoch."""
 

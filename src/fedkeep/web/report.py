@@ -44,17 +44,13 @@ def _digest(text: str) -> str:
 
 
 def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> Snapshot:
-    digests = {_key(run, place): _digested(run) for place, run in enumerate(runs)}
+    digests = {f"{place}-{run.header.run}": _digested(run) for place, run in enumerate(runs)}
     views = (digest.view(key, modified=0.0) for key, digest in digests.items())
     against = compared(runs, comparison.bases)
     update = Update(
         title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=against, words=tuple(words)
     )
     return Snapshot(update=update, devices={key: tuple(d.devices.values()) for key, d in digests.items()})
-
-
-def _key(run: Run, place: int) -> str:
-    return f"{place}-{run.header.run}"
 
 
 def _digested(run: Run) -> Digest:

@@ -43,11 +43,6 @@ class LiveServer:
         self._server.should_exit = True
 
 
-def serve(source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None) -> None:
-    """Serves the live page until it is stopped."""
-    LiveServer(source, host, port, token).run()
-
-
 def _feed(source: Path | str) -> Feed:
     if str(source).startswith(("http://", "https://")):
         return RemoteFeed(str(source))
