@@ -89,12 +89,10 @@ class Problem:
     def _link(self, limits: LabelLimits) -> None:
         """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c)."""
         capacity = self.fleet.capacities[self.rows].astype(np.float64)
-        pair = np.arange(self.pairs)
-        ones = np.ones(self.pairs)
+        pair, ones = np.arange(self.pairs), np.ones(self.pairs)
         self._add(self.pairs, [(pair, self.slots(), ones), (pair, self.held(), -ones)], 0, np.inf)
         self._add(self.pairs, [(pair, self.slots(), ones), (pair, self.held(), -capacity)], -np.inf, 0)
-        sees = self.fleet.seen > 0
-        full = np.where(sees, self.fleet.capacities, 0)
+        full = np.where(self.fleet.seen > 0, self.fleet.capacities, 0)
         self._add(len(self.fleet), [(self.rows, self.slots(), ones)], full, full)
         self._add(len(self.fleet), [(self.rows, self.held(), ones)], 0, limits.of_devices(self.fleet))
 

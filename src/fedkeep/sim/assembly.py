@@ -108,8 +108,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
-        rates = {d: stream.rate(d) for d in range(data.devices)}
-        server.estimator.update(oracle.device_gradients(ground.model, rates))
+        server.estimator.update(oracle.device_gradients(ground.model, dict(enumerate(stream.rates.tolist()))))
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
@@ -168,8 +167,7 @@ def _own_learner(name: str, made_by: type[Any], options: dict[str, Any], data: F
 
 def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:
     """V as the devices declare it, (C, Y): arrivals a round, with the error that was asked for."""
-    rates = np.array([stream.rate(d) for d in range(len(counts))])
-    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * rates[:, None]
+    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
     if experiment.profile.velocity_error:
         noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
         velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)

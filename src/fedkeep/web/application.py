@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.link.addresses import is_loopback
-from fedkeep.web.assets import SCRIPTS, asset, index
 from fedkeep.web.feed import Feed
+from fedkeep.web.report import SCRIPTS, asset, index
 
 PERIOD_SECONDS = 0.5
 QUIET_PERIODS = 20

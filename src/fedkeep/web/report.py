@@ -1,18 +1,35 @@
-"""The charts of the live page as one file that needs no server and no network."""
+"""The page: plain scripts that share one scope, so that a report can join them into one file that needs no server."""
 
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
+from importlib import resources
 
 import msgspec
 
 from fedkeep.records import Comparison, DeviceLine, Run
-from fedkeep.web.assets import SCRIPTS, asset
 from fedkeep.web.digest import Digest
 from fedkeep.web.feed import Update, compared
 
+_SCRIPTS = (
+    "format elements series axes download chart matrix device gallery overview settings panels members source main"
+)
+SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS.split())
+"""In the order in which they are loaded."""
 DEVICES = 12
 """Devices of a run whose stores a report shows."""
+
+
+def asset(name: str) -> str:
+    """The text of one of the page's files."""
+    return (resources.files("fedkeep.web") / "page" / name).read_text(encoding="utf-8")
+
+
+def index() -> str:
+    """The live page: the skeleton with references to its style and scripts."""
+    tags = "\n".join(f'<script defer src="{name}"></script>' for name in SCRIPTS)
+    head = f'<link rel="icon" href="icon.svg">\n<link rel="stylesheet" href="style.css">\n{tags}'
+    return asset("skeleton.html").replace("<!-- head -->", head)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
