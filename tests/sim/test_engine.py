@@ -32,9 +32,13 @@ def experiment(**tables: object) -> Table:
 
 
 def final_model(table: Table, *, eager: bool = False) -> np.ndarray:
-    simulator = Simulator(resolve(table), eager=eager)
-    for _ in simulator.run():
-        pass
+    """With `eager`, every device sees its arrivals in every round, as a real one would."""
+    simulator = Simulator(resolve(table))
+    fleet, everyone = simulator.parts.fleet, range(simulator.parts.data.devices)
+    while simulator.server.round < simulator.experiment.train.rounds:
+        if eager and isinstance(fleet, SimulatedFleet):
+            fleet.catch_up(everyone, simulator.server.round + 1)
+        simulator.play_round(evaluated=False)
     return simulator.server.model
 
 

@@ -53,10 +53,6 @@ class Row:
     gist: dict[str, MeanOverSeeds]
     """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
 
-    @property
-    def late(self) -> MeanOverSeeds:
-        return self.measures["late"]
-
 
 @dataclass(frozen=True)
 class Comparison:

@@ -44,15 +44,13 @@ class Simulator:
     [1, 2, 3]
     """
 
-    def __init__(self, experiment: Experiment, data: Federation | None = None, *, eager: bool = False) -> None:
+    def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
         refuse_alone(experiment)
         self.experiment = experiment
         self.parts: Assembly = assemble(experiment, data)
         self.server: Server = self.parts.server
         self.tally: Counter[str] = Counter()
         """What the run has cost so far, by the names in `TALLIED`."""
-        self._eager = eager
-        """Let every device see its arrivals in every round, as a real one would: slow, and the same result."""
         tested = Prequential(self.parts.learner, self.parts.stream, self.parts.data.devices)
         self.prequential = tested if experiment.record.prequential else None
         self._population: Sequence[DeviceId] = range(self.parts.data.devices)
@@ -129,7 +127,7 @@ class Simulator:
             direction = self.parts.oracle.gradient(self.server.model)
             self.server.estimator.give(direction)
             fleet.adopt(self._population, self.server.model, direction)
-        everyone = self._eager or self.parts.oracle is not None or self._is_declared(until - 1)
+        everyone = self.parts.oracle is not None or self._is_declared(until - 1)
         arrivals = fleet.catch_up(self._population if everyone else participants, until)
         self.tally["samples_valued"] += arrivals
         return arrivals

@@ -1,6 +1,7 @@
 """Serves the live page, in the foreground or from a thread."""
 
 import errno
+import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -75,17 +76,11 @@ def _bound(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except socket.gaierror as error:
         raise ConfigError(f"{host} is no address of this machine; give one with --host") from error
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, port))
-        bound.listen()
+        return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        bound.close()
         address = f"http://{Address(host, port)}"
+        why = f"cannot listen on {address}: {os.strerror(error.errno or 0)}"
         if error.errno == errno.EADDRINUSE:
             why = f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
-        else:
-            why = f"cannot listen on {address}: {error.strerror}"
         raise ConfigError(why) from error
-    return bound
