@@ -85,9 +85,8 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
         return found
     target = user_cache() / file.dataset / file.name
     if file.url is None:
-        raise DataError(
-            f"{file.name} is not here and cannot be downloaded by fedkeep: {file.how}, and put it at {target}"
-        )
+        why = f"is not here and cannot be downloaded by fedkeep: {file.how}, and put it at {target}"
+        raise DataError(f"{file.name} {why}")
     return _download(file, file.url, target, progress)
 
 
