@@ -106,7 +106,7 @@ def digest(path: Path, algorithm: Literal["md5", "sha256"], of: Covered) -> str:
         if of == "zipped CSV files":
             return hashlib.new(algorithm, b"".join(_zipped_tables(path))).hexdigest()
         with gzip.open(path) if of == "gzip content" else path.open("rb") as content:
-            return hashlib.file_digest(content, algorithm).hexdigest()  # type: ignore[arg-type]
+            return hashlib.file_digest(content, algorithm).hexdigest()
     except (gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, EOFError) as error:
         raise DataError(f"{path} is damaged ({error}); remove it, and it will be fetched anew") from None
 

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from fedkeep.core.types import FloatArray, IntArray
+from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data import Federation
 
 _WIDTH, _LEFT, _PLOT = 920, 64, 660
@@ -84,7 +84,7 @@ def _share_panel(counts: IntArray) -> str:
     return "".join(drawn) + _vertical("share of labels", _FLOOR - _SHARES / 2)
 
 
-def _bars(bottoms: FloatArray, tops: FloatArray, columns: IntArray) -> str:
+def _bars(bottoms: AnyArray, tops: AnyArray, columns: IntArray) -> str:
     """One path with a bar per device, which keeps the picture of hundreds of devices small."""
     step = _PLOT / len(tops)
     width = step * (0.86 if step > 4 else 1.0)

@@ -4,10 +4,11 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib import resources
+from typing import Any
 
 import msgspec
 
-from fedkeep.records import Comparison, DeviceLine, Run
+from fedkeep.records import Comparison, Run
 from fedkeep.web.digest import Digest
 from fedkeep.web.feed import Update, compared
 
@@ -32,13 +33,6 @@ def index() -> str:
     return asset("skeleton.html").replace("<!-- head -->", head)
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the page would ask a server for."""
-
-    update: Update
-    devices: dict[str, tuple[DeviceLine, ...]]
-
-
 def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> str:
     """A page with the runs inside, and an advice above them; its policy lets nothing run but its own script."""
     script = "\n".join(asset(name) for name in SCRIPTS)
@@ -60,14 +54,15 @@ def _digest(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> Snapshot:
+def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> dict[str, Any]:
+    """All that the page would ask a server for."""
     digests = {f"{place}-{run.header.run}": _digested(run) for place, run in enumerate(runs)}
     views = (digest.view(key, modified=0.0) for key, digest in digests.items())
     against = compared(runs, comparison.bases)
     update = Update(
         title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=against, words=tuple(words)
     )
-    return Snapshot(update=update, devices={key: tuple(d.devices.values()) for key, d in digests.items()})
+    return {"update": update, "devices": {key: list(digest.devices.values()) for key, digest in digests.items()}}
 
 
 def _digested(run: Run) -> Digest:
