@@ -45,12 +45,11 @@ class Observer:
         self._participants: list[DeviceId] = []
         self._arrivals = self._dropouts = 0
         self._refused: Counter[str] = Counter()
+        self._fates: Counter[int] = Counter()
         self._mendings: list[tuple[float, ...]] = []
         self._known = self._pairs()
         for changes in self._changes.values():
             changes.clear()
-        if self._fleet is not None:
-            self._fleet.fates.clear()
 
     def see(self, record: RoundRecord) -> None:
         """Takes a round into account."""
@@ -108,15 +107,14 @@ class Observer:
         )
 
     def _round(self, round_: int) -> Round:
-        fates = self._fleet.fates if self._fleet is not None else Counter[str]()
         return Round(
             round=round_,
             participants=tuple(sorted(set(self._participants)))[:LISTED],
             participations=len(self._participants),
             arrivals=self._arrivals,
-            kept=fates[Fate.KEPT.name],
-            replaced=fates[Fate.REPLACED.name],
-            refused=fates[Fate.REFUSED.name],
+            kept=self._fates[Fate.KEPT],
+            replaced=self._fates[Fate.REPLACED],
+            refused=self._fates[Fate.REFUSED],
             dropouts=self._dropouts,
             refused_reports=dict(self._refused),
             staleness=self._simulator.server.estimator.staleness(round_),
@@ -162,6 +160,7 @@ class Observer:
         return base64.b64encode(grey.tobytes()).decode()
 
     def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
+        self._fates.update(outcome.fates.tolist())
         if device not in self._changes:
             return
         for i in np.flatnonzero(outcome.fates != Fate.REFUSED)[-_CHANGES:].tolist():
