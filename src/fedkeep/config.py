@@ -78,7 +78,13 @@ def override(table: Table, settings: list[str]) -> Table:
 
 
 def put(table: Table, key: str, value: Any) -> None:
-    """Sets a dotted key, making tables on the way; quotes hold a part together: `sweep."storage.capacity"`."""
+    """Sets a dotted key, making tables on the way; quotes hold a part together.
+
+    >>> table = {}
+    >>> put(table, 'sweep."storage.capacity"', [5, 10])
+    >>> table
+    {'sweep': {'storage.capacity': [5, 10]}}
+    """
     parts = [quoted or bare for quoted, bare in re.findall(r'"([^"]+)"|([^".]+)', key)]
     if not parts:
         raise ConfigError(f"'{key}' is no key: write it as table.key")

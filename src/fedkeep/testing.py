@@ -43,7 +43,13 @@ def check_policy(policy: SelectionPolicy) -> list[str]:
 
 
 def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
-    """Checks the learner's measurements on a batch against each other and against finite differences."""
+    """Checks the learner's measurements on a batch against each other and against finite differences.
+
+    >>> rng = np.random.default_rng(0)
+    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9), np.arange(9))
+    >>> check_learner(DenseLearner((4, 2)), batch)[-2:]
+    ['finite-differences', 'training']
+    """
     model = learner.initial(seed)
     measured = learner.probe(model).measure(batch)
     rng = np.random.default_rng(seed)

@@ -36,7 +36,16 @@ PARTITIONS: Registry[type[Partition]] = Registry("partition", base=Partition)
 
 @dataclass_transform(frozen_default=True)
 def partition(name: str) -> Callable[[Kind], Kind]:
-    """Registers a partition under its name in TOML files and makes it a frozen dataclass."""
+    """Registers a partition under its name in TOML files and makes it a frozen dataclass.
+
+    >>> @partition("halves")
+    ... class Halves(Partition):
+    ...     def divide(self, y, natural, seed):
+    ...         return Ownership.from_assignment(np.arange(len(y)) * 2 // len(y), devices=2)
+    >>> partition_from({"name": "halves"}).divide(np.zeros(6, dtype=int), None, seed=0).sizes
+    array([3, 3])
+    >>> del PARTITIONS["halves"]
+    """
     return PARTITIONS.register(name)
 
 

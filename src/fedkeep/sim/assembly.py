@@ -98,7 +98,13 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
-    """The parts of the experiment, its data loaded unless given."""
+    """The parts of the experiment, its data loaded unless given.
+
+    >>> from fedkeep.sim.experiment import resolve
+    >>> parts = assemble(resolve({"task": {"name": "embedded", "devices": 3}, "policy": {"name": "fifo"}}))
+    >>> parts.data.devices, parts.learner.size, len(parts.server.model)
+    (3, 310, 310)
+    """
     ground = lay_ground(experiment, data)
     data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
     server = experiment.make_server(learner, ground.model, ground.regions.count)

@@ -34,7 +34,12 @@ def index() -> str:
 
 
 def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> str:
-    """A page with the runs inside, and an advice above them; its policy lets nothing run but its own script."""
+    """A page with the runs inside, and an advice above them; its policy lets nothing run but its own script.
+
+    >>> from fedkeep.records import compare
+    >>> "Keep the gist." in html([], compare([]), "No run yet", words=["Keep the gist."])
+    True
+    """
     script = "\n".join(asset(name) for name in SCRIPTS)
     style = asset("style.css")
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
