@@ -55,11 +55,8 @@ def _server(feed: Feed, token: str | None) -> "uvicorn.Server":
 
     from fedkeep.web.application import build
 
-    def closing() -> bool:
-        return server.should_exit
-
     config = uvicorn.Config(
-        build(feed, token, closing),
+        build(feed, token, lambda: server.should_exit),
         log_level="warning",
         access_log=False,
         lifespan="off",
