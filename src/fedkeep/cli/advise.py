@@ -15,7 +15,7 @@ from fedkeep.advice.look import describe, look
 from fedkeep.advice.panel import FIFO, Panel
 from fedkeep.advice.trial import OutOfTimeError, Trial, as_task
 from fedkeep.advice.verdict import advise as judge
-from fedkeep.cli.progress import plainly
+from fedkeep.cli.progress import time_in_words
 from fedkeep.cli.report import write_page
 from fedkeep.cli.run import PROCESSORS, Jobs, On, make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -118,7 +118,7 @@ def _progress() -> Iterator[Callable[[str, float, float], None]]:
         stages: set[str] = set()
 
         def tell(stage: str, share: float, seconds_left: float) -> None:
-            words = f"{stage}, about {plainly(seconds_left)} left"
+            words = f"{stage}, about {time_in_words(seconds_left)} left"
             progress.update(bar, completed=share, description=words)
             if stage not in stages and not console.is_terminal:
                 console.print(words)
