@@ -44,8 +44,7 @@ _INTRODUCTION = (
 
 def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Path]:
     """Writes RESULTS.md with its pictures, and RESULTS.html, into `out`; returns both paths."""
-    paper, found = read_paper(experiments / "paper.toml"), Results(results)
-    blocks = [*_document(experiments, found, paper)]
+    blocks = [*_document(experiments, Results(results, read_paper(experiments / "paper.toml")))]
     pictures = results / "plots"
     try:
         pictures.mkdir(parents=True, exist_ok=True)
@@ -62,7 +61,7 @@ def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Pa
     return text, page
 
 
-def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Block]:
+def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield heading(TITLE, 1)
     arena = Findings(read_programme(experiments / "programmes" / "arena.toml"), Curves(results.directory / "curves"))
     yield from opening(results.figures, arena)
@@ -75,42 +74,42 @@ def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Blo
     yield from arena_tables(results.figures.get("paper", {}))
     yield heading("The paper's claims")
     yield _INTRODUCTION
-    yield sheet(("claim", "verdict", "numbers", "cause, where found"), _judged(results, paper), numbers=False)
+    yield sheet(("claim", "verdict", "numbers", "cause, where found"), _judged(results), numbers=False)
     for folder, title in _FOLDERS.items():
         yield heading(title)
-        yield from _folder(experiments, folder, results, paper)
-    yield from _programs(results, paper)
+        yield from _folder(experiments, folder, results)
+    yield from _programs(results)
     yield heading("Machine and versions")
     versions = [summary.versions for summary in results.summaries.values()]
     versions += [figures["versions"] for figures in results.figures.values() if "versions" in figures]
     yield from sorted({", ".join(f"{name} {version}" for name, version in sorted(v.items())) for v in versions})
 
 
-def _judged(results: Results, paper: Paper) -> Iterator[tuple[str, ...]]:
-    for v in verdicts(results, paper):
+def _judged(results: Results) -> Iterator[tuple[str, ...]]:
+    for v in verdicts(results):
         settled = v.word in {"reproduced", "not run yet"}
-        yield v.claim, v.word, v.because, "" if settled else paper.causes.get(v.claim, "")
+        yield v.claim, v.word, v.because, "" if settled else results.paper.causes.get(v.claim, "")
 
 
-def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> Iterator[Block]:
+def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]:
     names = [f"{folder}/{path.stem}" for path in sorted((experiments / folder).glob("*.toml"))]
-    if folder in paper.tables:
-        yield f"The paper's numbers: {paper.source(folder)}."
+    if folder in results.paper.tables:
+        yield f"The paper's numbers: {results.paper.source(folder)}."
     for name in names:
         if name in results.summaries:
             methods = read_experiment(experiments / f"{name}.toml")["methods"]
-            yield from _experiment(name, results, paper, [m for m in methods if m not in results.methods(name)])
+            yield from _experiment(name, results, [m for m in methods if m not in results.methods(name)])
     missing = [f"`experiments/{name}.toml`" for name in names if name not in results.summaries]
     if missing:
         yield f"Not run yet: {', '.join(missing)}."
 
 
-def _experiment(name: str, results: Results, paper: Paper, left_out: list[str]) -> Iterator[Block]:
+def _experiment(name: str, results: Results, left_out: list[str]) -> Iterator[Block]:
     summary, settings = results.summaries[name], results.settings(name)
     yield heading(name, 3)
     yield summary.about
     speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
-    yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results, paper))
+    yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results))
     missing = f"; not run: {', '.join(left_out)}" if left_out else ""
     yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
     yield _picture(name, settings, results)
@@ -137,19 +136,19 @@ def _picture(name: str, settings: list[str], results: Results) -> Picture:
     return Picture(name.replace("/", "-"), chart, f"accuracy by {across} of every method of {name}")
 
 
-def _rows(name: str, results: Results, paper: Paper) -> Iterator[tuple[str, ...]]:
+def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
     folder, _, task = name.partition("/")
     table = "table2" if folder == "authors" else folder
     settings = results.settings(name)
     for method in results.methods(name):
-        printed = paper.of(table, "accuracy", task, method)
+        printed = results.paper.of(table, "accuracy", task, method)
         reached = [results.accuracy(name, method, setting) for setting in settings]
         theirs = "" if printed is None else f" ({printed:g})"
         cells = [method, *(in_words(mean) + (theirs if mean else "") for mean in reached)]
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
             cells.append("" if margin is None else str(margin))
-            cells.append(_speedup(results.speedup(name, method), paper.of(table, "speedup", task, method)))
+            cells.append(_speedup(results.speedup(name, method), results.paper.of(table, "speedup", task, method)))
         yield tuple(cells)
 
 
@@ -181,7 +180,7 @@ def _scale(name: str, results: Results) -> str:
     return f"seeds {', '.join(map(str, seeds))}{fewer}; {', '.join(map(str, rounds))} rounds{reduced}{short}"
 
 
-def _programs(results: Results, paper: Paper) -> Iterator[Block]:
+def _programs(results: Results) -> Iterator[Block]:
     """What comes from programs rather than experiment files: cost, claims, theory."""
     parts = {
         "table3": ("Table 3: memory footprint and evaluation delay", _cost),
@@ -194,7 +193,7 @@ def _programs(results: Results, paper: Paper) -> Iterator[Block]:
         if figures is None:
             yield f"Not run yet: `experiments/{name}.py`."
             continue
-        yield from write(figures, paper)
+        yield from write(figures, results.paper)
         yield f"Made by `{figures['command']}`."
 
 

@@ -16,13 +16,42 @@ _TABLES = {"curves", "gist"}
 """Folders of the programmes, which have tables of their own."""
 
 
-class Results:
-    """What has been run so far."""
+@dataclass(frozen=True)
+class Paper:
+    """The tables of `paper.toml`: no number of the paper is written anywhere else."""
 
-    def __init__(self, directory: Path) -> None:
+    tables: dict[str, Any]
+    causes: dict[str, str] = field(default_factory=dict)
+    """Why a claim did not come out, as far as we found it out."""
+
+    def source(self, table: str) -> str:
+        return str(self.tables[table]["source"])
+
+    def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
+        """The paper's number in a table's row and column; None where it has none. A table may have a single row."""
+        found = self.tables.get(table, {})
+        values = found.get(quantity, {})
+        values = values.get(row) if isinstance(values, dict) else values
+        if values is None or column not in found.get("columns", ()):
+            return None
+        return float(values[found["columns"].index(column)])
+
+    def claim(self, name: str) -> Any:
+        return self.tables["claims"][name]
+
+
+def read_paper(path: Path) -> Paper:
+    """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""
+    return Paper(read_toml(path), read_toml(path.with_name("causes.toml")))
+
+
+class Results:
+    """What has been run so far, and what the paper says of it."""
+
+    def __init__(self, directory: Path, paper: Paper) -> None:
         paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in _TABLES)
         self.summaries: dict[str, ExperimentSummary] = {(s := read_summary(path)).experiment: s for path in paths}
-        self.directory = directory
+        self.directory, self.paper = directory, paper
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
 
     def methods(self, experiment: str) -> list[str]:
@@ -52,6 +81,16 @@ class Results:
         """How far `one` is ahead of `other`, over the seeds that ran with both; None where none did."""
         return ahead(self.runs(experiment, one), self.runs(experiment, other))
 
+    def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
+        """The tasks of the folder where both ran: how much sooner than FIFO the one is, how far ahead of the other."""
+        for name in self.summaries:
+            if name.startswith(f"{folder}/") and (margin := self.margin(name, one, other)) is not None:
+                yield name.removeprefix(f"{folder}/"), self.speedup(name, one), margin
+
+    def measured(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The tasks of `claims.py`."""
+        yield from self.figures.get("claims", {}).get("tasks", {}).items()
+
     def curves(self, experiment: str, setting: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
         """Every method's accuracy by round, in percent, the mean over its seeds."""
         for method in self.methods(experiment):
@@ -64,32 +103,3 @@ def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     heights = zip(*(curve.accuracy for curve in curves), strict=False)
     rounds = min((curve.rounds for curve in curves), key=len)
     return [(float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at)) for r, at in zip(rounds, heights, strict=True)]
-
-
-@dataclass(frozen=True)
-class Paper:
-    """The tables of `paper.toml`: no number of the paper is written anywhere else."""
-
-    tables: dict[str, Any]
-    causes: dict[str, str] = field(default_factory=dict)
-    """Why a claim did not come out, as far as we found it out."""
-
-    def source(self, table: str) -> str:
-        return str(self.tables[table]["source"])
-
-    def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
-        """The paper's number in a table's row and column; None where it has none. A table may have a single row."""
-        found = self.tables.get(table, {})
-        values = found.get(quantity, {})
-        values = values.get(row) if isinstance(values, dict) else values
-        if values is None or column not in found.get("columns", ()):
-            return None
-        return float(values[found["columns"].index(column)])
-
-    def claim(self, name: str) -> Any:
-        return self.tables["claims"][name]
-
-
-def read_paper(path: Path) -> Paper:
-    """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""
-    return Paper(read_toml(path), read_toml(path.with_name("causes.toml")))

@@ -20,6 +20,7 @@ from fedkeep.config import read_experiment
 from fedkeep.sim.experiment import expand
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PAPER = read_paper(EXPERIMENTS / "paper.toml")
 FILES = sorted(p for p in EXPERIMENTS.glob("*/*.toml") if p.parent.name not in {"tasks", "methods", "programmes"})
 
 
@@ -79,7 +80,7 @@ def test_a_summary_reads_back_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ode", "word"), [((0.70, 0.71, 0.70), "reproduced"), ((0.40, 0.41, 0.40), "not reproduced")])
 def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], word: str) -> None:
     write_summary(tmp_path / "table2" / "har.json", _summary((0.60, 0.61, 0.60), ode))
-    found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+    found = {v.claim: v for v in verdicts(Results(tmp_path, PAPER))}
     assert found["ODE-Est ends more accurate than FIFO (Table 2)"].word == word
     assert found["Values are stable between rounds"].word == "not run yet"
 
@@ -89,7 +90,7 @@ def test_a_larger_store_stands_in_where_unlimited_storage_did_not_run(tmp_path: 
         curves = tuple(replace(c, method=larger) if c.method == "ode-est" else c for c in _summary(fifo, ode).curves)
         summary = replace(_summary((), ()), experiment="motivation/storage-tc", curves=curves)
         write_summary(tmp_path / "motivation" / "storage-tc.json", summary)
-        found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+        found = {v.claim: v for v in verdicts(Results(tmp_path, PAPER))}
         return found["Limited storage costs up to 4 times the training time and 7 % accuracy"].word
 
     fifo, ode = (0.60, 0.61, 0.60), (0.70, 0.71, 0.70)
@@ -101,13 +102,13 @@ def test_a_larger_store_stands_in_where_unlimited_storage_did_not_run(tmp_path: 
 
 
 def test_causes_are_given_for_claims_that_exist() -> None:
-    assert read_paper(EXPERIMENTS / "paper.toml").causes.keys() <= CLAIMS.keys()
+    assert PAPER.causes.keys() <= CLAIMS.keys()
 
 
 def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
     """Seeds differ by twenty points, the methods by two: the intervals overlap, the difference is plain."""
     write_summary(tmp_path / "table2" / "har.json", _summary((0.50, 0.60, 0.70), (0.52, 0.62, 0.73)))
-    results = Results(tmp_path)
+    results = Results(tmp_path, PAPER)
     margin = results.margin("table2/har", "ode-est", "fifo")
     assert margin is not None
     assert margin.mean == pytest.approx((2 + 2 + 3) / 3)
@@ -122,7 +123,7 @@ def test_a_claim_that_more_seeds_must_decide_somewhere_is_not_called_reproduced(
     for task, ode in (("har", (0.70, 0.71, 0.70)), ("ic", (0.50, 0.90, 0.70))):
         summary = replace(_summary((0.60, 0.61, 0.60), ode), experiment=f"table2/{task}")
         write_summary(tmp_path / "table2" / f"{task}.json", summary)
-    found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+    found = {v.claim: v for v in verdicts(Results(tmp_path, PAPER))}
     assert found["ODE-Est ends more accurate than FIFO (Table 2)"].word == "partly"
 
 
