@@ -22,6 +22,7 @@ from fedkeep.learn.judging import judge
 
 _FEATURES, _LABELS, _SLOTS = 6, 3, 4
 _LOCAL = LocalTraining(learning_rate=0.1, epochs=2)
+_LEARNER = DenseLearner((_FEATURES, _LABELS))
 
 
 class ConformanceError(AssertionError):
@@ -124,14 +125,9 @@ def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restar
     return device
 
 
-def _learner() -> DenseLearner:
-    return DenseLearner((_FEATURES, _LABELS))
-
-
 def _device(policy: SelectionPolicy) -> Device:
-    learner = _learner()
     device = make_device(
-        learner,
+        _LEARNER,
         policy,
         capacity=_SLOTS * _LABELS,
         sample_shape=(_FEATURES,),
@@ -140,14 +136,14 @@ def _device(policy: SelectionPolicy) -> Device:
         weighting=Weighting(),
         seed=3,
     )
-    device.install(learner.initial(1))
+    device.install(_LEARNER.initial(1))
     device.assign(Assignment(np.full(_LABELS, _SLOTS), np.ones(_LABELS), 1.0))
     return device
 
 
 def _order(round_: int) -> TrainOrder:
-    direction = np.random.default_rng(round_).standard_normal(_learner().gradient_size).astype(np.float32)
-    return TrainOrder(round_, _learner().initial(round_ + 2), direction if round_ else None, _LOCAL)
+    direction = np.random.default_rng(round_).standard_normal(_LEARNER.gradient_size).astype(np.float32)
+    return TrainOrder(round_, _LEARNER.initial(round_ + 2), direction if round_ else None, _LOCAL)
 
 
 def _samples(n: int) -> Batch:
