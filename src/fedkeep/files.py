@@ -38,14 +38,14 @@ def writing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Holds back other processes that want to be alone in the same folder, which is made if it is not there."""
+    """Holds back other processes that want to be alone in the same folder, which is made if it is not there.
+
+    By a file that stays: a folder itself is locked on one machine only where several share it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with (folder / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 def put_in_place(new: Path, path: Path) -> None:
