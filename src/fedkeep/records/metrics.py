@@ -69,14 +69,14 @@ def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
     return next(reached, None)
 
 
-class Evaluated(Protocol):
+class _Evaluated(Protocol):
     """A run, or what is left of one."""
 
     @property
     def evaluations(self) -> Sequence[Evaluation]: ...
 
 
-def speedup(run: Evaluated, base: Evaluated) -> float | None:
+def speedup(run: _Evaluated, base: _Evaluated) -> float | None:
     """Rounds the base needs to its late accuracy over those the run needs; None if it never gets there."""
     target = late_accuracy(base.evaluations)
     own, others = rounds_to(run.evaluations, target), rounds_to(base.evaluations, target)
@@ -133,7 +133,7 @@ def _gist(runs: _Seeds) -> dict[str, MeanOverSeeds]:
     return {name: estimate([getattr(seed, name) for seed in seeds]) for name in GIST} if seeds else {}
 
 
-def ratio(runs: Mapping[int, Evaluated], base: str, base_runs: Mapping[int, Evaluated]) -> Ratio:
+def ratio(runs: Mapping[int, _Evaluated], base: str, base_runs: Mapping[int, _Evaluated]) -> Ratio:
     """How much sooner runs get to where those of the base end, by seed."""
     paired = sorted(runs.keys() & base_runs.keys())
     found = [speedup(runs[seed], base_runs[seed]) for seed in paired]
