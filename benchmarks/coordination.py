@@ -42,7 +42,7 @@ class Relaxed(LabelLimits):
     def plan(self, fleet: Fleet) -> Plan:
         problem = Problem(fleet, self)
         fractions = np.zeros(fleet.velocities.shape)
-        fractions[problem.rows, problem.labels] = problem.solve(relaxed=True)[problem.held()]
+        fractions[problem.rows, problem.labels] = problem.solve(relaxed=True)[problem.held]
         held = largest_per_row(fractions, self.of_devices(fleet))
         quotas = quantity_rule("frequent")(fleet, held)
         shortfalls = find_shortfalls(fleet, held, self.clients_per_label, self.labels_per_client)
@@ -76,7 +76,7 @@ class EvenProblem(Problem):
         limits = LabelLimits(LIMIT, LIMIT).of_devices(self.fleet)
         share = self.fleet.capacities / np.maximum(limits, 1)
         cost = np.zeros(self.size)
-        cost[self.held()] = -(self.fleet.velocities * share[:, None])[self.rows, self.labels]
+        cost[self.held] = -(self.fleet.velocities * share[:, None])[self.rows, self.labels]
         return cost
 
     def best(self) -> float:

@@ -48,17 +48,6 @@ def invert_analytically(gradient: LastLayer) -> FloatArray:
     return inputs
 
 
-def guess_labels(gradient: LastLayer, n: int) -> IntArray:
-    """Which labels the n samples have, most likely: those pull their own class's bias down, by up to 1 / n each."""
-    pull = -gradient.bias * n
-    guessed = []
-    for _ in range(n):
-        label = int(pull.argmax())
-        guessed.append(label)
-        pull[label] -= 1.0 - 1.0 / len(pull)
-    return np.array(sorted(guessed))
-
-
 def invert_by_matching(
     layer: LastLayer, gradient: LastLayer, labels: IntArray, start: FloatArray, steps: int = 400, rate: float = 0.05
 ) -> FloatArray:

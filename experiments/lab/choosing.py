@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.blocks import Block, sheet
-from lab.findings import BALANCED, FIFO, GISTS, LEVEL
+from lab.findings import BALANCED, FIFO, GISTS, SLIGHT
 
 RIVALS = (FIFO, BALANCED)
 
@@ -29,7 +29,7 @@ class Candidate:
     @property
     def falls_behind(self) -> tuple[str, ...]:
         """Tasks on which it is more than half a point behind."""
-        return tuple(task for task, lead in self.leads.items() if lead < -LEVEL)
+        return tuple(task for task, lead in self.leads.items() if lead < -SLIGHT)
 
 
 def candidates(means: Means, form: str) -> list[Candidate]:

@@ -1,16 +1,15 @@
 """Finished runs as curves, a line each in one file a task; those of programmes go by the hash of their settings."""
 
-import fcntl
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Run
-from fedkeep.records.measures import LAST
+from fedkeep.files import alone_in
+from fedkeep.records import Evaluation, Run
+from fedkeep.records.measures import LAST, late_accuracy
 from fedkeep.records.versions import versions
 
 _DIGITS = 5
@@ -40,27 +39,16 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a device keeps besides the model; 0 where it was not counted."""
 
     @property
-    def trained(self) -> list[tuple[int, float]]:
-        """Round and accuracy of the evaluations after the start; 0 where it diverged."""
-        return [(r, a or 0.0) for r, a in zip(self.rounds, self.accuracy, strict=True) if r > 0]
-
-    @property
-    def late(self) -> float:
-        """The mean accuracy of the last five of them."""
-        return self._late(1)
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """As far as measures look at them."""
+        return tuple(
+            Evaluation(round=r, accuracy=a, loss=None) for r, a in zip(self.rounds, self.accuracy, strict=True)
+        )
 
     @property
     def final(self) -> float:
-        """The same in percent."""
-        return self._late(100)
-
-    def _late(self, scale: int) -> float:
-        last = [accuracy for _, accuracy in self.trained[-LAST:]]
-        return scale * math.fsum(last) / max(1, len(last))
-
-    def rounds_to(self, target: float) -> int | None:
-        """The first round whose accuracy reaches `target`; None if none does."""
-        return next((round_ for round_, accuracy in self.trained if accuracy >= target), None)
+        """The mean accuracy of the last five evaluations, in percent."""
+        return late_accuracy(self.evaluations, of=100)
 
 
 def curve_of(run: Run) -> Curve:
@@ -137,13 +125,13 @@ class Curves:
 
     def add(self, task: str, curve: Curve) -> None:
         """Takes a run in and writes its task's file at once: a kill costs the run under way and no other."""
-        with self._alone():
+        with alone_in(self._directory):
             self._tasks[task] = _read(self._path(task)) | {curve.config_hash: curve}
             self._write(task)
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
         """Forgets all other runs: to be made again after a change that no setting tells, or no longer asked for."""
-        with self._alone():
+        with alone_in(self._directory):
             for task in self._tasks:
                 before = _read(self._path(task))
                 self._tasks[task] = {digest: curve for digest, curve in before.items() if wanted(curve)}
@@ -152,14 +140,6 @@ class Curves:
 
     def _path(self, task: str) -> Path:
         return self._directory / f"{task}.json"
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Holds other processes back while a file is read and written."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        with (self._directory / ".lock").open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            yield
 
     def _write(self, task: str) -> None:
         ordered = sorted(self._tasks[task].values(), key=lambda c: (c.method, c.setting, c.planned, c.seed))

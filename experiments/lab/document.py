@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
+from fedkeep.records.metrics import Ratio
 from lab.blocks import Block, Picture, heading, html, markdown, sheet
 from lab.charts import line_chart
 from lab.choosing import choosing
 from lab.curves import Curves
 from lab.findings import Findings, in_words
 from lab.opening import arena_tables, opening, sweeps
-from lab.paper import Paper, read_paper
 from lab.programme import read_programme
-from lab.programs import programs
-from lab.results import Results, Shown
+from lab.results import Paper, Results, read_paper
 from lab.verdicts import verdicts
 
 TITLE = "fedkeep: the paper's evidence, run again"
@@ -25,6 +25,12 @@ _FOLDERS = {
     "simplified": "Simplified ODE",
     "motivation": "Motivation",
 }
+_COSTS = {
+    "one_ms": ("ms a sample, one by one", "milliseconds"),
+    "batched_ms": ("ms a sample, in a batch", ""),
+    "extra_mb": ("MB above an idle process", "megabytes"),
+}
+"""What Table 3 measures: its title, and what the paper's table of it is called."""
 _INTRODUCTION = (
     "Written by `python experiments/reproduce.py report` from `experiments/results/` and `experiments/paper.toml`; "
     "nothing here is typed by hand. Accuracy is the mean over seeds of the mean of the last five evaluations, in "
@@ -38,8 +44,7 @@ _INTRODUCTION = (
 
 def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Path]:
     """Writes RESULTS.md with its pictures, and RESULTS.html, into `out`; returns both paths."""
-    paper, found = read_paper(experiments / "paper.toml"), Results(results)
-    blocks = [*_document(experiments, found, paper)]
+    blocks = [*_document(experiments, Results(results, read_paper(experiments / "paper.toml")))]
     pictures = results / "plots"
     try:
         pictures.mkdir(parents=True, exist_ok=True)
@@ -56,7 +61,7 @@ def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Pa
     return text, page
 
 
-def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Block]:
+def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield heading(TITLE, 1)
     arena = Findings(read_programme(experiments / "programmes" / "arena.toml"), Curves(results.directory / "curves"))
     yield from opening(results.figures, arena)
@@ -69,42 +74,42 @@ def _document(experiments: Path, results: Results, paper: Paper) -> Iterator[Blo
     yield from arena_tables(results.figures.get("paper", {}))
     yield heading("The paper's claims")
     yield _INTRODUCTION
-    yield sheet(("claim", "verdict", "numbers", "cause, where found"), _judged(results, paper), numbers=False)
+    yield sheet(("claim", "verdict", "numbers", "cause, where found"), _judged(results), numbers=False)
     for folder, title in _FOLDERS.items():
         yield heading(title)
-        yield from _folder(experiments, folder, results, paper)
-    yield from programs(results, paper)
+        yield from _folder(experiments, folder, results)
+    yield from _programs(results)
     yield heading("Machine and versions")
     versions = [summary.versions for summary in results.summaries.values()]
     versions += [figures["versions"] for figures in results.figures.values() if "versions" in figures]
     yield from sorted({", ".join(f"{name} {version}" for name, version in sorted(v.items())) for v in versions})
 
 
-def _judged(results: Results, paper: Paper) -> Iterator[tuple[str, ...]]:
-    for v in verdicts(results, paper):
+def _judged(results: Results) -> Iterator[tuple[str, ...]]:
+    for v in verdicts(results):
         settled = v.word in {"reproduced", "not run yet"}
-        yield v.claim, v.word, v.because, "" if settled else paper.causes.get(v.claim, "")
+        yield v.claim, v.word, v.because, "" if settled else results.paper.causes.get(v.claim, "")
 
 
-def _folder(experiments: Path, folder: str, results: Results, paper: Paper) -> Iterator[Block]:
+def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]:
     names = [f"{folder}/{path.stem}" for path in sorted((experiments / folder).glob("*.toml"))]
-    if folder in paper.tables:
-        yield f"The paper's numbers: {paper.source(folder)}."
+    if folder in results.paper.tables:
+        yield f"The paper's numbers: {results.paper.source(folder)}."
     for name in names:
         if name in results.summaries:
             methods = read_experiment(experiments / f"{name}.toml")["methods"]
-            yield from _experiment(name, results, paper, [m for m in methods if m not in results.methods(name)])
+            yield from _experiment(name, results, [m for m in methods if m not in results.methods(name)])
     missing = [f"`experiments/{name}.toml`" for name in names if name not in results.summaries]
     if missing:
         yield f"Not run yet: {', '.join(missing)}."
 
 
-def _experiment(name: str, results: Results, paper: Paper, left_out: list[str]) -> Iterator[Block]:
+def _experiment(name: str, results: Results, left_out: list[str]) -> Iterator[Block]:
     summary, settings = results.summaries[name], results.settings(name)
     yield heading(name, 3)
     yield summary.about
     speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
-    yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results, paper))
+    yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results))
     missing = f"; not run: {', '.join(left_out)}" if left_out else ""
     yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
     yield _picture(name, settings, results)
@@ -116,7 +121,7 @@ def _picture(name: str, settings: list[str], results: Results) -> Picture:
     swept = {s: float(s.partition("=")[2]) for s in settings if " " not in s and "=" in s}
     if len(settings) > 1 and len(swept) == len(settings):
         series = {
-            method: [(x, shown.mean) for s, x in swept.items() if (shown := results.shown(name, method, s)) is not None]
+            method: [(x, reached.mean) for s, x in swept.items() if (reached := results.accuracy(name, method, s))]
             for method in results.methods(name)
         }
         across = key.rpartition(".")[2].replace("_", " ")
@@ -131,30 +136,26 @@ def _picture(name: str, settings: list[str], results: Results) -> Picture:
     return Picture(name.replace("/", "-"), chart, f"accuracy by {across} of every method of {name}")
 
 
-def _rows(name: str, results: Results, paper: Paper) -> Iterator[tuple[str, ...]]:
+def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
     folder, _, task = name.partition("/")
     table = "table2" if folder == "authors" else folder
     settings = results.settings(name)
     for method in results.methods(name):
-        printed = paper.of(table, "accuracy", task, method)
-        cells = [method, *(_accuracy(results.shown(name, method, setting), printed) for setting in settings)]
+        printed = results.paper.of(table, "accuracy", task, method)
+        reached = [results.accuracy(name, method, setting) for setting in settings]
+        theirs = "" if printed is None else f" ({printed:g})"
+        cells = [method, *(in_words(mean) + (theirs if mean else "") for mean in reached)]
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
             cells.append("" if margin is None else str(margin))
-            cells.append(_speedup(results.shown(name, method), paper.of(table, "speedup", task, method)))
+            cells.append(_speedup(results.speedup(name, method), results.paper.of(table, "speedup", task, method)))
         yield tuple(cells)
 
 
-def _accuracy(shown: Shown | None, printed: float | None) -> str:
-    if shown is None:
-        return "not run"
-    return in_words([shown.mean, shown.half_width]) + ("" if printed is None else f" ({printed:g})")
-
-
-def _speedup(shown: Shown | None, printed: float | None) -> str:
-    ours = "-" if shown is None or shown.speedup is None else f"{shown.speedup:.2f}x"
-    if shown is not None and 0 < shown.reached < shown.seeds:
-        ours += f" [{shown.reached} of {shown.seeds} seeds]"
+def _speedup(found: Ratio, printed: float | None) -> str:
+    ours = "-" if found.value is None else f"{found.value:.2f}x"
+    if 0 < found.reached < found.seeds:
+        ours += f" [{found.reached} of {found.seeds} seeds]"
     return ours + ("" if printed is None else f" ({printed:.2f}x)" if printed else " (-)")
 
 
@@ -177,3 +178,72 @@ def _scale(name: str, results: Results) -> str:
     few = {method: ", ".join(map(str, own)) for method, own in of_methods.items() if own != seeds}
     fewer = "".join(f"; {method} only with {own}" for method, own in few.items())
     return f"seeds {', '.join(map(str, seeds))}{fewer}; {', '.join(map(str, rounds))} rounds{reduced}{short}"
+
+
+def _programs(results: Results) -> Iterator[Block]:
+    """What comes from programs rather than experiment files: cost, claims, theory."""
+    parts = {
+        "table3": ("Table 3: memory footprint and evaluation delay", _cost),
+        "claims": ("Claims about values", _claims),
+        "theory": ("Theory", _theory),
+    }
+    for name, (title, write) in parts.items():
+        yield heading(title)
+        figures = results.figures.get(name)
+        if figures is None:
+            yield f"Not run yet: `experiments/{name}.py`."
+            continue
+        yield from write(figures, results.paper)
+        yield f"Made by `{figures['command']}`."
+
+
+def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
+    yield f"In brackets the paper's phone ({paper.source('table3')}). {figures['how']}"
+    columns = paper.tables["table3"]["columns"]
+    for quantity, (title, printed) in _COSTS.items():
+
+        def cell(task: str, method: str, quantity: str = quantity, printed: str = printed) -> str:
+            theirs = paper.of("table3", printed, task, method)
+            return f"{figures['tasks'][task][method][quantity]:.3g}" + ("" if theirs is None else f" ({theirs:g})")
+
+        yield f"{title}:"
+        yield sheet(("task", *columns), ([task, *(cell(task, m) for m in columns)] for task in figures["tasks"]))
+
+
+def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
+    tasks = figures["tasks"]
+    yield "Correlation (Pearson) between the values of the same samples at two rounds, and the terms' ratio:"
+    for task, row in tasks.items():
+        rounds = [f"round {r}" for r in row["rounds"]]
+        lines = [(name, *map("{:.2f}".format, row["pearson_rounds"][k])) for k, name in enumerate(rounds)]
+        lines.append(("last layer against all", *map("{:.2f}".format, row["pearson_last_layer"])))
+        lines.append(("term 2 over term 1, weighted", *map("{:.3g}".format, row["term2_over_term1"])))
+        lines.append(("term 2 over term 1, bare", *map("{:.3g}".format, row["term2_over_term1_raw"])))
+        yield sheet((task, *rounds), lines)
+    yield "One-step values of eight samples, their correlation with what they stand for, over 20 draws:"
+    ahead = {task: (row["look_ahead"]["leave_one_out"], row["look_ahead"]["shapley"]) for task, row in tasks.items()}
+    rows = ([task, *(f"{f['mean']:.3f} (worst {f['worst']:.3f})" for f in found)] for task, found in ahead.items())
+    yield sheet(("task", "leave-one-out", "exact Shapley"), rows)
+    yield (
+        f"The gradient over {figures['subset']} fixed samples, which ODE-Exact takes, against that over all of them, "
+        "at the worst of these rounds: its error against the gradient's length, the cosine between the two, and the "
+        "correlation of the values that they give:"
+    )
+    yield sheet(("task", "error", "cosine", "values"), (_subset(task, row) for task, row in tasks.items()))
+
+
+def _subset(task: str, row: dict[str, Any]) -> tuple[str, ...]:
+    found = row["exact_on_a_subset"]
+    worst = max(f["error"] for f in found), min(f["cosine"] for f in found), min(f["pearson"] for f in found)
+    return (task, *map("{:.3f}".format, worst))
+
+
+def _theory(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
+    distance = figures["theorem2_distance"]
+    methods = {name: row for name, row in distance.items() if name != "central"}
+    series = {n: list(zip(map(float, r["rounds"]), r["distance"], strict=True)) for n, r in methods.items()}
+    chart = line_chart("Distance to the centrally trained model (Theorem 2)", series, "round", "distance")
+    yield Picture("theory-distance", chart, "distance of every method's model to the centrally trained one by round")
+    rows = [(name, f"{row['distance'][-1]:.3f}", f"{100 * row['accuracy']:.1f}") for name, row in methods.items()]
+    rows.append(("central", "0", f"{100 * distance['central']['accuracy']:.1f}"))
+    yield sheet(("method", "final distance to the central model", "final accuracy, %"), rows)

@@ -1,23 +1,46 @@
 """What the runs of a programme say: means with their intervals, and differences seed by seed."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedkeep.records.measures import interval
 from fedkeep.sim.experiment import Experiment
 from lab.curves import Curve, Curves
 from lab.programme import Contest, Programme
 
-Interval = list[float | None]
-"""A mean and half of its 95 % interval, None of a single seed."""
-
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
-LEVEL = 0.5
-"""Points of accuracy within which a method counts as level with another."""
 PREQUENTIAL = (("record.prequential", True),)
 """The setting in which runs are also tested on what arrives."""
+LEVEL, SLIGHT = 1.0, 0.5
+"""Points of accuracy within which two methods count as level, and a gap as none."""
+
+
+class Interval(NamedTuple):
+    """A mean over seeds and half of its 95 % interval, None of a single seed; in JSON a list of the two."""
+
+    mean: float
+    half_width: float | None
+
+    @property
+    def ahead(self) -> bool | None:
+        """Of a difference, whether it is above 0; None where the interval holds 0, so that more seeds have to tell."""
+        return None if self.half_width is None or abs(self.mean) <= self.half_width else self.mean > 0
+
+    @property
+    def keeps_up(self) -> bool | None:
+        """Of a difference, whether less than a point is sure to be lost; None where more seeds have to tell."""
+        if self.half_width is not None and self.mean - self.half_width > -LEVEL:
+            return True
+        return False if self.ahead is False else None
+
+    def rounded(self) -> "Interval":
+        return Interval(round(self.mean, 2), None if self.half_width is None else round(self.half_width, 2))
+
+    def __str__(self) -> str:
+        return in_words(self, "+")
 
 
 @dataclass(frozen=True)
@@ -64,18 +87,11 @@ class Findings:
         """The row's settings, at any seed."""
         return self.programme.reported(row, 1.0, (0,))[0].cell.experiment
 
-    def mean(self, task: str, method: str) -> float | None:
-        """The final accuracy at the task's rate, in percent."""
-        return mean(curve.final for curve in self.runs(Contest(task, method)).values())
-
 
 def summed(values: Iterable[float]) -> Interval | None:
-    """Mean and half of the interval; None of nothing."""
+    """None of nothing."""
     known = list(values)
-    if not known:
-        return None
-    half = interval(known)
-    return [round(math.fsum(known) / len(known), 2), None if half is None else round(half, 2)]
+    return Interval(math.fsum(known) / len(known), interval(known)) if known else None
 
 
 def finals(runs: Mapping[int, Curve]) -> Interval | None:
@@ -83,22 +99,16 @@ def finals(runs: Mapping[int, Curve]) -> Interval | None:
     return summed(curve.final for curve in runs.values())
 
 
-def in_words(value: Interval | None, sign: str = "") -> str:
+def ahead(runs: Mapping[int, Curve], others: Mapping[int, Curve]) -> Interval | None:
+    """The difference in final accuracy over the seeds that both have."""
+    return summed(runs[seed].final - others[seed].final for seed in sorted(runs.keys() & others.keys()))
+
+
+def in_words(value: Sequence[float | None] | None, sign: str = "") -> str:
     """ "61.2 ± 0.8", or that it was not run."""
     if value is None:
         return "not run"
     return f"{value[0]:{sign}.1f}" + ("" if value[1] is None else f" ± {value[1]:.1f}")
-
-
-def ahead(runs: Mapping[int, Curve], others: Mapping[int, Curve]) -> Interval | None:
-    """The mean difference in final accuracy over the seeds that both have."""
-    return summed(runs[seed].final - others[seed].final for seed in sorted(runs.keys() & others.keys()))
-
-
-def mean(values: Iterable[float | None], scale: float = 1.0) -> float | None:
-    """Of what is known; None of nothing."""
-    known = [value for value in values if value is not None]
-    return round(scale * math.fsum(known) / len(known), 2) if known else None
 
 
 def share_closed(fifo: float | None, method: float | None, unlimited: float | None) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.blocks import Block, Picture, heading, sheet
 from lab.charts import bar_chart, line_chart
-from lab.findings import BALANCED, FIFO, GISTS, LEVEL, UNLIMITED, Findings, in_words, share_closed
+from lab.findings import BALANCED, FIFO, GISTS, SLIGHT, UNLIMITED, Findings, Interval, in_words, share_closed
 from lab.programme import Contest
 from lab.results import mean_curve
 
@@ -68,19 +68,12 @@ def _both_rates(arena: Table, method: str) -> str:
 
 def _leads(arena: Table, method: str, key: str) -> str:
     """Who is ahead where, by the interval of the difference; tasks are named where they are few."""
-    groups: dict[str, dict[str, float]] = {"ahead": {}, "behind": {}, "undecided": {}}
-    for task, row in arena.items():
-        if (found := row.get(method, {}).get(key)) is not None:
-            groups[_standing(found)][task] = found[0]
-    if not (tasks := sum(map(len, groups.values()))):
+    found = {task: Interval(*lead) for task, row in arena.items() if (lead := row.get(method, {}).get(key))}
+    if not found:
         return "not run yet"
-    return ", ".join(f"{word} on {_few(word, leads, tasks)}" for word, leads in groups.items())
-
-
-def _standing(lead: Sequence[float | None]) -> str:
-    """By the interval; what a single seed says is decided by nothing."""
-    mean, half = lead[0] or 0.0, lead[1]
-    return "undecided" if half is None or abs(mean) <= half else "ahead" if mean > 0 else "behind"
+    words = {"ahead": True, "behind": False, "undecided": None}
+    groups = {w: {t: lead.mean for t, lead in found.items() if lead.ahead is ahead} for w, ahead in words.items()}
+    return ", ".join(f"{word} on {_few(word, leads, len(found))}" for word, leads in groups.items())
 
 
 def _few(word: str, leads: Mapping[str, float], tasks: int) -> str:
@@ -106,11 +99,11 @@ def _all_leads(arena: Table) -> Iterator[Block]:
         yield sheet(("task", "FIFO", *methods), rows)
 
 
-def _lead(found: Sequence[float | None] | None) -> str:
+def _lead(found: Sequence[Any] | None) -> str:
     if found is None:
         return ""
     words = f"{found[0] or 0.0:+.1f}"
-    return f"({words})" if _standing(found) == "undecided" else words
+    return f"({words})" if Interval(*found).ahead is None else words
 
 
 def _shares(arena: Table, *, ordered: bool) -> str:
@@ -124,7 +117,7 @@ def _closed(row: Table) -> float | None:
     """At the task's rate; None where the gap is below half a point."""
     means = {m: float(found["shared_rate"][0]) for m, found in row.items() if found["shared_rate"] is not None}
     best = max((means[m] for m in GISTS if m in means), default=None)
-    if FIFO not in means or UNLIMITED not in means or means[UNLIMITED] - means[FIFO] < LEVEL:
+    if FIFO not in means or UNLIMITED not in means or means[UNLIMITED] - means[FIFO] < SLIGHT:
         return None
     return share_closed(means[FIFO], best, means[UNLIMITED])
 

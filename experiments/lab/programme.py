@@ -178,7 +178,8 @@ class Programme:
 
 def area(curve: Curve) -> float:
     """The mean accuracy over all evaluations after the start: the area under the curve, its width taken as 1."""
-    return sum(accuracy for _, accuracy in curve.trained) / max(1, len(curve.trained))
+    trained = [evaluation.accuracy or 0.0 for evaluation in curve.evaluations if evaluation.round > 0]
+    return sum(trained) / max(1, len(trained))
 
 
 def read_programme(path: Path) -> Programme:

@@ -1,68 +1,57 @@
-"""The committed results: summaries of experiments, and the figures of programs that are no experiment."""
+"""The committed results, summaries of experiments and figures of programs, and what the paper reports beside them."""
 
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep.records.measures import interval
+from fedkeep.config import read_toml
+from fedkeep.records.metrics import Ratio, ratio
 from lab.curves import Curve, ExperimentSummary, read_summary
-
-LEVEL = 1.0
-"""Points of accuracy within which two methods count as level."""
+from lab.findings import Interval, ahead, finals
 
 _TABLES = {"curves", "gist"}
 """Folders of the programmes, which have tables of their own."""
 
 
 @dataclass(frozen=True)
-class Margin:
-    """By how many points one method is ahead of another, seed by seed: both saw the same data in the same order."""
+class Paper:
+    """The tables of `paper.toml`: no number of the paper is written anywhere else."""
 
-    mean: float
-    half_width: float | None
-    """Of its 95 % interval; None of a single seed."""
+    tables: dict[str, Any]
+    causes: dict[str, str] = field(default_factory=dict)
+    """Why a claim did not come out, as far as we found it out."""
 
-    @property
-    def ahead(self) -> bool | None:
-        """Whether the one is ahead; None where the interval holds 0, so that more seeds have to tell."""
-        if self.half_width is None or abs(self.mean) <= self.half_width:
+    def source(self, table: str) -> str:
+        return str(self.tables[table]["source"])
+
+    def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
+        """The paper's number in a table's row and column; None where it has none. A table may have a single row."""
+        found = self.tables.get(table, {})
+        values = found.get(quantity, {})
+        values = values.get(row) if isinstance(values, dict) else values
+        if values is None or column not in found.get("columns", ()):
             return None
-        return self.mean > 0
+        return float(values[found["columns"].index(column)])
 
-    @property
-    def keeps_up(self) -> bool | None:
-        """Whether the one is sure to lose less than what counts as level; None where more seeds have to tell."""
-        if self.half_width is not None and self.mean - self.half_width > -LEVEL:
-            return True
-        return False if self.ahead is False else None
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.1f}" + ("" if self.half_width is None else f" ± {self.half_width:.1f}")
+    def claim(self, name: str) -> Any:
+        return self.tables["claims"][name]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One method in one setting of one experiment."""
-
-    mean: float
-    """Final accuracy in percent."""
-    half_width: float | None
-    speedup: float | None
-    """Against FIFO, the geometric mean over seeds; None where the method never reached FIFO's final accuracy."""
-    reached: int
-    seeds: int
+def read_paper(path: Path) -> Paper:
+    """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""
+    return Paper(read_toml(path), read_toml(path.with_name("causes.toml")))
 
 
 class Results:
-    """What has been run so far."""
+    """What has been run so far, and what the paper says of it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, paper: Paper) -> None:
         paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in _TABLES)
         self.summaries: dict[str, ExperimentSummary] = {(s := read_summary(path)).experiment: s for path in paths}
-        self.directory = directory
+        self.directory, self.paper = directory, paper
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
 
     def methods(self, experiment: str) -> list[str]:
@@ -80,22 +69,27 @@ class Results:
         curves = self.summaries[experiment].curves
         return {c.seed: c for c in curves if c.method == method and c.setting in chosen and c.rounds}
 
-    def shown(self, experiment: str, method: str, setting: str | None = None) -> Shown | None:
-        """A method's numbers; None where it did not run."""
-        runs, fifo = (self.runs(experiment, name, setting) for name in (method, "fifo"))
-        if not runs:
-            return None
-        found = [_speedup(runs[seed], fifo[seed]) for seed in sorted(runs.keys() & fifo.keys())]
-        logs = [math.log(ratio) for ratio in found if ratio is not None]
-        finals = [curve.final for curve in runs.values()]
-        speedup = math.exp(math.fsum(logs) / len(logs)) if logs else None
-        return Shown(math.fsum(finals) / len(finals), interval(finals), speedup, len(logs), len(finals))
+    def accuracy(self, experiment: str, method: str, setting: str | None = None) -> Interval | None:
+        """A method's final accuracy in percent; None where it did not run."""
+        return finals(self.runs(experiment, method, setting))
 
-    def margin(self, experiment: str, one: str, other: str) -> Margin | None:
+    def speedup(self, experiment: str, method: str) -> Ratio:
+        """How much sooner than FIFO a method gets to where FIFO ends."""
+        return ratio(self.runs(experiment, method), "fifo", self.runs(experiment, "fifo"))
+
+    def margin(self, experiment: str, one: str, other: str) -> Interval | None:
         """How far `one` is ahead of `other`, over the seeds that ran with both; None where none did."""
-        a, b = self.runs(experiment, one), self.runs(experiment, other)
-        found = [a[seed].final - b[seed].final for seed in sorted(a.keys() & b.keys())]
-        return Margin(math.fsum(found) / len(found), interval(found)) if found else None
+        return ahead(self.runs(experiment, one), self.runs(experiment, other))
+
+    def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
+        """The tasks of the folder where both ran: how much sooner than FIFO the one is, how far ahead of the other."""
+        for name in self.summaries:
+            if name.startswith(f"{folder}/") and (margin := self.margin(name, one, other)) is not None:
+                yield name.removeprefix(f"{folder}/"), self.speedup(name, one), margin
+
+    def measured(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The tasks of `claims.py`."""
+        yield from self.figures.get("claims", {}).get("tasks", {}).items()
 
     def curves(self, experiment: str, setting: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
         """Every method's accuracy by round, in percent, the mean over its seeds."""
@@ -109,9 +103,3 @@ def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     heights = zip(*(curve.accuracy for curve in curves), strict=False)
     rounds = min((curve.rounds for curve in curves), key=len)
     return [(float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at)) for r, at in zip(rounds, heights, strict=True)]
-
-
-def _speedup(run: Curve, base: Curve) -> float | None:
-    """Rounds the base needs to its final accuracy over those the run needs; None if it never gets there."""
-    own, others = run.rounds_to(base.late), base.rounds_to(base.late)
-    return None if own is None or others is None else others / own

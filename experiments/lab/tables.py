@@ -1,14 +1,15 @@
 """The tables that programmes end in, as JSON files in experiments/results."""
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lab.costs import forward_passes
 from lab.curves import Curve, Curves
-from lab.findings import FIFO, GISTS, PREQUENTIAL, UNLIMITED, Findings, ahead, finals, mean, share_closed
+from lab.findings import FIFO, GISTS, PREQUENTIAL, UNLIMITED, Findings, Interval, ahead, finals, share_closed
 from lab.programme import Contest, read_programme
 
 Table = dict[str, Any]
@@ -68,17 +69,17 @@ def _arena_row(found: Findings, row: Contest) -> Table | None:
     fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
     tested_first = found.runs(Contest(row.task, row.method, PREQUENTIAL))
     return {
-        "own_rate": finals(own),
-        "shared_rate": finals(shared),
+        "own_rate": _rounded(finals(own)),
+        "shared_rate": _rounded(finals(shared)),
         "rate": found.own_rate(row),
         "seeds": len(shown),
-        "over_fifo": ahead(own, found.own_runs(fifo)),
-        "over_fifo_shared": ahead(shared, found.runs(fifo)),
+        "over_fifo": _rounded(ahead(own, found.own_runs(fifo))),
+        "over_fifo_shared": _rounded(ahead(shared, found.runs(fifo))),
         "rounds": max(curve.planned for curve in shown.values()),
-        "worst_tenth": mean((curve.worst_tenth for curve in shown.values()), 100),
-        "rare_recall": mean((curve.rare_recall for curve in shown.values()), 100),
-        "prequential": mean((curve.prequential for curve in tested_first.values()), 100),
-        "forward_passes": mean(forward_passes(experiment, curve) for curve in shown.values()),
+        "worst_tenth": _mean((curve.worst_tenth for curve in shown.values()), 100),
+        "rare_recall": _mean((curve.rare_recall for curve in shown.values()), 100),
+        "prequential": _mean((curve.prequential for curve in tested_first.values()), 100),
+        "forward_passes": _mean(forward_passes(experiment, curve) for curve in shown.values()),
     }
 
 
@@ -96,8 +97,8 @@ def gist_rows(found: Findings, task: str) -> Table:
 
 def _beside(runs: Mapping[int, Curve], fifo: Mapping[int, Curve]) -> Table:
     return {
-        "accuracy": finals(runs),
-        "over_fifo": ahead(runs, fifo),
+        "accuracy": _rounded(finals(runs)),
+        "over_fifo": _rounded(ahead(runs, fifo)),
         "rounds": max(curve.planned for curve in runs.values()),
     }
 
@@ -106,13 +107,14 @@ def gist_summary(found: Findings) -> Table:
     """By task, at its rate and in percent; `gap_closed` is the better gist's share of what FIFO lacks."""
     table: Table = {}
     for task in found.tasks():
-        fifo, unlimited = found.mean(task, FIFO), found.mean(task, UNLIMITED)
-        gists = {method: found.mean(task, method) for method in GISTS}
-        best = max((value for value in gists.values() if value is not None), default=None)
+        runs = {method: found.runs(Contest(task, method)).values() for method in (FIFO, UNLIMITED, *GISTS)}
+        means = {method: _mean(curve.final for curve in curves) for method, curves in runs.items()}
+        fifo, unlimited = means.pop(FIFO), means.pop(UNLIMITED)
+        best = max((value for value in means.values() if value is not None), default=None)
         if best is not None:
             table[task] = {
                 "fifo": fifo,
-                **{method.replace("-", "_"): value for method, value in gists.items()},
+                **{method.replace("-", "_"): value for method, value in means.items()},
                 "unlimited": unlimited,
                 "gap_closed": share_closed(fifo, best, unlimited),
             }
@@ -133,7 +135,7 @@ def bytes_table(found: Findings) -> Table:
     table: Table = {}
     for row, runs in found.ran():
         at_rest = max(curve.bytes_at_rest for curve in runs.values())
-        point = [at_rest, found.experiment(row).storage.capacity, *(finals(runs) or ())]
+        point = [at_rest, found.experiment(row).storage.capacity, *(_rounded(finals(runs)) or ())]
         table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
     for methods in table.values():
         methods["worth"] = {m: _worth(points, methods.get(FIFO, [])) for m, points in methods.items() if "gist" in m}
@@ -146,3 +148,13 @@ def _worth(points: list[list[Any]], fifo: list[list[Any]]) -> dict[str, int | No
         str(slots): min((point[1] for point in fifo if point[2] >= accuracy), default=None)
         for _, slots, accuracy, _ in points
     }
+
+
+def _rounded(found: Interval | None) -> Interval | None:
+    return None if found is None else found.rounded()
+
+
+def _mean(values: Iterable[float | None], scale: float = 1.0) -> float | None:
+    """Of what is known; None of nothing."""
+    known = [value for value in values if value is not None]
+    return round(scale * math.fsum(known) / len(known), 2) if known else None

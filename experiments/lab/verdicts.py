@@ -1,11 +1,11 @@
 """The paper's claims, each with our verdict and the numbers that it rests on."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
-from lab.paper import Paper
-from lab.results import LEVEL, Margin, Results, Shown
+from lab.findings import LEVEL, Interval
+from lab.results import Results
 
 Word = Literal["reproduced", "partly", "not reproduced", "undecided", "not run yet"]
 _TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
@@ -26,27 +26,7 @@ class Finding(NamedTuple):
     words: str
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What a claim is judged by."""
-
-    results: Results
-    paper: Paper
-
-    def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Shown, Margin]]:
-        """The one beside the other on every task of the folder where both ran, and how far it is ahead."""
-        for name in self.results.summaries:
-            if name.startswith(f"{folder}/"):
-                shown, margin = self.results.shown(name, one), self.results.margin(name, one, other)
-                if shown is not None and margin is not None:
-                    yield name.removeprefix(f"{folder}/"), shown, margin
-
-    def measured(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The tasks of `claims.py`."""
-        yield from self.results.figures.get("claims", {}).get("tasks", {}).items()
-
-
-Check = Callable[[Evidence], Iterator[Finding]]
+Check = Callable[[Results], Iterator[Finding]]
 CLAIMS: dict[str, Check] = {}
 """In the order of the paper."""
 
@@ -61,9 +41,9 @@ def claim(words: str) -> Callable[[Check], Check]:
     return add
 
 
-def verdicts(results: Results, paper: Paper) -> list[ClaimVerdict]:
+def verdicts(results: Results) -> list[ClaimVerdict]:
     """All claims."""
-    return [_verdict(words, check(Evidence(results, paper))) for words, check in CLAIMS.items()]
+    return [_verdict(words, check(results)) for words, check in CLAIMS.items()]
 
 
 def _verdict(words: str, findings: Iterable[Finding]) -> ClaimVerdict:
@@ -82,52 +62,46 @@ def _verdict(words: str, findings: Iterable[Finding]) -> ClaimVerdict:
 
 
 @claim("ODE-Est reaches FIFO's final accuracy sooner (Table 2)")
-def faster(told: Evidence) -> Iterator[Finding]:
-    for task, ode, _ in told.pairs("table2", "ode-est", "fifo"):
-        ours = "never" if ode.speedup is None else f"{ode.speedup:.2f}x"
-        printed = told.paper.of("table2", "speedup", task, "ode-est")
-        holds = ode.speedup is not None and ode.speedup > 1 and 2 * ode.reached > ode.seeds
+def faster(results: Results) -> Iterator[Finding]:
+    for task, ode, _ in results.pairs("table2", "ode-est", "fifo"):
+        ours = "never" if ode.value is None else f"{ode.value:.2f}x"
+        printed = results.paper.of("table2", "speedup", task, "ode-est")
+        holds = ode.value is not None and ode.value > 1 and 2 * ode.reached > ode.seeds
         yield Finding(holds, f"{task} {ours}" + (f" (paper {printed:.2f}x)" if printed else ""))
 
 
-@claim("ODE-Est ends more accurate than FIFO (Table 2)")
-def more_accurate(told: Evidence) -> Iterator[Finding]:
-    yield from _ahead_of_fifo(told, "ode-est")
-
-
-@claim("ODE-Exact ends more accurate than FIFO (Table 2)")
-def exact_more_accurate(told: Evidence) -> Iterator[Finding]:
-    yield from _ahead_of_fifo(told, "ode-exact")
-
-
-def _ahead_of_fifo(told: Evidence, method: str) -> Iterator[Finding]:
-    for task, _, margin in told.pairs("table2", method, "fifo"):
-        printed, base = (told.paper.of("table2", "accuracy", task, name) for name in (method, "fifo"))
+def more_accurate(results: Results, method: str) -> Iterator[Finding]:
+    for task, _, margin in results.pairs("table2", method, "fifo"):
+        printed, base = (results.paper.of("table2", "accuracy", task, name) for name in (method, "fifo"))
         theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
         yield Finding(margin.ahead, f"{task} {margin} points{theirs}")
 
 
+for _name, _method in (("ODE-Est", "ode-est"), ("ODE-Exact", "ode-exact")):
+    claim(f"{_name} ends more accurate than FIFO (Table 2)")(partial(more_accurate, method=_method))
+
+
 @claim("Limited storage costs up to 4 times the training time and 7 % accuracy")
-def storage_costs(told: Evidence) -> Iterator[Finding]:
+def storage_costs(results: Results) -> Iterator[Finding]:
     """Against unlimited storage; where that ran once or not at all, against a larger store too."""
-    unlimited = [found for folder in ("table2", "motivation") for found in told.pairs(folder, "full-data", "fifo")]
+    unlimited = [found for folder in ("table2", "motivation") for found in results.pairs(folder, "full-data", "fifo")]
     known = {task for task, _, margin in unlimited if margin.half_width is not None}
     larger = [
         (f"{task} with 20 slots", most, margin)
-        for task, most, margin in told.pairs("motivation", "fifo-20", "fifo")
+        for task, most, margin in results.pairs("motivation", "fifo-20", "fifo")
         if task not in known
     ]
     for task, most, margin in unlimited + larger:
-        speed = 0.0 if most.speedup is None else most.speedup
+        speed = most.value or 0.0
         yield Finding(margin.ahead if margin.mean >= 5 else False, f"{task} {margin} points")
         yield Finding(speed >= 3, f"{task} {speed:.1f}x")
 
 
 @claim("FB and SLD are above HL and GN, but below random")
-def filters_between(told: Evidence) -> Iterator[Finding]:
+def filters_between(results: Results) -> Iterator[Finding]:
     for task in _TASKS:
         names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
-        found = [shown.mean for name in names if (shown := told.results.shown(f"table2/{task}", name)) is not None]
+        found = [reached.mean for name in names if (reached := results.accuracy(f"table2/{task}", name))]
         if len(found) == len(names):
             fb, sld, hl, gn, fifo = found
             holds = min(fb, sld) > max(hl, gn) and max(fb, sld) < fifo
@@ -135,102 +109,102 @@ def filters_between(told: Evidence) -> Iterator[Finding]:
 
 
 @claim("FIFO and reservoir sampling are as good as each other")
-def fifo_is_random(told: Evidence) -> Iterator[Finding]:
-    for task, _, margin in told.pairs("table2", "reservoir", "fifo"):
+def fifo_is_random(results: Results) -> Iterator[Finding]:
+    for task, _, margin in results.pairs("table2", "reservoir", "fifo"):
         yield Finding(abs(margin.mean) <= LEVEL, f"{task} {margin}")
 
 
 @claim("HL and GN never reach the accuracy of FIFO")
-def importance_fails(told: Evidence) -> Iterator[Finding]:
+def importance_fails(results: Results) -> Iterator[Finding]:
     for method in ("high-loss", "gradient-norm"):
-        for task, shown, _ in told.pairs("table2", method, "fifo"):
-            yield Finding(shown.reached == 0, f"{method} on {task}: {shown.reached} of {shown.seeds} seeds reach it")
+        for task, speed, _ in results.pairs("table2", method, "fifo"):
+            yield Finding(speed.reached == 0, f"{method} on {task}: {speed.reached} of {speed.seeds} seeds reach it")
 
 
 @claim("Simplified ODE saves 44 % memory and 83 % delay for at most a point")
-def simplified_is_cheap(told: Evidence) -> Iterator[Finding]:
-    cost = told.results.figures.get("table3", {}).get("tasks", {}).get("tc")
+def simplified_is_cheap(results: Results) -> Iterator[Finding]:
+    cost = results.figures.get("table3", {}).get("tasks", {}).get("tc")
     if cost:
         full, simple = cost["ode-est"], cost["ode-simplified"]
         time = 1 - simple["one_ms"] / full["one_ms"]
         yield Finding(time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
         memory = 1 - simple["extra_mb"] / full["extra_mb"]
         yield Finding(memory >= 0.3, f"and {100 * memory:.0f} % of the memory")
-    for task, _, margin in told.pairs("table2", "ode-simplified", "ode-est"):
+    for task, _, margin in results.pairs("table2", "ode-simplified", "ode-est"):
         yield Finding(margin.keeps_up, f"{task} {margin} points")
 
 
 @claim("Gains hold at low participation, more epochs, smaller storage")
-def gains_hold(told: Evidence) -> Iterator[Finding]:
+def gains_hold(results: Results) -> Iterator[Finding]:
     swept = ("train.participation", "train.epochs", "storage.capacity")
-    for task, settings in told.results.figures.get("helps", {}).items():
+    for task, settings in results.figures.get("helps", {}).items():
         for setting, methods in settings.items():
             if setting.startswith(swept) and "ode-est" in methods:
-                margin = Margin(*methods["ode-est"]["over_fifo"])
+                margin = Interval(*methods["ode-est"]["over_fifo"])
                 yield Finding(margin.ahead, f"{task} {setting.rpartition('.')[2]}: {margin}")
 
 
 @claim("Term 2 outweighs term 1")
-def term_two_rules(told: Evidence) -> Iterator[Finding]:
-    for task, row in told.measured():
+def term_two_rules(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
         low, high = min(row["term2_over_term1"]), max(row["term2_over_term1"])
-        theirs = f" (paper about {told.paper.claim('term2_over_term1_har'):.0f})" if task == "har" else ""
+        theirs = f" (paper about {results.paper.claim('term2_over_term1_har'):.0f})" if task == "har" else ""
         yield Finding(low >= 10, f"{task}: {low:.1f} to {high:.1f} times{theirs}")
 
 
 @claim("Values are stable between rounds")
-def values_are_stable(told: Evidence) -> Iterator[Finding]:
-    for task, row in told.measured():
+def values_are_stable(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
         rounds, table = row["rounds"], row["pearson_rounds"]
         near = min(table[i][i + 1] for i in range(len(rounds) - 1))
-        printed = told.paper.tables["claims"].get(f"pearson_rounds_{task}")
+        printed = results.paper.tables["claims"].get(f"pearson_rounds_{task}")
         theirs = f" (paper {printed[0]:.2f} to {printed[1]:.2f})" if printed else ""
         far = f"{table[0][-1]:.2f} from round 0 to {rounds[-1]}"
         yield Finding(near >= 0.85, f"{task}: at least {near:.2f} between neighbouring rounds measured, {far}{theirs}")
 
 
 @claim("The last layer's gradient tracks the full one")
-def last_layer_tracks(told: Evidence) -> Iterator[Finding]:
-    for task, row in told.measured():
+def last_layer_tracks(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
         if not task.startswith("st"):
             low, high = min(row["pearson_last_layer"]), max(row["pearson_last_layer"])
-            printed = told.paper.claim(f"pearson_last_layer_{task}")
+            printed = results.paper.claim(f"pearson_last_layer_{task}")
             words = f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})"
             yield Finding(low >= 0.85, words)
 
 
 @claim("The one-step look-ahead agrees with leave-one-out and Shapley")
-def look_ahead_suffices(told: Evidence) -> Iterator[Finding]:
-    for task, row in told.measured():
+def look_ahead_suffices(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
         shapley, left = (row["look_ahead"][name]["mean"] for name in ("shapley", "leave_one_out"))
         words = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
         yield Finding(min(shapley, left) >= 0.9, words)
 
 
 @claim("Greedy coordination is near the optimum")
-def greedy_is_near(told: Evidence) -> Iterator[Finding]:
-    if figures := told.results.figures.get("coordination"):
+def greedy_is_near(results: Results) -> Iterator[Finding]:
+    if figures := results.figures.get("coordination"):
         worst, median = figures["ratio_worst"], figures["ratio_median"]
-        holds = worst >= told.paper.claim("greedy_over_optimum")
+        holds = worst >= results.paper.claim("greedy_over_optimum")
         yield Finding(holds, f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)")
 
 
 @claim("Theorem 1 bounds the loss reduction")
-def theorem_one(told: Evidence) -> Iterator[Finding]:
+def theorem_one(results: Results) -> Iterator[Finding]:
     constants = {
         "paper": "printed in the paper",
         "appendix": "printed in its appendix",
         "corrected": "L zeta m eta²/(2|B|)",
     }
-    if part := told.results.figures.get("theory", {}).get("theorem1"):
+    if part := results.figures.get("theory", {}).get("theorem1"):
         for name, broken in part["broken"].items():
             words = f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks"
             yield Finding(broken == 0, words)
 
 
 @claim("Theorem 2 and Lemma 1 bound the divergence")
-def divergence_bounds(told: Evidence) -> Iterator[Finding]:
-    if part := told.results.figures.get("theory", {}).get("divergence"):
+def divergence_bounds(results: Results) -> Iterator[Finding]:
+    if part := results.figures.get("theory", {}).get("divergence"):
         for name, title in (("theorem2", "Theorem 2"), ("lemma1", "Lemma 1")):
             ratio, broken = part[f"{name}_bound_over_truth_median"], part["broken"][name]
             words = f"{title} broken in {broken} of {part['checks']} checks, the bound {ratio:.1f} times the truth"
@@ -238,7 +212,7 @@ def divergence_bounds(told: Evidence) -> Iterator[Finding]:
 
 
 @claim("Every component matters")
-def components_matter(told: Evidence) -> Iterator[Finding]:
+def components_matter(results: Results) -> Iterator[Finding]:
     for part in ("without-valuation", "without-estimator", "without-coordination"):
-        for task, _, margin in told.pairs("ablation", "ode-est", part):
+        for task, _, margin in results.pairs("ablation", "ode-est", part):
             yield Finding(margin.ahead, f"{task} ahead of itself {part} by {margin}")

@@ -30,9 +30,6 @@ def build(options: type[Options], table: Table, where: str) -> Options:
     for key in table:
         if key not in fields:
             raise ConfigError(f"unknown key '{where}.{key}': {did_you_mean(key, sorted(fields))}")
-    missing = _required(options) - table.keys()
-    if missing:
-        raise ConfigError(f"'{where}.{min(missing)}' is missing")
     try:
         return msgspec.convert(table, options)
     except msgspec.ValidationError as error:
@@ -81,7 +78,13 @@ def override(table: Table, settings: list[str]) -> Table:
 
 
 def put(table: Table, key: str, value: Any) -> None:
-    """Sets a dotted key, making tables on the way; quotes hold a part together: `sweep."storage.capacity"`."""
+    """Sets a dotted key, making tables on the way; quotes hold a part together.
+
+    >>> table = {}
+    >>> put(table, 'sweep."storage.capacity"', [5, 10])
+    >>> table
+    {'sweep': {'storage.capacity': [5, 10]}}
+    """
     parts = [quoted or bare for quoted, bare in re.findall(r'"([^"]+)"|([^".]+)', key)]
     if not parts:
         raise ConfigError(f"'{key}' is no key: write it as table.key")
@@ -126,16 +129,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def _required(options: type[Any]) -> set[str]:
-    return {
-        field.name
-        for field in dataclasses.fields(options)
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
-
-
 def _explain(options: type[Any], table: Table, message: str, where: str) -> str:
     """msgspec's message with the key, its value and what is allowed."""
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", message):
+        return f"'{where}.{missing[1]}' is missing"
     what, _, path = message.partition(" - at `$.")
     key = path.rstrip("`").partition("[")[0].partition(".")[0]
     if key not in table:

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whatever a crash leaves of the writing."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,18 @@ def writing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds back other processes that want to be alone in the same folder, which is made if it is not there.
+
+    By a file that stays: a folder itself is locked on one machine only where several share it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def put_in_place(new: Path, path: Path) -> None:

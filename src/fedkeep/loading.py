@@ -25,7 +25,11 @@ def find_component(known: Registry[Thing], name: str) -> Thing:
 
 
 def load_object(path: str) -> Any:
-    """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too."""
+    """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too.
+
+    >>> load_object("math:hypot")(3, 4)
+    5.0
+    """
     module, _, name = path.rpartition(":")
     try:
         _search_in(Path.cwd())

@@ -56,7 +56,11 @@ PRESETS: dict[str, dict[str, Table]] = {
 
 
 def experiment_tables(preset: str, policy: str) -> Table:
-    """What a preset says of a policy, in the tables of an experiment."""
+    """What a preset says of a policy, in the tables of an experiment.
+
+    >>> experiment_tables("authors", "reservoir")["policy"]
+    {'restart': True}
+    """
     said = find(preset, PRESETS, "preset")
     return merged(said.get("*", {}), said.get(policy, {}))
 

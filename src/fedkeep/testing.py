@@ -22,6 +22,7 @@ from fedkeep.learn.judging import judge
 
 _FEATURES, _LABELS, _SLOTS = 6, 3, 4
 _LOCAL = LocalTraining(learning_rate=0.1, epochs=2)
+_LEARNER = DenseLearner((_FEATURES, _LABELS))
 
 
 class ConformanceError(AssertionError):
@@ -43,7 +44,13 @@ def check_policy(policy: SelectionPolicy) -> list[str]:
 
 
 def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
-    """Checks the learner's measurements on a batch against each other and against finite differences."""
+    """Checks the learner's measurements on a batch against each other and against finite differences.
+
+    >>> rng = np.random.default_rng(0)
+    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9), np.arange(9))
+    >>> check_learner(DenseLearner((4, 2)), batch)[-2:]
+    ['finite-differences', 'training']
+    """
     model = learner.initial(seed)
     measured = learner.probe(model).measure(batch)
     rng = np.random.default_rng(seed)
@@ -118,14 +125,9 @@ def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restar
     return device
 
 
-def _learner() -> DenseLearner:
-    return DenseLearner((_FEATURES, _LABELS))
-
-
 def _device(policy: SelectionPolicy) -> Device:
-    learner = _learner()
     device = make_device(
-        learner,
+        _LEARNER,
         policy,
         capacity=_SLOTS * _LABELS,
         sample_shape=(_FEATURES,),
@@ -134,14 +136,14 @@ def _device(policy: SelectionPolicy) -> Device:
         weighting=Weighting(),
         seed=3,
     )
-    device.install(learner.initial(1))
+    device.install(_LEARNER.initial(1))
     device.assign(Assignment(np.full(_LABELS, _SLOTS), np.ones(_LABELS), 1.0))
     return device
 
 
 def _order(round_: int) -> TrainOrder:
-    direction = np.random.default_rng(round_).standard_normal(_learner().gradient_size).astype(np.float32)
-    return TrainOrder(round_, _learner().initial(round_ + 2), direction if round_ else None, _LOCAL)
+    direction = np.random.default_rng(round_).standard_normal(_LEARNER.gradient_size).astype(np.float32)
+    return TrainOrder(round_, _LEARNER.initial(round_ + 2), direction if round_ else None, _LOCAL)
 
 
 def _samples(n: int) -> Batch:

@@ -42,7 +42,7 @@ def trial(finals: dict[str, list[float]], tmp_path: Path) -> Trial:
     panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, rates=rates)
     judged = {method: dict(enumerate(values)) for method, values in finals.items()}
     others = {method: {s: v - 0.2 for s, v in judged[FIFO].items()} for method in CANDIDATES if method not in judged}
-    return Trial(panel, tmp_path, 60, 1, lambda _: None, finals=judged | others)
+    return Trial(panel, tmp_path, 60, 1, lambda *_: None, finals=judged | others)
 
 
 def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
@@ -121,7 +121,7 @@ def test_decided_methods_need_no_more_seeds(tmp_path: Path) -> None:
 def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
     panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, gist_samples=10)
     assert LOCAL not in panel.methods
-    tried = Trial(panel, tmp_path, 60, 1, lambda _: None, finals={m: {0: 0.5} for m in panel.methods})
+    tried = Trial(panel, tmp_path, 60, 1, lambda *_: None, finals={m: {0: 0.5} for m in panel.methods})
     said = advise(tried, look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
     assert "A gist takes 800 bytes, which leaves no room for samples." in said.sentences
 

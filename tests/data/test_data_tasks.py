@@ -12,9 +12,9 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
-from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, geotec, ustc
+from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, ustc
 from fedkeep.data.cache import RemoteFile, find, read_idx
-from fedkeep.data.har import HARBOX, harbox_federation, read_harbox
+from fedkeep.data.har import GEOTEC_PACKED, HARBOX, geotec_federation, harbox_federation, read_geotec, read_harbox
 from fedkeep.data.prepared import AudioMnist, UjiIndoor, Westermo
 from fedkeep.data.traffic import Traffic
 
@@ -71,7 +71,7 @@ def test_fashion_mnist_has_no_devices_of_its_own() -> None:
 
 
 def test_geotec_in_full() -> None:
-    need(geotec.PACKED)
+    need(GEOTEC_PACKED)
     fleet = TASKS["har"]().load(seed=0)
     assert_whole(fleet)
     assert (fleet.devices, fleet.labels, fleet.sample_shape) == (46, 5, (900,))
@@ -86,16 +86,17 @@ def test_geotec_in_full() -> None:
 def test_geotec_is_read_from_the_official_zip_as_from_the_packed_file(tmp_path: Path) -> None:
     text = "x_acc,y_acc,z_acc,x_gyro,y_gyro,z_gyro,timestamp,label\n" + "9.80665,0,0,1,2,3,5,TURNING\n" * 165
     with zipfile.ZipFile(tmp_path / "geo.zip", "w") as archive:
-        for execution in (2, 1):
+        for execution in (3, 2, 1):
             archive.writestr(f"top/DATA/s01/s01_0{execution}_sw.csv", text)
         archive.writestr("top/DATA/subjects_info.csv", "a,b\n")
-    rows = geotec._rows(tmp_path / "geo.zip")
-    assert rows["recordings"].tolist() == ["s01_sw/01", "s01_sw/02"]
-    assert rows["offsets"].tolist() == [0, 165, 330]
+    rows = read_geotec(tmp_path / "geo.zip")
+    assert rows["recordings"].tolist() == ["s01_sw/01", "s01_sw/02", "s01_sw/03"]
+    assert rows["offsets"].tolist() == [0, 165, 330, 495]
     np.testing.assert_allclose(rows["signals"][0], [1, 0, 0, 1, 2, 3])
-    windows, labels = geotec._windows(rows["signals"][:165], rows["labels"][:165])
-    assert windows.shape == (2, 900)
-    assert labels.tolist() == [3, 3]
+    fleet = geotec_federation(rows)
+    assert fleet.x.shape == (6, 900)
+    assert fleet.y.tolist() == [3] * 6
+    assert (fleet.train.of(0).tolist(), fleet.test.of(0).tolist()) == ([0, 1], [2, 3, 4, 5])
 
 
 def harbox_zip(path: Path, rows: int = 250, columns: int = 10) -> Path:

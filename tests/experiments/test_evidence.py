@@ -11,8 +11,8 @@ import pytest
 from lab.charts import line_chart
 from lab.curves import Curve, ExperimentSummary, read_summary, write_summary
 from lab.document import write_results
-from lab.paper import read_paper
-from lab.results import Margin, Results
+from lab.findings import Interval
+from lab.results import Results, read_paper
 from lab.verdicts import CLAIMS, verdicts
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from fedkeep.config import read_experiment
 from fedkeep.sim.experiment import expand
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PAPER = read_paper(EXPERIMENTS / "paper.toml")
 FILES = sorted(p for p in EXPERIMENTS.glob("*/*.toml") if p.parent.name not in {"tasks", "methods", "programmes"})
 
 
@@ -79,7 +80,7 @@ def test_a_summary_reads_back_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ode", "word"), [((0.70, 0.71, 0.70), "reproduced"), ((0.40, 0.41, 0.40), "not reproduced")])
 def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], word: str) -> None:
     write_summary(tmp_path / "table2" / "har.json", _summary((0.60, 0.61, 0.60), ode))
-    found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+    found = {v.claim: v for v in verdicts(Results(tmp_path, PAPER))}
     assert found["ODE-Est ends more accurate than FIFO (Table 2)"].word == word
     assert found["Values are stable between rounds"].word == "not run yet"
 
@@ -89,7 +90,7 @@ def test_a_larger_store_stands_in_where_unlimited_storage_did_not_run(tmp_path: 
         curves = tuple(replace(c, method=larger) if c.method == "ode-est" else c for c in _summary(fifo, ode).curves)
         summary = replace(_summary((), ()), experiment="motivation/storage-tc", curves=curves)
         write_summary(tmp_path / "motivation" / "storage-tc.json", summary)
-        found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+        found = {v.claim: v for v in verdicts(Results(tmp_path, PAPER))}
         return found["Limited storage costs up to 4 times the training time and 7 % accuracy"].word
 
     fifo, ode = (0.60, 0.61, 0.60), (0.70, 0.71, 0.70)
@@ -101,28 +102,28 @@ def test_a_larger_store_stands_in_where_unlimited_storage_did_not_run(tmp_path: 
 
 
 def test_causes_are_given_for_claims_that_exist() -> None:
-    assert read_paper(EXPERIMENTS / "paper.toml").causes.keys() <= CLAIMS.keys()
+    assert PAPER.causes.keys() <= CLAIMS.keys()
 
 
 def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
     """Seeds differ by twenty points, the methods by two: the intervals overlap, the difference is plain."""
     write_summary(tmp_path / "table2" / "har.json", _summary((0.50, 0.60, 0.70), (0.52, 0.62, 0.73)))
-    results = Results(tmp_path)
+    results = Results(tmp_path, PAPER)
     margin = results.margin("table2/har", "ode-est", "fifo")
     assert margin is not None
     assert margin.mean == pytest.approx((2 + 2 + 3) / 3)
     assert margin.half_width == pytest.approx(4.3027 * 0.57735 / 3**0.5, rel=1e-4)
     assert margin.ahead
     assert results.margin("table2/har", "ode-est", "unknown") is None
-    assert Margin(1.0, 1.1).ahead is None
-    assert Margin(-2.0, 1.1).ahead is False
+    assert Interval(1.0, 1.1).ahead is None
+    assert Interval(-2.0, 1.1).ahead is False
 
 
 def test_a_claim_that_more_seeds_must_decide_somewhere_is_not_called_reproduced(tmp_path: Path) -> None:
     for task, ode in (("har", (0.70, 0.71, 0.70)), ("ic", (0.50, 0.90, 0.70))):
         summary = replace(_summary((0.60, 0.61, 0.60), ode), experiment=f"table2/{task}")
         write_summary(tmp_path / "table2" / f"{task}.json", summary)
-    found = {v.claim: v for v in verdicts(Results(tmp_path), read_paper(EXPERIMENTS / "paper.toml"))}
+    found = {v.claim: v for v in verdicts(Results(tmp_path, PAPER))}
     assert found["ODE-Est ends more accurate than FIFO (Table 2)"].word == "partly"
 
 
@@ -203,14 +204,14 @@ def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("margin", "holds"),
     [
-        (Margin(0.5, 0.3), True),
-        (Margin(-0.2, 0.5), True),
-        (Margin(-5.6, 58.0), None),
-        (Margin(2.0, 40.0), None),
-        (Margin(1.0, None), None),
-        (Margin(-3.0, 1.0), False),
+        (Interval(0.5, 0.3), True),
+        (Interval(-0.2, 0.5), True),
+        (Interval(-5.6, 58.0), None),
+        (Interval(2.0, 40.0), None),
+        (Interval(1.0, None), None),
+        (Interval(-3.0, 1.0), False),
     ],
     ids=str,
 )
-def test_a_wide_interval_is_no_proof_that_nothing_is_lost(margin: Margin, holds: bool | None) -> None:
+def test_a_wide_interval_is_no_proof_that_nothing_is_lost(margin: Interval, holds: bool | None) -> None:
     assert margin.keeps_up is holds

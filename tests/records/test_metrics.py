@@ -209,10 +209,10 @@ def test_a_method_is_compared_within_its_setting() -> None:
 def test_the_interval_is_students_t_over_the_seeds() -> None:
     runs = [run("ode", seed, {10: a}) for seed, a in enumerate([0.70, 0.72, 0.74])]
     row = compare(runs).rows[0]
-    assert row.late.mean == pytest.approx(0.72)
+    assert row.measures["late"].mean == pytest.approx(0.72)
     # standard deviation 0.02, t(0.975; 2) = 4.302653
-    assert row.late.half_width == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
-    assert compare(runs[:1]).rows[0].late.half_width is None
+    assert row.measures["late"].half_width == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
+    assert compare(runs[:1]).rows[0].measures["late"].half_width is None
 
 
 @pytest.mark.parametrize(

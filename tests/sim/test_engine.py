@@ -32,9 +32,13 @@ def experiment(**tables: object) -> Table:
 
 
 def final_model(table: Table, *, eager: bool = False) -> np.ndarray:
-    simulator = Simulator(resolve(table), eager=eager)
-    for _ in simulator.run():
-        pass
+    """With `eager`, every device sees its arrivals in every round, as a real one would."""
+    simulator = Simulator(resolve(table))
+    fleet, everyone = simulator.parts.fleet, range(simulator.parts.data.devices)
+    while simulator.server.round < simulator.experiment.train.rounds:
+        if eager and isinstance(fleet, SimulatedFleet):
+            fleet.catch_up(everyone, simulator.server.round + 1)
+        simulator.play_round(evaluated=False)
     return simulator.server.model
 
 
@@ -89,7 +93,7 @@ def test_unlimited_storage_so_far_begins_small_and_ends_as_all_there_is() -> Non
         table = experiment(policy={"name": "full-data", "so_far": so_far}, stream={"rounds_per_pass": 20})
         simulator, counts = Simulator(resolve(table)), [0]
         for _ in simulator.run(rounds):
-            counts.append(simulator.tally.samples_trained)
+            counts.append(simulator.tally["samples_trained"])
         return np.diff(counts).tolist()
 
     so_far, all_of_it = trained(True, 30), trained(False, 30)

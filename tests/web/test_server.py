@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the live page needs the 'web' extra")
 pytest.importorskip("uvicorn", reason="the live page needs the 'web' extra")
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.web.assets import SCRIPTS, asset
+from fedkeep.web.report import SCRIPTS, asset
 from fedkeep.web.server import LiveServer
 
 TOKEN = "a-secret-of-some-length"

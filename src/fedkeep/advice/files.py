@@ -8,6 +8,7 @@ from fedkeep.config import Table, merged
 from fedkeep.data import Federation
 from fedkeep.keys import bare, toml
 
+_SECTIONS = ("methods", "sweep")
 _CONFIRMING = 5
 """Seeds of the experiment that should confirm an advice."""
 
@@ -52,15 +53,12 @@ def _form(data: Federation) -> Table:
 
 
 def as_toml(table: Table) -> str:
-    """A table of tables as a TOML file: plain values first, one line a table."""
-    plain = [
-        f"{key} = {toml(value)}" for key, value in table.items() if not isinstance(value, dict) or key not in _SECTIONS
-    ]
-    lines = [line for line in plain if not line.endswith("= {}")]
-    for key in _SECTIONS:
-        for name, value in table.get(key, {}).items():
-            lines.append(f"{key}.{bare(name)} = {toml(value)}")
-    return "\n".join(lines) + "\n"
+    """A table of tables as a TOML file, one line a table; methods and what is swept have a line each.
 
-
-_SECTIONS = ("methods", "sweep")
+    >>> print(as_toml({"train": {"rounds": 9}, "stream": {}, "sweep": {"seed": [3, 4]}}), end="")
+    train = { rounds = 9 }
+    sweep.seed = [3, 4]
+    """
+    plain = {key: value for key, value in table.items() if key not in _SECTIONS and value != {}}
+    spread = {f"{key}.{bare(name)}": value for key in _SECTIONS for name, value in table.get(key, {}).items()}
+    return "".join(f"{key} = {toml(value)}\n" for key, value in (plain | spread).items())

@@ -71,12 +71,11 @@ class Panel:
     def tuning(self) -> list[tuple[str, float, Table]]:
         """Shorter runs of every method at every rate, on a split that the trial itself never uses."""
         shorter = replace(self, rounds=max(10, self.rounds // 2))
-        found = []
-        for method in self.methods:
-            for rate in RATES:
-                table = shorter.table(method, _TUNING_SEED, rate=rate)
-                found.append((method, rate, {**table, "label": f"{method} at {rate}"}))
-        return found
+        return [
+            (method, rate, {**shorter.table(method, _TUNING_SEED, rate=rate), "label": f"{method} at {rate}"})
+            for method in self.methods
+            for rate in RATES
+        ]
 
     def experiment(self, seeds: int, first: int) -> Table:
         """The full run that should confirm an advice: seeds that it has not seen."""

@@ -24,15 +24,6 @@ class OutOfTimeError(Exception):
     """The time given is over; what is finished counts."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """How far the advice is: what is being done, the share of the work done, and the seconds it may still take."""
-
-    stage: str
-    share: float
-    seconds_left: float
-
-
 @dataclass
 class Trial:
     """A panel being tried into a folder; what an earlier call finished there is not done again."""
@@ -42,7 +33,8 @@ class Trial:
     seconds: float
     """All that may pass."""
     jobs: int
-    tell: Callable[[Told], None]
+    tell: Callable[[str, float, float], None]
+    """Called with what is being done, the share of the work done, and the seconds that the rest may take."""
     on: Place = "here"
     finals: dict[str, dict[int, float]] = field(default_factory=dict)
     """The final accuracy of every finished run, by method, then by seed."""
@@ -61,12 +53,12 @@ class Trial:
         self._play("seeds 0 to 2", [(m, s) for s in range(FIRST_SEEDS) for m in self.panel.methods])
         self._play_larger()
         for seed in range(FIRST_SEEDS, MOST_SEEDS):
-            if not self.open():
+            undecided = self.open()
+            if not undecided:
                 return
-            self._planned += len(self.open()) * self.panel.rounds
-            self._play(
-                f"seed {seed}: {', '.join(self.open())} undecided", [(m, seed) for m in (self.leader(), *self.open())]
-            )
+            self._planned += len(undecided) * self.panel.rounds
+            wanted = [(method, seed) for method in (self.leader(), *undecided)]
+            self._play(f"seed {seed}: {', '.join(undecided)} undecided", wanted)
 
     def leader(self) -> str:
         """The candidate with the best mean over the seeds that all of them ran."""
@@ -102,7 +94,7 @@ class Trial:
             self.panel = replace(self.panel, rounds=known["rounds"], rates=known["rates"])
             return
         cells = [Cell(self.panel.table(method, 0), "") for method in self.panel.methods]
-        self.tell(Told("measuring how long a round takes", 0.0, self.seconds))
+        self.tell("measuring how long a round takes", 0.0, self.seconds)
         each = estimate_seconds(cells, 1) / len(cells) / self.panel.rounds
         runs = len(cells) * (len(RATES) / 2 + FIRST_SEEDS + 2) + FIRST_SEEDS
         rounds = int(0.7 * self.seconds * self.jobs / (runs * each))
@@ -165,7 +157,7 @@ class Trial:
         passed = time.monotonic() - self._began
         share = min(1.0, (self._done + rounds) / self._planned)
         left = passed * (1 - share) / share if share > 0.02 else self.seconds
-        self.tell(Told(stage, share, min(left, max(0.0, self.seconds - passed))))
+        self.tell(stage, share, min(left, max(0.0, self.seconds - passed)))
         if passed > self.seconds:
             raise OutOfTimeError
 

@@ -43,13 +43,13 @@ def _equal(lead: Difference | None) -> bool:
 def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> Advice:
     """The advice that the finished runs bear."""
     method = recommended(trial)
-    said = [describe(seen), *_use(trial, method), *_others(trial, method), *_gist(trial, gist_bytes)]
+    said = [describe(seen), _use(trial, method), *_others(trial, method), _gist(trial, gist_bytes)]
     said += [*_larger(trial), _limit(trial, method)]
     doubts = [*worries(seen, trial.panel.capacity, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
     return Advice(method, tuple(sentence for sentence in said if sentence), tuple(doubts))
 
 
-def _use(trial: Trial, method: str) -> Iterator[str]:
+def _use(trial: Trial, method: str) -> str:
     reached, finals = "", list(trial.finals.get(method, {}).values())
     if finals:
         seeds = "one seed" if len(finals) == 1 else f"{len(finals)} seeds"
@@ -58,14 +58,12 @@ def _use(trial: Trial, method: str) -> Iterator[str]:
     if method != FIFO:
         lead = trial.against(method, FIFO)
         by = "" if lead is None else f": {_by(lead)} FIFO"
-        yield f"Use {method}{by}.{reached}"
-        return
+        return f"Use {method}{by}.{reached}"
     leader = trial.leader()
     if leader == FIFO:
-        yield f"Use FIFO: no other way of choosing did better here.{reached}"
-    else:
-        lead = trial.against(leader, FIFO)
-        yield f"Use FIFO: nothing is shown to be better by a point. {leader} came nearest, {_by(lead)} it.{reached}"
+        return f"Use FIFO: no other way of choosing did better here.{reached}"
+    nearest = f"{leader} came nearest, {_by(trial.against(leader, FIFO))} it."
+    return f"Use FIFO: nothing is shown to be better by a point. {nearest}{reached}"
 
 
 def _others(trial: Trial, method: str) -> Iterator[str]:
@@ -87,18 +85,18 @@ def _larger(trial: Trial) -> Iterator[str]:
             yield f"A store {LARGER} times as large ({capacity} samples, {method}) would be {_by(found)} the one tried."
 
 
-def _gist(trial: Trial, gist_bytes: int) -> Iterator[str]:
+def _gist(trial: Trial, gist_bytes: int) -> str:
     """What a gist would buy, beside the best that does without."""
     gists = [method for method in trial.panel.candidates if method in (LOCAL, SHARED)]
     if not gists:
-        yield f"A gist takes {gist_bytes:,} bytes, which leaves no room for samples."
-        return
+        return f"A gist takes {gist_bytes:,} bytes, which leaves no room for samples."
     best, plain = trial.best_of(gists), trial.best_of([m for m in trial.panel.candidates if m not in gists])
     found = trial.against(best, plain)
-    if found is not None:
-        cost = f"It takes {gist_bytes:,} bytes of the device"
-        sent = ", and half as much is sent each way." if best == SHARED else ", and nothing more is sent."
-        yield f"A gist ({best}) is {_by(found)} {_name(plain)}, the best without one. {cost}{sent}"
+    if found is None:
+        return ""
+    sent = "half as much is sent each way" if best == SHARED else "nothing more is sent"
+    cost = f"It takes {gist_bytes:,} bytes of the device, and {sent}."
+    return f"A gist ({best}) is {_by(found)} {_name(plain)}, the best without one. {cost}"
 
 
 def _limit(trial: Trial, method: str) -> str:

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from fedkeep.advice.files import write_files
 from fedkeep.advice.look import describe, look
 from fedkeep.advice.panel import FIFO, Panel
-from fedkeep.advice.trial import OutOfTimeError, Told, Trial, as_task
+from fedkeep.advice.trial import OutOfTimeError, Trial, as_task
 from fedkeep.advice.verdict import advise as judge
-from fedkeep.cli.progress import plainly
+from fedkeep.cli.progress import time_in_words
 from fedkeep.cli.report import write_page
 from fedkeep.cli.run import PROCESSORS, Jobs, On, make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -109,7 +109,7 @@ def _samples(size: str, sample_bytes: int) -> int:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Told], None]]:
+def _progress() -> Iterator[Callable[[str, float, float], None]]:
     """A bar with the time left in a terminal; elsewhere a line a stage."""
     console = Console(stderr=True)
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.description}"))
@@ -117,11 +117,11 @@ def _progress() -> Iterator[Callable[[Told], None]]:
         bar = progress.add_task("", total=1.0)
         stages: set[str] = set()
 
-        def tell(told: Told) -> None:
-            words = f"{told.stage}, about {plainly(told.seconds_left)} left"
-            progress.update(bar, completed=told.share, description=words)
-            if told.stage not in stages and not console.is_terminal:
+        def tell(stage: str, share: float, seconds_left: float) -> None:
+            words = f"{stage}, about {time_in_words(seconds_left)} left"
+            progress.update(bar, completed=share, description=words)
+            if stage not in stages and not console.is_terminal:
                 console.print(words)
-            stages.add(told.stage)
+            stages.add(stage)
 
         yield tell

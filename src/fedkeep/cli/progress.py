@@ -52,8 +52,12 @@ def download_progress(console: Console) -> Iterator[Callable[[str, int, int | No
         yield tell
 
 
-def plainly(seconds: float) -> str:
-    """A span of time as people say it."""
+def time_in_words(seconds: float) -> str:
+    """A span of time as people say it.
+
+    >>> time_in_words(0.2), time_in_words(200), time_in_words(9000)
+    ('1 s', '3 min', '2.5 h')
+    """
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 5400:

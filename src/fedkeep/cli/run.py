@@ -10,7 +10,7 @@ from typing import Annotated, cast, get_args
 import typer
 from rich.console import Console
 
-from fedkeep.cli.progress import download_progress, plainly, sweep_progress
+from fedkeep.cli.progress import download_progress, sweep_progress, time_in_words
 from fedkeep.cli.report import print_tables
 from fedkeep.config import override, read_experiment
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -64,7 +64,7 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool,
     fetch_data(waiting, console)
     jobs = processors() if on == "ray" else jobs
     seconds = estimate_seconds(waiting, jobs)
-    console.print(f"{len(waiting)} of {len(cells)} runs to do, about {plainly(seconds)} with {jobs} at a time.")
+    console.print(f"{len(waiting)} of {len(cells)} runs to do, about {time_in_words(seconds)} with {jobs} at a time.")
     try:
         with sweep_progress(cells, console) as listen:
             run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen, on=on)

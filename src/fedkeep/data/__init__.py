@@ -37,16 +37,6 @@ TASKS: Registry[type[Task]] = Registry(
 """Tasks by their names in TOML files."""
 
 __all__ = [
-    "PARTITIONS",
-    "TASKS",
-    "Federation",
-    "ModelSpec",
-    "Ownership",
-    "Partition",
-    "Progress",
-    "Stream",
-    "StreamOptions",
-    "Task",
-    "partition",
-    "partition_from",
-]
+    "PARTITIONS", "TASKS", "Federation", "ModelSpec", "Ownership", "Partition", "Progress", "Stream", "StreamOptions",
+    "Task", "partition", "partition_from",
+]  # fmt: skip

@@ -5,18 +5,16 @@ folder. A file is laid either in a folder of its dataset or directly in the plac
 kept parsed. Nothing here prints: progress is a callback.
 """
 
-import fcntl
 import gzip
 import hashlib
 import http.client
-import io
 import os
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
@@ -26,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
-from fedkeep.files import put_in_place, sync, writing
+from fedkeep.files import alone_in, put_in_place, sync, writing
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that are there, and the bytes expected (None: unknown)."""
@@ -87,9 +85,8 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
         return found
     target = user_cache() / file.dataset / file.name
     if file.url is None:
-        raise DataError(
-            f"{file.name} is not here and cannot be downloaded by fedkeep: {file.how}, and put it at {target}"
-        )
+        why = f"is not here and cannot be downloaded by fedkeep: {file.how}, and put it at {target}"
+        raise DataError(f"{file.name} {why}")
     return _download(file, file.url, target, progress)
 
 
@@ -105,18 +102,13 @@ def check(path: Path, file: RemoteFile) -> None:
 
 def digest(path: Path, algorithm: Literal["md5", "sha256"], of: Covered) -> str:
     """The checksum of a file's bytes or of what is inside it."""
-    hasher = hashlib.new(algorithm)
     try:
-        for piece in _READERS[of](path):
-            hasher.update(piece)
+        if of == "zipped CSV files":
+            return hashlib.new(algorithm, b"".join(_zipped_tables(path))).hexdigest()
+        with gzip.open(path) if of == "gzip content" else path.open("rb") as content:
+            return hashlib.file_digest(content, algorithm).hexdigest()
     except (gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, EOFError) as error:
         raise DataError(f"{path} is damaged ({error}); remove it, and it will be fetched anew") from None
-    return hasher.hexdigest()
-
-
-def _pieces(stream: io.BufferedIOBase) -> Iterator[bytes]:
-    with stream:
-        yield from iter(lambda: stream.read(_PIECE), b"")
 
 
 def _zipped_tables(path: Path) -> Iterator[bytes]:
@@ -128,21 +120,13 @@ def _zipped_tables(path: Path) -> Iterator[bytes]:
                 yield archive.read(member)
 
 
-_READERS: dict[Covered, Callable[[Path], Iterator[bytes]]] = {
-    "file": lambda path: _pieces(path.open("rb")),
-    "gzip content": lambda path: _pieces(gzip.open(path, "rb")),  # noqa: SIM115
-    "zipped CSV files": _zipped_tables,
-}
-
-
 def _download(file: RemoteFile, url: str, target: Path, progress: Progress | None) -> Path:
     """Fetches into `target`.part, goes on where an earlier try stopped, and moves it into place once it is checked."""
     part = target.with_name(target.name + ".part")
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
+        with alone_in(target.parent):  # parallel runs of a sweep all want the same file first
             if not target.exists():
-                _fetch(url, part, progress, target.name)
+                _fetch(url, part, progress)
                 try:
                     check(part, file)
                 except DataError:
@@ -155,21 +139,11 @@ def _download(file: RemoteFile, url: str, target: Path, progress: Progress | Non
     return target
 
 
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Holds other processes back: parallel runs of a sweep all want the same file first."""
-    lock = target.with_name(target.name + ".lock")
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-        lock.unlink(missing_ok=True)
-
-
-def _fetch(url: str, part: Path, progress: Progress | None, name: str) -> None:
+def _fetch(url: str, part: Path, progress: Progress | None) -> None:
     problem = ""
     for _ in range(_TRIES):
         try:
-            _fetch_rest(url, part, progress, name)
+            _fetch_rest(url, part, progress)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == _RANGE_BEYOND_THE_END:
@@ -182,7 +156,7 @@ def _fetch(url: str, part: Path, progress: Progress | None, name: str) -> None:
     raise DataError(f"cannot download {url}: {problem}; what came is kept, try again to go on from there")
 
 
-def _fetch_rest(url: str, part: Path, progress: Progress | None, name: str) -> None:
+def _fetch_rest(url: str, part: Path, progress: Progress | None) -> None:
     """Appends to `part` what it lacks; raises IncompleteRead when the connection drops before the end."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -192,11 +166,11 @@ def _fetch_rest(url: str, part: Path, progress: Progress | None, name: str) -> N
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
         with part.open("ab" if resumed else "wb") as out:
-            for chunk in _pieces(response):
+            for chunk in iter(lambda: response.read(_PIECE), b""):
                 out.write(chunk)
                 have += len(chunk)
                 if progress is not None:
-                    progress(name, have, total)
+                    progress(part.stem, have, total)
     if total is not None and have < total:
         raise http.client.IncompleteRead(b"", total - have)
 
@@ -225,8 +199,6 @@ def remembered(name: str, make: Callable[[], State]) -> State:
             return dict(kept)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         made = make()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path), writing(path) as file:
-            np.savez(file, **made)  # type: ignore[arg-type]
+    with suppress(OSError), alone_in(path.parent), writing(path) as file:
+        np.savez(file, **made)  # type: ignore[arg-type]
     return made

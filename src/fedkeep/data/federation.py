@@ -137,6 +137,10 @@ def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership,
     """Training and test parts of every device, the test part drawn at random inside the device.
 
     A device with a single sample keeps it for training; one with more gives at least one to the test.
+
+    >>> train, test = hold_out(Ownership.from_assignment(np.array([0, 0, 0, 0, 1]), devices=2), 0.25, seed=0)
+    >>> train.sizes, test.sizes
+    (array([3, 1]), array([1, 0]))
     """
     sizes = members.sizes
     tests = np.clip(np.round(fraction * sizes).astype(np.int64), np.minimum(1, sizes - 1), np.maximum(sizes - 1, 0))

@@ -1,31 +1,55 @@
 """The task HAR: human activity from motion sensors, each person's device a natural client.
 
-HARBOX are activities of 121 people's phones, for users who download it (Ouyang et al., MobiSys 2021).
+GeoTec are recordings of phones and watches, CC BY 4.0 (Matey-Sanz et al., Data in Brief 2023). HARBOX are activities of
+121 people's phones, for users who download it (Ouyang et al., MobiSys 2021).
 """
 
+import re
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import DataError
-from fedkeep.core.types import AnyArray, State
-from fedkeep.data import geotec
-from fedkeep.data.cache import Progress, RemoteFile, obtain, remembered
+from fedkeep.core.types import AnyArray, IntArray, State
+from fedkeep.data.cache import Progress, RemoteFile, check, find, obtain, remembered
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 from fedkeep.data.own import standardised
 
 _MODEL = ModelSpec("mlp", {"hidden": [100]})
+_ROUNDS_PER_PASS = 10
+
+GEOTEC_LABELS = ("SEATED", "STANDING_UP", "WALKING", "TURNING", "SITTING_DOWN")
+_STEPS, _STRIDE, _AXES = 150, 15, 6
+_TEST_EXECUTIONS = 2
+_GRAVITY = 9.80665
+_COMMIT = "1408d85a512a53861de7bc4729dee283fff2ea9d"
+_RECORDING = re.compile(r"(s\d\d)_(\d\d)_(sp|sw)\.csv$")
+GEOTEC = RemoteFile(
+    "geotec-har",
+    f"sp-sw-har-dataset-{_COMMIT[:7]}.zip",
+    f"https://codeload.github.com/GeoTecINIT/sp-sw-har-dataset/zip/{_COMMIT}",
+    "a54f19d65c257f6dcc89e52d73e72baae85069c141b0c33166b92c0c736f916e",
+    of="zipped CSV files",
+)
+GEOTEC_PACKED = RemoteFile(
+    "geotec-har",
+    "geotec_sp_sw_har_DATA.tar.xz",
+    None,
+    "bd536147e660ead8b109c73cb2b8ecaff256bccf637a7fb7ec95486e72ece334",
+)
+
 HARBOX_LABELS = ("Call", "Hop", "typing", "Walk", "Wave")
 ROWS, COLUMNS = 100, 10
 LAST_USER = 120
 """The public loaders leave out user 121, and so did the paper."""
-_ENDING = "_train.txt"
-
+_ACTIVITY = re.compile(rf"(?:^|/)(\d+)/({'|'.join(HARBOX_LABELS)})_train\.txt$")
 HARBOX = RemoteFile(
     "harbox",
     "large_scale_HARBox.zip",
@@ -50,12 +74,75 @@ class Har:
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         if self.dataset == "harbox":
             path = obtain(HARBOX)
-            windows = remembered("harbox-1", lambda: read_harbox(path))
-            return harbox_federation(windows, self.test_fraction, seed)
-        x, y, device, tested, names = geotec.load_windows(progress)
-        train = Ownership.from_assignment(np.where(tested, -1, device), len(names))
-        test = Ownership.from_assignment(np.where(tested, device, -1), len(names))
-        return Federation("har", x, y, train, test, geotec.LABELS, _MODEL, names, rounds_per_pass=10)
+            return harbox_federation(remembered("harbox-1", lambda: read_harbox(path)), self.test_fraction, seed)
+        packed = find(GEOTEC_PACKED)
+        if packed is not None:
+            check(packed, GEOTEC_PACKED)
+        archive = packed or obtain(GEOTEC, progress)
+        return geotec_federation(remembered("geotec-har-1", lambda: read_geotec(archive)))
+
+
+def geotec_federation(rows: State) -> Federation:
+    """GeoTec in windows of 150 steps of six axes, time-major, every 15 steps, with the label of most of their steps.
+
+    Windows overlap, so the split is by recording: the last two of a device are its test set. Units are fixed
+    ones that need no statistics of other people's data: acceleration in g, rotation in radians a second.
+    """
+    recorded = [name.rpartition("/")[0] for name in rows["recordings"].tolist()]
+    names, device = np.unique(recorded, return_inverse=True)
+    later = np.append(device[_TEST_EXECUTIONS:], [-1] * _TEST_EXECUTIONS)
+    windows = [_windows(rows["signals"][i:j], rows["labels"][i:j]) for i, j in pairwise(rows["offsets"])]
+    x, y = (np.concatenate(parts) for parts in zip(*windows, strict=True))
+    train, test = (
+        Ownership.from_assignment(np.repeat(np.where(own, device, -1), [len(w) for w, _ in windows]), len(names))
+        for own in (later == device, later != device)
+    )
+    return Federation("har", x, y, train, test, GEOTEC_LABELS, _MODEL, tuple(names.tolist()), _ROUNDS_PER_PASS)
+
+
+def _windows(signals: AnyArray, labels: IntArray) -> tuple[AnyArray, IntArray]:
+    starts = np.arange(0, len(labels) - _STEPS + 1, _STRIDE)
+    inside = starts[:, None] + np.arange(_STEPS)
+    counts = np.stack([(labels[inside] == label).sum(axis=1) for label in range(len(GEOTEC_LABELS))], axis=1)
+    return signals[inside].reshape(len(starts), _STEPS * _AXES), np.argmax(counts, axis=1)
+
+
+def read_geotec(archive: Path) -> State:
+    """All recordings end to end, in the order of device and execution."""
+    found = ((_RECORDING.search(name), content) for name, content in _members(archive))
+    recordings = dict(sorted((f"{at[1]}_{at[3]}/{at[2]}", content.decode()) for at, content in found if at))
+    tables = [_recording(name, text) for name, text in recordings.items()]
+    return {
+        "recordings": np.array(list(recordings)),
+        "offsets": np.concatenate([[0], np.cumsum([len(labels) for _, labels in tables])]),
+        "signals": np.concatenate([signals for signals, _ in tables]),
+        "labels": np.concatenate([labels for _, labels in tables]),
+    }
+
+
+def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as zipped:
+            for name in zipped.namelist():
+                yield name, zipped.read(name)
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            if content is not None:
+                yield member.name, content.read()
+
+
+def _recording(name: str, text: str) -> tuple[AnyArray, IntArray]:
+    for number, label in enumerate(GEOTEC_LABELS):
+        text = text.replace(label, str(number))
+    try:
+        cells = np.loadtxt(text.splitlines()[1:], delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise DataError(f"recording {name} of GeoTec cannot be read: {error}") from None
+    signals = cells[:, :_AXES].astype(np.float32)
+    signals[:, :3] /= _GRAVITY
+    return signals, cells[:, -1].astype(np.int64)
 
 
 def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federation:
@@ -63,41 +150,24 @@ def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federa
     x, names = windows["x"], tuple(windows["names"].tolist())
     train, test = hold_out(Ownership.from_assignment(windows["device"], len(names)), test_fraction, seed)
     scaled = standardised(x.reshape(len(x), ROWS, -1), train.indices, axes=(0, 1)).reshape(x.shape)
-    return Federation("har", scaled, windows["y"], train, test, HARBOX_LABELS, _MODEL, names, rounds_per_pass=10)
+    return Federation("har", scaled, windows["y"], train, test, HARBOX_LABELS, _MODEL, names, _ROUNDS_PER_PASS)
 
 
 def read_harbox(path: Path) -> State:
     """The windows in a zip of HARBOX's form: 100 rows of nine axes, time-major, in the axes' own units."""
-    x, y, users = [], [], []
     with zipfile.ZipFile(path) as archive:
-        for user, label, member in _members(archive):
-            windows = _windows(archive.read(member).decode(), member)
-            x.append(windows)
-            y.append(np.full(len(windows), label, dtype=np.int64))
-            users.append(np.full(len(windows), user, dtype=np.int64))
-    if not x:
-        raise DataError(f"{path} has no files like 1/Walk{_ENDING} for users 1 to {LAST_USER}: it is not HARBOX")
-    numbers, device = np.unique(np.concatenate(users), return_inverse=True)
-    return {
-        "x": np.concatenate(x),
-        "y": np.concatenate(y),
-        "device": device.astype(np.int64),
-        "names": numbers.astype(str),
-    }
+        found = [at for name in archive.namelist() if (at := _ACTIVITY.search(name)) and int(at[1]) <= LAST_USER]
+        members = sorted((int(at[1]), HARBOX_LABELS.index(at[2]), at.string) for at in found)
+        windows = [_cut(archive.read(name).decode(), name) for _, _, name in members]
+    if not members:
+        raise DataError(f"{path} has no files like 1/Walk_train.txt for users 1 to {LAST_USER}: it is not HARBOX")
+    counts = [len(own) for own in windows]
+    users, device = np.unique(np.repeat([user for user, _, _ in members], counts), return_inverse=True)
+    labels = np.repeat([label for _, label, _ in members], counts)
+    return {"x": np.concatenate(windows), "y": labels, "device": device, "names": users.astype(str)}
 
 
-def _members(archive: zipfile.ZipFile) -> Iterator[tuple[int, int, str]]:
-    """User, label and name of every file of activity, in the order of users; a user may lack some."""
-    found = []
-    for member in archive.namelist():
-        path = PurePosixPath(member)
-        activity = path.name.removesuffix(_ENDING)
-        if path.name.endswith(_ENDING) and activity in HARBOX_LABELS and path.parent.name.isdecimal():
-            found.append((int(path.parent.name), HARBOX_LABELS.index(activity), member))
-    return iter(sorted(entry for entry in found if entry[0] <= LAST_USER))
-
-
-def _windows(text: str, member: str) -> AnyArray:
+def _cut(text: str, member: str) -> AnyArray:
     try:
         rows = np.array([line.split() for line in text.splitlines() if line.strip()], dtype=np.float64)
     except ValueError:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data.cache import Progress
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 from fedkeep.data.partition import partition_from
-from fedkeep.data.tables import Columns, SampleTable, read_iterator, read_table
-
-_Devices: TypeAlias = tuple[Ownership, Ownership, tuple[str, ...] | None]
+from fedkeep.data.tables import SampleTable, read_iterator, read_table
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Own:
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
         if self.path is not None:
-            table = read_table(Path(self.path), Columns(self.device, self.label))
+            table = read_table(Path(self.path), self.device, self.label)
         else:
             table = read_iterator(str(self.source))
         x = self._shaped(_finite(table), table)
@@ -87,7 +85,9 @@ class Own:
             raise DataError(f"shape {list(self.shape)} does not fit: a sample of {table.origin} has {have} features")
         return x.reshape(len(x), *self.shape)
 
-    def _devices(self, table: SampleTable, y: IntArray, seed: int) -> _Devices:
+    def _devices(
+        self, table: SampleTable, y: IntArray, seed: int
+    ) -> tuple[Ownership, Ownership, tuple[str, ...] | None]:
         names, natural = None, None
         if self.partition["name"] == "natural":
             if table.devices is None:

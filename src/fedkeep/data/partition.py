@@ -6,6 +6,7 @@ In an experiment's TOML it is a table of its name and options: `partition = { na
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
@@ -36,7 +37,16 @@ PARTITIONS: Registry[type[Partition]] = Registry("partition", base=Partition)
 
 @dataclass_transform(frozen_default=True)
 def partition(name: str) -> Callable[[Kind], Kind]:
-    """Registers a partition under its name in TOML files and makes it a frozen dataclass."""
+    """Registers a partition under its name in TOML files and makes it a frozen dataclass.
+
+    >>> @partition("halves")
+    ... class Halves(Partition):
+    ...     def divide(self, y, natural, seed):
+    ...         return Ownership.from_assignment(np.arange(len(y)) * 2 // len(y), devices=2)
+    >>> partition_from({"name": "halves"}).divide(np.zeros(6, dtype=int), None, seed=0).sizes
+    array([3, 3])
+    >>> del PARTITIONS["halves"]
+    """
     return PARTITIONS.register(name)
 
 
@@ -51,16 +61,25 @@ def partition_from(table: Mapping[str, Any]) -> Partition:
     return build(find_component(PARTITIONS, str(options.pop("name", ""))), options, "partition")
 
 
+@dataclass(frozen=True)
+class _MadeUp(Partition):
+    """Into devices that the data knows nothing of."""
+
+    devices: int = 50
+    """How many devices to make."""
+
+    def __post_init__(self) -> None:
+        within(self, "devices", least=1)
+
+
 def _by_label(y: IntArray, rng: np.random.Generator) -> list[IntArray]:
     return [rng.permutation(np.flatnonzero(y == label)) for label in range(int(y.max()) + 1)]
 
 
 @partition("labels")
-class LabelsPerDevice(Partition):
+class LabelsPerDevice(_MadeUp):
     """A few labels a device and long-tailed sizes: device u owns labels u, u+1, ...; sizes are log-normal."""
 
-    devices: int = 50
-    """How many devices to make."""
     labels: int = 5
     """How many labels a device has."""
     tail: float = 1.0
@@ -93,11 +112,9 @@ class LabelsPerDevice(Partition):
 
 
 @partition("shards")
-class Shards(Partition):
+class Shards(_MadeUp):
     """Samples sorted by label and cut into equal shards, `shards` of them a device (McMahan et al. 2017)."""
 
-    devices: int = 50
-    """How many devices to make."""
     shards: int = 2
 
     def __post_init__(self) -> None:
@@ -119,11 +136,9 @@ class Shards(Partition):
 
 
 @partition("dirichlet")
-class Dirichlet(Partition):
+class Dirichlet(_MadeUp):
     """Each label divided among the devices by a draw from Dirichlet(alpha): a small alpha is very uneven."""
 
-    devices: int = 50
-    """How many devices to make."""
     alpha: float = 0.3
     """How even the shares are; a small one is very uneven."""
     minimum: int = 2
@@ -156,14 +171,8 @@ class Dirichlet(Partition):
 
 
 @partition("iid")
-class Iid(Partition):
+class Iid(_MadeUp):
     """Equal shares at random."""
-
-    devices: int = 50
-    """How many devices to make."""
-
-    def __post_init__(self) -> None:
-        within(self, "devices", least=1)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices:

@@ -70,6 +70,9 @@ class Stream:
         self._options = options
         self._seed = child_seed(seed, "stream")
         self._rounds_per_pass = options.rounds_per_pass or federation.rounds_per_pass
+        self.rates: FloatArray = federation.train.sizes / self._rounds_per_pass
+        """v_c, the mean number of arrivals a round, (C,)."""
+        self._cycle_passes = options.drift_passes if options.drift else 1
         phases = generator(self._seed, "drift").permutation(federation.labels)
         self._phase: FloatArray = (phases + 0.5) / federation.labels
         self._deviation = _feature_deviation(federation) if options.outliers else None
@@ -77,13 +80,8 @@ class Stream:
         self._codecs: dict[int, SampleCodec] = {}
 
     def rate(self, device: int) -> float:
-        """v_c, the mean number of arrivals a round."""
-        return float(self._data.train.sizes[device]) / self._rounds_per_pass
-
-    @property
-    def rates(self) -> FloatArray:
-        """The rates of all devices, (C,)."""
-        return self._data.train.sizes / self._rounds_per_pass
+        """The device's own of `rates`."""
+        return float(self.rates[device])
 
     def position(self, device: int, round_: int) -> int:
         """How many samples have arrived before this round begins, exactly: a pass ends where it should."""
@@ -115,7 +113,8 @@ class Stream:
         if encoding == "float32" and deflate_to is None:
             return batch
         if device not in self._codecs:
-            first = self._data.train.of(device)[self._order(device, self._data.train.of(device), 0)[:_FITTED]]
+            owned = self._data.train.of(device)
+            first = owned[self._order(device, owned, 0)[:_FITTED]]
             self._codecs[device] = SampleCodec(self._data.sample_shape, encoding=encoding, deflate_to=deflate_to)
             self._codecs[device].fit(self._disturbed(first).x)
         return Batch(self._codecs[device].settled(batch.x), batch.y, batch.ids)
@@ -128,15 +127,10 @@ class Stream:
         """What has arrived before this round begins, each sample once."""
         return self.between(device, 0, min(self.position(device, round_), len(self._data.train.of(device))))
 
-    @property
-    def _cycle_passes(self) -> int:
-        return self._options.drift_passes if self._options.drift else 1
-
     def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
         """The order of one cycle: a pass or, under drift, some passes mixed so that labels have seasons."""
         passes = range(cycle * self._cycle_passes, (cycle + 1) * self._cycle_passes)
-        orders = [self._pass_order(device, owned, number) for number in passes]
-        order = np.concatenate(orders)
+        order = np.concatenate([self._pass_order(device, owned, number) for number in passes])
         if not self._options.drift:
             return order
         time = (np.arange(len(order)) + 0.5) / len(order)
@@ -161,8 +155,7 @@ class Stream:
         return known[1]
 
     def _disturbed(self, ids: IntArray) -> Batch:
-        batch = self._data.take(ids)
-        y, x = batch.y, batch.x
+        x, y = self._data.x[ids], self._data.y[ids]
         if self._options.label_noise:
             y = self._with_label_noise(ids, y)
         if self._deviation is not None:

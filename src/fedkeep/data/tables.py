@@ -15,14 +15,8 @@ from fedkeep.core.errors import ConfigError, DataError, needing
 from fedkeep.core.types import AnyArray
 from fedkeep.loading import load_object
 
-
-@dataclass(frozen=True)
-class Columns:
-    """What the columns (or arrays) of a user's file are called."""
-
-    device: str
-    label: str
-    test: str = "test"
+_TEST = "test"
+"""The column (or array) that says which samples are for testing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +39,15 @@ class SampleTable:
             raise DataError(f"{self.origin}, {self.row_name(row)}: {said}")
 
 
-def read_table(path: Path, columns: Columns) -> SampleTable:
-    """The samples of a file, by its ending: .npz, .csv or .parquet."""
+def read_table(path: Path, device: str, label: str) -> SampleTable:
+    """The samples of a file, by its ending, with what it calls devices and labels: .npz, .csv or .parquet."""
     readers = {".npz": _read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path} must end in .npz, .csv or .parquet")
     if not path.is_file():
         raise DataError(f"there is no file {path}; a relative path starts at the folder where fedkeep runs")
-    return reader(path, columns)
+    return reader(path, device, label)
 
 
 def read_iterator(name: str) -> SampleTable:
@@ -88,7 +82,7 @@ def _function(name: str) -> Callable[[], Iterable[Any]]:
     return found
 
 
-def _read_npz(path: Path, columns: Columns) -> SampleTable:
+def _read_npz(path: Path, device: str, label: str) -> SampleTable:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
@@ -96,19 +90,19 @@ def _read_npz(path: Path, columns: Columns) -> SampleTable:
         raise DataError(f"{path} is no npz file, or holds Python objects: save plain arrays with np.savez") from None
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as npz: {error}") from None
-    label = columns.label if columns.label in arrays else "y"
+    label = label if label in arrays else "y"
     for needed in ("x", label):
         if needed not in arrays:
             raise DataError(f"{path} has no array {needed!r}; it has {', '.join(sorted(arrays)) or 'none'}")
-    for name in sorted({"x", label, columns.device, columns.test} & set(arrays)):
+    for name in sorted({"x", label, device, _TEST} & set(arrays)):
         if arrays[name].ndim == 0:
             raise DataError(f"{path}: {name} is a single value, not one a sample")
         if len(arrays[name]) != len(arrays["x"]):
             raise DataError(f"{path}: {name} has {len(arrays[name])} entries, but x has {len(arrays['x'])}")
-    return SampleTable(str(path), arrays["x"], arrays[label], arrays.get(columns.device), arrays.get(columns.test))
+    return SampleTable(str(path), arrays["x"], arrays[label], arrays.get(device), arrays.get(_TEST))
 
 
-def _read_csv(path: Path, columns: Columns) -> SampleTable:
+def _read_csv(path: Path, device: str, label: str) -> SampleTable:
     rows, numbers = [], []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -127,10 +121,10 @@ def _read_csv(path: Path, columns: Columns) -> SampleTable:
             raise DataError(f"{path} has {count} columns called {name!r}: give each a name of its own")
     table = np.array(rows, dtype=str).reshape(len(rows), len(header))
     by_name = {name: table[:, n] for n, name in enumerate(header)}
-    return _from_columns(str(path), by_name, columns, lambda row: f"line {numbers[row]}")
+    return _from_columns(str(path), by_name, device, label, lambda row: f"line {numbers[row]}")
 
 
-def _read_parquet(path: Path, columns: Columns) -> SampleTable:
+def _read_parquet(path: Path, device: str, label: str) -> SampleTable:
     with needing("reading Parquet files", "parquet"):
         import pyarrow as arrow
         from pyarrow import parquet
@@ -139,21 +133,20 @@ def _read_parquet(path: Path, columns: Columns) -> SampleTable:
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     by_name = {name: table.column(name).to_numpy() for name in table.column_names}
-    return _from_columns(str(path), by_name, columns, "row {}".format)
+    return _from_columns(str(path), by_name, device, label, "row {}".format)
 
 
 def _from_columns(
-    origin: str, by_name: Mapping[str, AnyArray], columns: Columns, row_name: Callable[[int], str]
+    origin: str, by_name: Mapping[str, AnyArray], device: str, label: str, row_name: Callable[[int], str]
 ) -> SampleTable:
-    if columns.label not in by_name:
+    if label not in by_name:
         known = ", ".join(by_name) or "none at all"
-        raise DataError(f"{origin} has no column {columns.label!r}; it has {known} (set task.label)")
-    features = [name for name in by_name if name not in (columns.device, columns.label, columns.test)]
+        raise DataError(f"{origin} has no column {label!r}; it has {known} (set task.label)")
+    features = [name for name in by_name if name not in (device, label, _TEST)]
     if not features:
         raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
     x = np.stack([_numbers(origin, name, by_name[name], row_name) for name in features], axis=1)
-    devices, test = by_name.get(columns.device), by_name.get(columns.test)
-    return SampleTable(origin, x, by_name[columns.label], devices, test, row_name)
+    return SampleTable(origin, x, by_name[label], by_name.get(device), by_name.get(_TEST), row_name)
 
 
 def _numbers(origin: str, name: str, cells: AnyArray, row_name: Callable[[int], str]) -> AnyArray:

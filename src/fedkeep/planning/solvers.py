@@ -10,7 +10,7 @@ from fedkeep.core.errors import FedkeepError, needing
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan, find_shortfalls, make_plan
 from fedkeep.core.quantities import Held, apportion, quantities, quota_table
-from fedkeep.core.types import AnyArray, FloatArray, IntArray
+from fedkeep.core.types import AnyArray, FloatArray
 
 _TOLERANCE = 0.01
 """How far a goal already met may slip while the next is sought, in holders or slots."""
@@ -42,7 +42,7 @@ class Exact(LabelLimits):
 
     def plan(self, fleet: Fleet) -> Plan:
         problem = Problem(fleet, self)
-        quotas = problem.table(problem.solve(unbiased=self.unbiased, seconds=self.seconds)[problem.slots()])
+        quotas = problem.table(problem.solve(unbiased=self.unbiased, seconds=self.seconds)[problem.slots])
         shortfalls = find_shortfalls(fleet, quotas > 0, self.clients_per_label, self.labels_per_client)
         return make_plan(fleet, quotas, shortfalls=shortfalls)
 
@@ -58,70 +58,54 @@ class Problem:
         self._sparse = load("scipy.sparse", "the exact coordinator")
         self.fleet = fleet
         self.rows, self.labels = np.nonzero(fleet.velocities)
-        self.pairs = len(self.rows)
         self.stages = limits.stages(fleet)
-        self.size = 2 * self.pairs + (len(self.stages) + 1) * fleet.labels
-        self.constraints: list[Any] = []
-        self._link(limits)
-        for stage, least in enumerate(self.stages):
-            self._cover(stage, least)
-        self._balance()
-
-    def slots(self) -> AnyArray:
+        self.slots: AnyArray = np.arange(len(self.rows))
         """The columns of D."""
-        return np.arange(self.pairs)
-
-    def held(self) -> AnyArray:
-        return self.pairs + np.arange(self.pairs)
-
-    def slack(self, index: int) -> AnyArray:
-        """One column a label: the holders missing at stage `index` or, last, the distance from (9d)."""
-        return 2 * self.pairs + index * self.fleet.labels + np.arange(self.fleet.labels)
+        self.held: AnyArray = len(self.rows) + self.slots
+        slacks = np.arange((len(self.stages) + 1) * fleet.labels).reshape(-1, fleet.labels)
+        self.slack: AnyArray = 2 * len(self.rows) + slacks
+        """A column a label: the holders missing at each stage and, last, the distance from (9d)."""
+        self.size = 2 * len(self.rows) + slacks.size
+        self.constraints: list[Any] = []
+        self._of_devices(limits)
+        self._of_labels()
 
     def objective(self) -> FloatArray:
-        return self._cost(self.slots(), -self.fleet.velocities[self.rows, self.labels])
+        return self._cost(self.slots, -self.fleet.velocities[self.rows, self.labels])
 
     def _cost(self, columns: AnyArray, each: AnyArray | float) -> FloatArray:
         cost = np.zeros(self.size)
         cost[columns] = each
         return cost
 
-    def _link(self, limits: LabelLimits) -> None:
+    def _of_devices(self, limits: LabelLimits) -> None:
         """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c)."""
-        capacity = self.fleet.capacities[self.rows].astype(np.float64)
-        pair = np.arange(self.pairs)
-        ones = np.ones(self.pairs)
-        self._add(self.pairs, [(pair, self.slots(), ones), (pair, self.held(), -ones)], 0, np.inf)
-        self._add(self.pairs, [(pair, self.slots(), ones), (pair, self.held(), -capacity)], -np.inf, 0)
-        sees = self.fleet.seen > 0
-        full = np.where(sees, self.fleet.capacities, 0)
-        self._add(len(self.fleet), [(self.rows, self.slots(), ones)], full, full)
-        self._add(len(self.fleet), [(self.rows, self.held(), ones)], 0, limits.of_devices(self.fleet))
+        pair, capacity = self.slots, self.fleet.capacities[self.rows]
+        self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -1)], 0, np.inf)
+        self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -capacity)], -np.inf, 0)
+        full = np.where(self.fleet.seen > 0, self.fleet.capacities, 0)
+        self._add(len(self.fleet), [(self.rows, self.slots, 1)], full, full)
+        self._add(len(self.fleet), [(self.rows, self.held, 1)], 0, limits.of_devices(self.fleet))
 
-    def _cover(self, stage: int, least: IntArray) -> None:
-        label = np.arange(self.fleet.labels)
-        held = (self.labels, self.held(), np.ones(self.pairs))
-        missing = (label, self.slack(stage), np.ones(self.fleet.labels))
-        self._add(self.fleet.labels, [held, missing], least, np.inf)
-
-    def _balance(self) -> None:
-        """(9d) to the slot, and beyond that with slack on either side: whole slots can seldom meet it exactly."""
-        mass = self.fleet.label_mass
+    def _of_labels(self) -> None:
+        """Holders enough (9b), and (9d) to the slot; what is beyond that is slack: whole slots seldom meet it."""
+        *missing, distance = self.slack
+        count, label, mass = self.fleet.labels, np.arange(self.fleet.labels), self.fleet.label_mass
+        for slack, least in zip(missing, self.stages, strict=True):
+            self._add(count, [(self.labels, self.held, 1), (label, slack, 1)], least, np.inf)
         target = mass / max(mass.sum(), 1e-300) * self.fleet.capacities.sum()
-        label = np.arange(self.fleet.labels)
-        slots = (self.labels, self.slots(), np.ones(self.pairs))
-        for sign, low, high in ((1.0, target - _ROUNDING, np.inf), (-1.0, -np.inf, target + _ROUNDING)):
-            slack = (label, self.slack(len(self.stages)), np.full(self.fleet.labels, sign))
-            self._add(self.fleet.labels, [slots, slack], low, high)
+        self._add(count, [(self.labels, self.slots, 1), (label, distance, 1)], target - _ROUNDING, np.inf)
+        self._add(count, [(self.labels, self.slots, 1), (label, distance, -1)], -np.inf, target + _ROUNDING)
 
-    def _add(self, count: int, parts: list[tuple[AnyArray, AnyArray, AnyArray]], low: Any, high: Any) -> None:
-        row, column, value = (np.concatenate([part[axis] for part in parts]) for axis in range(3))
-        matrix = self._sparse.csr_array((value, (row, column)), shape=(count, self.size))
+    def _add(self, count: int, parts: list[tuple[AnyArray, AnyArray, Any]], low: Any, high: Any) -> None:
+        """So many rows, of entries (row, column, value)."""
+        row, column, value = map(np.concatenate, zip(*(np.broadcast_arrays(*part) for part in parts), strict=True))
+        matrix = self._sparse.csr_array((value.astype(np.float64), (row, column)), shape=(count, self.size))
         self.constraints.append(self._optimize.LinearConstraint(matrix, low, high))
 
     def solve(self, *, unbiased: bool = False, relaxed: bool = False, seconds: float = 60.0) -> FloatArray:
         """All columns at the optimum: each goal is met in turn and then held to while the next one is sought."""
-        goals = [self._cost(self.slack(stage), 1.0) for stage in range(len(self.stages) + unbiased)]
+        goals = [self._cost(slack, 1.0) for slack in self.slack[: len(self.stages) + unbiased]]
         solution = np.zeros(self.size)
         constraints = list(self.constraints)
         for goal in [*goals, self.objective()]:
@@ -134,8 +118,8 @@ class Problem:
         found = self._optimize.milp(
             cost / max(np.abs(cost).max(initial=0.0), 1e-300),
             constraints=constraints,
-            bounds=self._optimize.Bounds(0, np.where(np.isin(np.arange(self.size), self.held()), 1, np.inf)),
-            integrality=np.arange(self.size) < (0 if relaxed else 2 * self.pairs),
+            bounds=self._optimize.Bounds(0, np.where(np.isin(np.arange(self.size), self.held), 1, np.inf)),
+            integrality=np.arange(self.size) < (0 if relaxed else 2 * len(self.rows)),
             options={"time_limit": seconds},
         )
         if found.status != 0:

@@ -24,6 +24,9 @@ def frame(runs: Path | str | Iterable[Run]) -> "DataFrame":
     """The runs, or those of a directory, as a pandas frame: one row an evaluation.
 
     `frame("runs/mine").pivot_table("accuracy", "round", "method")` has the mean curve of each method.
+
+    >>> frame([]).columns.tolist()[:6]
+    ['task', 'setting', 'method', 'seed', 'round', 'accuracy']
     """
     with needing("a pandas frame", "frame"):
         import pandas

@@ -253,7 +253,11 @@ _SUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*$')
 
 
 def encode(line: Line) -> bytes:
-    """The line as JSON without its newline; floats in the shortest form that reads back exactly."""
+    """The line as JSON without its newline; floats in the shortest form that reads back exactly.
+
+    >>> encode(Timing(round=3, seconds=0.25))
+    b'{"kind":"timing","round":3,"seconds":0.25,"sum":"54c38f17"}'
+    """
     body = _encoder.encode(line)
     return body[:-1] + b',"sum":"%08x"}' % crc32(body)
 

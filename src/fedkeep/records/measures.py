@@ -66,19 +66,19 @@ def quantile(level: float, freedom: int) -> float:
     return high
 
 
-def interval(values: list[float], level: float = 0.95) -> float | None:
-    """Half the width of the mean's confidence interval; None of fewer than two values."""
+def interval(values: Sequence[float]) -> float | None:
+    """Half the width of the mean's 95 % interval; None of fewer than two values."""
     n = len(values)
     if n < 2:
         return None
     mean = math.fsum(values) / n
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    return quantile(level, n - 1) * math.sqrt(variance / n)
+    return quantile(0.95, n - 1) * math.sqrt(variance / n)
 
 
 def estimate(values: Sequence[float]) -> MeanOverSeeds:
     """The mean of one value a seed, and its interval."""
-    return MeanOverSeeds(math.fsum(values) / len(values), interval(list(values)), len(values))
+    return MeanOverSeeds(math.fsum(values) / len(values), interval(values), len(values))
 
 
 def difference(values: Sequence[float]) -> Difference:
@@ -118,10 +118,13 @@ def final_accuracy(evaluations: Sequence[Evaluation]) -> float:
     return evaluations[-1].accuracy or 0.0
 
 
-def late_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The mean accuracy of the last five evaluations; the untrained model's counts only where there is no other."""
+def late_accuracy(evaluations: Sequence[Evaluation], of: int = 1) -> float:
+    """The mean accuracy of the last five evaluations, of 1 or of 100.
+
+    The untrained model's counts only where there is no other.
+    """
     last = [e.accuracy or 0.0 for e in _trained(evaluations)[-LAST:]]
-    return math.fsum(last) / len(last)
+    return of * math.fsum(last) / len(last)
 
 
 def best_accuracy(evaluations: Sequence[Evaluation]) -> float:
@@ -146,8 +149,6 @@ MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {
     "late": late_accuracy,
 }
 """What a curve may be judged by; each takes one evaluation or more."""
-
-
 GIST = ("trust", "likeness", "worth", "reach")
 """What is told of a gist."""
 

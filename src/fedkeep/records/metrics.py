@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fedkeep.records.lines import Evaluation, GistLine
 from fedkeep.records.measures import (
@@ -52,10 +53,6 @@ class Row:
     gist: dict[str, MeanOverSeeds]
     """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
 
-    @property
-    def late(self) -> MeanOverSeeds:
-        return self.measures["late"]
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -72,7 +69,14 @@ def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
     return next(reached, None)
 
 
-def speedup(run: Run, base: Run) -> float | None:
+class _Evaluated(Protocol):
+    """A run, or what is left of one."""
+
+    @property
+    def evaluations(self) -> Sequence[Evaluation]: ...
+
+
+def speedup(run: _Evaluated, base: _Evaluated) -> float | None:
     """Rounds the base needs to its late accuracy over those the run needs; None if it never gets there."""
     target = late_accuracy(base.evaluations)
     own, others = rounds_to(run.evaluations, target), rounds_to(base.evaluations, target)
@@ -119,7 +123,7 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
 def _row(key: _Key, runs: _Seeds, against: Sequence[tuple[str, _Seeds]]) -> Row:
     measures = {name: estimate([of(run.evaluations) for run in runs.values()]) for name, of in MEASURES.items()}
     finished = sum(run.end is not None for run in runs.values())
-    ratios = tuple(_ratio(runs, base, found) for base, found in against)
+    ratios = tuple(ratio(runs, base, found) for base, found in against)
     differences = tuple(None if base == key[2] else _differences(runs, found) for base, found in against)
     return Row(*key, len(runs), finished, measures, ratios, differences, _gist(runs))
 
@@ -129,10 +133,11 @@ def _gist(runs: _Seeds) -> dict[str, MeanOverSeeds]:
     return {name: estimate([getattr(seed, name) for seed in seeds]) for name in GIST} if seeds else {}
 
 
-def _ratio(runs: _Seeds, base: str, base_runs: _Seeds) -> Ratio:
+def ratio(runs: Mapping[int, _Evaluated], base: str, base_runs: Mapping[int, _Evaluated]) -> Ratio:
+    """How much sooner runs get to where those of the base end, by seed."""
     paired = sorted(runs.keys() & base_runs.keys())
     found = [speedup(runs[seed], base_runs[seed]) for seed in paired]
-    logs = [math.log(ratio) for ratio in found if ratio is not None]
+    logs = [math.log(times) for times in found if times is not None]
     value = math.exp(math.fsum(logs) / len(logs)) if logs else None
     return Ratio(base, value, len(logs), len(paired))
 

@@ -1,22 +1,12 @@
 """Reads runs back, finished or not, and follows those that are being written."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from fedkeep.core.errors import DataError
-from fedkeep.records.lines import (
-    End,
-    Evaluation,
-    Header,
-    Line,
-    Round,
-    Timing,
-    decode,
-    is_intact,
-    stamp,
-)
+from fedkeep.records.lines import End, Evaluation, Header, Line, Round, Timing, decode, is_intact, stamp
 from fedkeep.records.recorder import timing_path
 
 Kind = TypeVar("Kind", bound=Line)
@@ -29,7 +19,7 @@ class Run:
     path: Path
     header: Header
     lines: tuple[Line, ...]
-    timings: tuple[Timing, ...] = field(default=())
+    timings: tuple[Timing, ...] = ()
 
     def of(self, kind: type[Kind]) -> tuple[Kind, ...]:
         """The lines of one kind."""

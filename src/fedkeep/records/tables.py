@@ -55,14 +55,16 @@ def _gist(row: Row) -> tuple[str, ...]:
     return row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach
 
 
-def _percent(estimate: MeanOverSeeds) -> str:
-    mean = f"{100 * estimate.mean:.2f} %"
-    return mean if estimate.half_width is None else f"{mean} ± {100 * estimate.half_width:.2f}"
+def _percent(found: MeanOverSeeds) -> str:
+    return f"{100 * found.mean:.2f} %{_half(found)}"
 
 
-def _points(difference: Difference) -> str:
-    mean = f"{100 * difference.mean:+.2f}"
-    return mean if difference.half_width is None else f"{mean} ± {100 * difference.half_width:.2f}"
+def _points(found: MeanOverSeeds) -> str:
+    return f"{100 * found.mean:+.2f}{_half(found)}"
+
+
+def _half(found: MeanOverSeeds) -> str:
+    return "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
 
 
 def _speedup(ratio: Ratio) -> str:
@@ -85,9 +87,8 @@ def sentences(comparison: Comparison) -> list[str]:
 def _sentence(row: Row, base: str, found: Difference) -> str:
     where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
     if found.verdict in ("ahead", "behind"):
-        half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
-        word = "of " if found.verdict == "ahead" else ""
-        return f"{row.method} is {found.verdict} {word}{base} by {abs(100 * found.mean):.2f}{half} points{where}."
+        word, points = "of " if found.verdict == "ahead" else "", f"{abs(100 * found.mean):.2f}{_half(found)} points"
+        return f"{row.method} is {found.verdict} {word}{base} by {points}{where}."
     if found.verdict == "level":
         return f"{row.method} is level with {base} to within a point{where}."
     return f"{row.method} against {base} is undecided{where} ({_points(found)} points): {_what_would_decide(found)}."

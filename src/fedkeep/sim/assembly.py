@@ -98,7 +98,13 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
-    """The parts of the experiment, its data loaded unless given."""
+    """The parts of the experiment, its data loaded unless given.
+
+    >>> from fedkeep.sim.experiment import resolve
+    >>> parts = assemble(resolve({"task": {"name": "embedded", "devices": 3}, "policy": {"name": "fifo"}}))
+    >>> parts.data.devices, parts.learner.size, len(parts.server.model)
+    (3, 310, 310)
+    """
     ground = lay_ground(experiment, data)
     data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
     server = experiment.make_server(learner, ground.model, ground.regions.count)
@@ -108,8 +114,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
-        rates = {d: stream.rate(d) for d in range(data.devices)}
-        server.estimator.update(oracle.device_gradients(ground.model, rates))
+        server.estimator.update(oracle.device_gradients(ground.model, dict(enumerate(stream.rates.tolist()))))
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
@@ -168,8 +173,7 @@ def _own_learner(name: str, made_by: type[Any], options: dict[str, Any], data: F
 
 def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:
     """V as the devices declare it, (C, Y): arrivals a round, with the error that was asked for."""
-    rates = np.array([stream.rate(d) for d in range(len(counts))])
-    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * rates[:, None]
+    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
     if experiment.profile.velocity_error:
         noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
         velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)

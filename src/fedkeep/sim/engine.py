@@ -1,5 +1,6 @@
 """The round loop of a simulation, as an iterator: nobody copies it to add logging."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,22 +20,8 @@ from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import refuse_alone
 
-
-@dataclass(eq=False)
-class Tally:
-    """What a run has cost so far."""
-
-    samples_valued: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    samples_trained: int = 0
-    """A sample counts once an epoch."""
-
-    def snapshot(self) -> State:
-        return {"tally": np.array([self.samples_valued, self.bytes_up, self.bytes_down, self.samples_trained])}
-
-    def restore(self, state: State) -> None:
-        self.samples_valued, self.bytes_up, self.bytes_down, self.samples_trained = state["tally"].tolist()
+TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
+"""What a run costs; a sample is trained on once an epoch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +44,13 @@ class Simulator:
     [1, 2, 3]
     """
 
-    def __init__(self, experiment: Experiment, data: Federation | None = None, *, eager: bool = False) -> None:
+    def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
         refuse_alone(experiment)
         self.experiment = experiment
         self.parts: Assembly = assemble(experiment, data)
         self.server: Server = self.parts.server
-        self.tally = Tally()
-        self._eager = eager
-        """Let every device see its arrivals in every round, as a real one would: slow, and the same result."""
+        self.tally: Counter[str] = Counter()
+        """What the run has cost so far, by the names in `TALLIED`."""
         tested = Prequential(self.parts.learner, self.parts.stream, self.parts.data.devices)
         self.prequential = tested if experiment.record.prequential else None
         self._population: Sequence[DeviceId] = range(self.parts.data.devices)
@@ -109,12 +95,12 @@ class Simulator:
 
     def snapshot(self) -> State:
         """All that the rest of the run depends on."""
-        return snapshot_parts(self._kept()) | self.tally.snapshot()
+        return snapshot_parts(self._kept()) | {"tally": np.array([self.tally[name] for name in TALLIED])}
 
     def restore(self, state: State) -> None:
         """Becomes the simulation that `snapshot` described."""
         restore_parts(self._kept(), state)
-        self.tally.restore(state)
+        self.tally = Counter(dict(zip(TALLIED, state["tally"].tolist(), strict=True)))
 
     def _kept(self) -> dict[str, Kept]:
         parts = self.parts
@@ -141,9 +127,9 @@ class Simulator:
             direction = self.parts.oracle.gradient(self.server.model)
             self.server.estimator.give(direction)
             fleet.adopt(self._population, self.server.model, direction)
-        everyone = self._eager or self.parts.oracle is not None or self._is_declared(until - 1)
+        everyone = self.parts.oracle is not None or self._is_declared(until - 1)
         arrivals = fleet.catch_up(self._population if everyone else participants, until)
-        self.tally.samples_valued += arrivals
+        self.tally["samples_valued"] += arrivals
         return arrivals
 
     def _deliver(self, reports: dict[DeviceId, Report], round_: int) -> None:
@@ -152,9 +138,9 @@ class Simulator:
         down = 4 * (len(self.server.model) + (0 if direction is None else len(direction)))
         lost = generator(child_seed(self.experiment.seed, "dropout"), round_).random(len(reports))
         for (device, report), luck in zip(reports.items(), lost.tolist(), strict=True):
-            self.tally.bytes_down += down
-            self.tally.samples_trained += report.samples * self.experiment.train.epochs
+            self.tally["bytes_down"] += down
+            self.tally["samples_trained"] += report.samples * self.experiment.train.epochs
             if luck >= self.experiment.train.dropout:
                 gradient = 0 if report.local_gradient is None else len(report.local_gradient)
-                self.tally.bytes_up += 4 * (len(report.model) + gradient)
+                self.tally["bytes_up"] += 4 * (len(report.model) + gradient)
                 self.server.receive(device, report)

@@ -33,8 +33,7 @@ def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
     """The model on the test samples; a model that has diverged is simply bad."""
     test = data.pooled_test
     losses, right = judge(learner, model, test.x, test.y)
-    owners = np.repeat(np.arange(data.devices), np.diff(data.test.offsets))
-    per_device, per_label = _shares(right, owners, data.devices), _shares(right, test.y, data.labels)
+    per_device, per_label = _shares(right, data.test.owners, data.devices), _shares(right, test.y, data.labels)
     return ModelScores(
         float(right.mean()),
         float(losses.mean()),

@@ -1,6 +1,5 @@
 """The simulated devices: made when first needed, brought up to date when selected."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -9,13 +8,11 @@ import numpy as np
 
 from fedkeep.core.device import Device, Prepared
 from fedkeep.core.plan import Plan
-from fedkeep.core.ports import Fate, FleetLearner, Job, Measurements, Outcome
+from fedkeep.core.ports import FleetLearner, Job, Measurements, Outcome
 from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.core.state import put_numbered, take_numbered
 from fedkeep.core.types import Batch, DeviceId, Profile, Report, State, TrainOrder, Vector
 from fedkeep.data import Stream
-
-_FATES = [fate.name for fate in Fate]
 
 Watcher = Callable[[DeviceId, Batch, Outcome], None]
 
@@ -30,8 +27,6 @@ class SimulatedFleet:
     def __init__(self, learner: FleetLearner, stream: Stream, make: Callable[[DeviceId], Device]) -> None:
         self.learner, self.stream = learner, stream
         self.devices: dict[DeviceId, Device] = {}
-        self.fates: Counter[str] = Counter()
-        """What became of arrivals since `fates` was last cleared."""
         self.watchers: list[Watcher] = []
         self._make = make
         self._seen: dict[DeviceId, int] = {}
@@ -55,7 +50,6 @@ class SimulatedFleet:
             rounds = self.stream.rounds(d, stop - len(batch), stop).astype(np.float64)
             outcome = device.take_in(batch, rounds, known.get(i))
             self._seen[d] = until
-            self.fates.update(map(_FATES.__getitem__, outcome.fates.tolist()))
             for watch in self.watchers:
                 watch(d, batch, outcome)
         return sum(map(len, batches))
@@ -91,11 +85,8 @@ class SimulatedFleet:
             self.device(d).adopt(model, direction, measured.get(d))
 
     def snapshot(self) -> State:
-        state: State = {
-            "seen": np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(-1, 2),
-            "fates": np.array([self.fates[name] for name in _FATES]),
-        }
-        return state | put_numbered({d: device.snapshot() for d, device in self.devices.items()})
+        seen = np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(-1, 2)
+        return {"seen": seen} | put_numbered({d: device.snapshot() for d, device in self.devices.items()})
 
     def restore(self, state: State) -> None:
         self.devices, self._seen = {}, {}
@@ -103,7 +94,6 @@ class SimulatedFleet:
         for d, seen in state["seen"].tolist():
             self.device(d).restore(parts[d])
             self._seen[d] = seen
-        self.fates = Counter(dict(zip(_FATES, state["fates"].tolist(), strict=True)))
 
     def _measure(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
         """Each batch under its own model, all in one call if any is asked for."""

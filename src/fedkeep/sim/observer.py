@@ -11,18 +11,9 @@ from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.regions import LabelRegions, SingleRegion
 from fedkeep.core.types import AnyArray, Batch, DeviceId
-from fedkeep.records import (
-    Change,
-    DeviceLine,
-    Evaluation,
-    HoldingsLine,
-    Line,
-    PrivacyLine,
-    Round,
-    Slot,
-)
+from fedkeep.records import Change, DeviceLine, Evaluation, HoldingsLine, Line, PrivacyLine, Round, Slot
 from fedkeep.records.measures import LISTED, gist_line, plan_line
-from fedkeep.sim.engine import RoundRecord, Simulator
+from fedkeep.sim.engine import TALLIED, RoundRecord, Simulator
 from fedkeep.sim.evaluation import ModelScores
 from fedkeep.sim.fleet import SimulatedFleet
 
@@ -54,12 +45,11 @@ class Observer:
         self._participants: list[DeviceId] = []
         self._arrivals = self._dropouts = 0
         self._refused: Counter[str] = Counter()
+        self._fates: Counter[int] = Counter()
         self._mendings: list[tuple[float, ...]] = []
         self._known = self._pairs()
         for changes in self._changes.values():
             changes.clear()
-        if self._fleet is not None:
-            self._fleet.fates.clear()
 
     def see(self, record: RoundRecord) -> None:
         """Takes a round into account."""
@@ -89,9 +79,8 @@ class Observer:
             yield gist_line(round_, self._mendings)
         spending = self._simulator.parts.guards.most_spent()
         if spending is not None:
-            yield PrivacyLine(
-                round=round_, epsilon_spent=spending.spent, epsilon_left=spending.left, delta=spending.delta
-            )
+            left, delta = spending.left, spending.delta
+            yield PrivacyLine(round=round_, epsilon_spent=spending.spent, epsilon_left=left, delta=delta)
         yield self._evaluation(round_, evaluated)
 
     def _evaluation(self, round_: int, evaluated: ModelScores) -> Evaluation:
@@ -111,25 +100,21 @@ class Observer:
             label_recall=tuple(evaluated.label_recall.tolist()),
             rare_recall=evaluated.rare_recall,
             prequential=tested_first.take() if tested_first is not None else None,
-            samples_valued=tally.samples_valued,
-            samples_trained=tally.samples_trained,
             bytes_stored=sum(s.batch.x.nbytes for s in stored),
-            bytes_up=tally.bytes_up,
-            bytes_down=tally.bytes_down,
+            **{name: tally[name] for name in TALLIED},
             label_coverage=len(labels) / self._data.labels if self._fleet is not None else None,
             store_turnover=len(pairs - self._known) / len(pairs) if pairs else None,
         )
 
     def _round(self, round_: int) -> Round:
-        fates = self._fleet.fates if self._fleet is not None else Counter[str]()
         return Round(
             round=round_,
             participants=tuple(sorted(set(self._participants)))[:LISTED],
             participations=len(self._participants),
             arrivals=self._arrivals,
-            kept=fates[Fate.KEPT.name],
-            replaced=fates[Fate.REPLACED.name],
-            refused=fates[Fate.REFUSED.name],
+            kept=self._fates[Fate.KEPT],
+            replaced=self._fates[Fate.REPLACED],
+            refused=self._fates[Fate.REFUSED],
             dropouts=self._dropouts,
             refused_reports=dict(self._refused),
             staleness=self._simulator.server.estimator.staleness(round_),
@@ -141,7 +126,9 @@ class Observer:
         if not self._clusters:
             divided, count = attrgetter("batch.y"), self._data.labels
         filled = [np.bincount(divided(stored), minlength=count) for _, stored in listed]
-        yield HoldingsLine(round=round_, devices=tuple(d for d, _ in listed), filled=_rows(filled))
+        yield HoldingsLine(
+            round=round_, devices=tuple(d for d, _ in listed), filled=tuple(tuple(row.tolist()) for row in filled)
+        )
         for d, stored in self._stores():
             if d in self._watched:
                 yield self._device(round_, d, stored)
@@ -173,6 +160,7 @@ class Observer:
         return base64.b64encode(grey.tobytes()).decode()
 
     def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
+        self._fates.update(outcome.fates.tolist())
         if device not in self._changes:
             return
         for i in np.flatnonzero(outcome.fates != Fate.REFUSED)[-_CHANGES:].tolist():
@@ -200,7 +188,3 @@ def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
     if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= 8:
         return shape[1], shape[2]
     return None
-
-
-def _rows(rows: Sequence[AnyArray] | AnyArray) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(n) for n in row) for row in rows)

@@ -68,9 +68,8 @@ class _OfEachDevice(Rival):
         self._known[device] = new
 
     def snapshot(self) -> State:
-        devices = sorted(self._known)
-        state = {f"{device}": self._known[device] for device in devices}
-        return {"devices": np.array(devices, dtype=np.int64), "mean": self._mean, **state}
+        devices = np.array(sorted(self._known), dtype=np.int64)
+        return {"devices": devices, "mean": self._mean, **{str(d): vector for d, vector in self._known.items()}}
 
     def restore(self, state: State) -> None:
         self._known = {device: state[str(device)] for device in state["devices"].tolist()}

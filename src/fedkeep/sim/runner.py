@@ -2,16 +2,18 @@
 
 import hashlib
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.types import State
+from fedkeep.files import writing
 from fedkeep.records import End, Header, Recorder, Timing, read_run
 from fedkeep.records.reader import begins_with_header, is_intact_until
 from fedkeep.records.versions import versions
-from fedkeep.sim.checkpoint import load_checkpoint, save_checkpoint
 from fedkeep.sim.engine import RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.observer import Observer, image_size
@@ -103,7 +105,7 @@ class _Run:
 
     def _restore(self, path: Path) -> bool:
         """Goes back to the last checkpoint; False if there is none of this experiment, or the record is damaged."""
-        state = load_checkpoint(self._checkpoint)
+        state = _saved_state(self._checkpoint)
         if state is None or str(state.pop("config_hash")) != self.cell.experiment.digest():
             return False
         seconds = float(state.pop("seconds"))
@@ -119,11 +121,28 @@ class _Run:
         state["config_hash"] = np.array(self.cell.experiment.digest())
         state["seconds"] = np.array(self._elapsed())
         self.recorder.sync()
-        save_checkpoint(self._checkpoint, state)
+        with writing(self._checkpoint) as file:
+            np.savez(file, **{_member(name): array for name, array in state.items()})  # type: ignore[arg-type]
         self._saved = round_
 
     def _elapsed(self) -> float:
         return self._seconds + time.perf_counter() - self._began
+
+
+def _saved_state(path: Path) -> State | None:
+    """The state that a checkpoint holds; None if there is none."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name.replace("|", "/"): array for name, array in arrays.items()}
+    except FileNotFoundError:
+        return None
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise DataError(f"the checkpoint {path} is damaged; delete it to start that run anew") from error
+
+
+def _member(name: str) -> str:
+    """Names in a zip file are paths: slashes would become folders."""
+    return name.replace("/", "|")
 
 
 def _header(cell: Cell, simulator: Simulator) -> Header:

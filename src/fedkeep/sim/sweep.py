@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.queues import SimpleQueue
@@ -19,8 +19,6 @@ from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, play
 
 _TRIAL_SECONDS = 0.5
-
-
 Step = tuple[int, int, float | None]
 """A run's progress: its place among the cells, the rounds done, and the accuracy where it was measured."""
 Listener = Callable[[int, int, float | None], None]
@@ -79,26 +77,19 @@ def _run_in_processes(
     steps: SimpleQueue[Step] = context.SimpleQueue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_become_worker, initargs=(steps,))
     try:
-        futures = [pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting]
-        while not all(future.done() for future in futures):
-            _drain(steps, listen, futures)
-            time.sleep(0.1)
-        _drain(steps, listen, futures)
+        going = {pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting}
+        while going:
+            done, going = wait(going, timeout=0.1)
+            while not steps.empty():
+                listen(*steps.get())
+            for future in done:
+                future.result()  # a run that failed ends it all
     except BaseException:
         for process in (pool._processes or {}).values():
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
-
-
-def _drain(steps: SimpleQueue[Step], listen: Listener, futures: Sequence[Future[None]]) -> None:
-    """Hands on what the runs tell; a run that failed ends it all."""
-    while not steps.empty():
-        listen(*steps.get())
-    for future in futures:
-        if future.done():
-            future.result()
 
 
 _steps: SimpleQueue[Step] | None = None

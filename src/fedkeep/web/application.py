@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.link.addresses import is_loopback
-from fedkeep.web.assets import SCRIPTS, asset, index
 from fedkeep.web.feed import Feed
+from fedkeep.web.report import SCRIPTS, asset, index
 
 PERIOD_SECONDS = 0.5
 QUIET_PERIODS = 20
@@ -119,18 +119,14 @@ class PageGuard:
             known = is_loopback(request.url.hostname or "")
             return None if known else PlainTextResponse("ask for 127.0.0.1 or localhost", 403)
         if _same(request.query_params.get("token", ""), self._token):
-            return self._welcome(request)
+            welcome = RedirectResponse(request.url.path, 303)
+            welcome.set_cookie(COOKIE, _derived(self._token), httponly=True, samesite="strict")
+            return welcome
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         cookie = request.cookies.get(COOKIE, "")
         if _same(bearer, self._token) or _same(cookie, _derived(self._token)):
             return None
         return PlainTextResponse("open this address with ?token=... once", 401, {"WWW-Authenticate": "Bearer"})
-
-    def _welcome(self, request: Request) -> Response:
-        assert self._token is not None
-        answer = RedirectResponse(request.url.path, 303)
-        answer.set_cookie(COOKIE, _derived(self._token), httponly=True, samesite="strict")
-        return answer
 
 
 def _same(given: str, expected: str) -> bool:

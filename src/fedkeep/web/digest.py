@@ -4,6 +4,7 @@ Sending it whole makes the page forgetful in a good way: after a lost connection
 resumed run there is nothing to catch up with.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,8 @@ _OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "i
 _OF_DIGEST = ("round", "seconds", "damaged", "plan", "holdings", "members")
 _DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
 _PRIVACY = {"round": "round", "spent": "epsilon_spent", "left": "epsilon_left"}
-_COUNTS = ("participants", "arrivals", "kept", "replaced", "refused", "dropouts")
+_COUNTS = {"participants": "participations"} | {n: n for n in ("arrivals", "kept", "replaced", "refused", "dropouts")}
+"""What is counted of rounds, and the field that has it."""
 Columns: TypeAlias = dict[str, list[float | None]]
 """A table by columns, all of one length; `round` is always among them."""
 Item = TypeVar("Item")
@@ -108,23 +110,10 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """Devices whose store can be looked at, each with the round of its snapshot."""
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What happened from one round to another."""
-
-    round: int
-    counts: tuple[int, ...]
-    staleness: float | None
-
-    @staticmethod
-    def of(line: lines.Round) -> "Activity":
-        counts = (line.participations or len(line.participants), *(getattr(line, name) for name in _COUNTS[1:]))
-        return Activity(line.round, counts, line.staleness)
-
-    def then(self, later: "Activity") -> "Activity":
-        counts = tuple(a + b for a, b in zip(self.counts, later.counts, strict=True))
-        staleness = self.staleness if later.staleness is None else later.staleness
-        return Activity(later.round, counts, staleness)
+def _summed(early: lines.Round, late: lines.Round) -> lines.Round:
+    """What happened in both together."""
+    counts = {name: getattr(early, name) + getattr(late, name) for name in _COUNTS.values()}
+    return structs.replace(late, **counts, staleness=early.staleness if late.staleness is None else late.staleness)
 
 
 @dataclass
@@ -133,11 +122,11 @@ class Digest:
 
     header: lines.Header
     evaluations: list[lines.Evaluation] = field(default_factory=list)
-    activity: Thinned[Activity] = field(default_factory=lambda: Thinned(BINS, Activity.then))
+    activity: Thinned[lines.Round] = field(default_factory=lambda: Thinned(BINS, _summed))
     gist: Thinned[lines.GistLine] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
     privacy: Thinned[lines.PrivacyLine] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
-    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    refused_reports: dict[str, int] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
+    refused_reports: Counter[str] = field(default_factory=Counter)
     plan: lines.PlanLine | None = None
     holdings: lines.HoldingsLine | None = None
     devices: dict[int, lines.DeviceLine] = field(default_factory=dict)
@@ -175,12 +164,10 @@ class Digest:
         self.round = max(self.round, line.round)
 
     def _count(self, line: lines.Round) -> None:
-        activity = Activity.of(line)
-        self.activity.add(activity)
-        for name, count in zip(_COUNTS, activity.counts, strict=True):
-            self.totals[name] += count
-        for reason, count in line.refused_reports.items():
-            self.refused_reports[reason] = self.refused_reports.get(reason, 0) + count
+        counted = structs.replace(line, participations=line.participations or len(line.participants), participants=())
+        self.activity.add(counted)
+        self.totals.update({name: getattr(counted, of) for name, of in _COUNTS.items()})
+        self.refused_reports.update(line.refused_reports)
 
     def as_run(self, path: Path) -> Run:
         """The run as far as comparing methods needs it."""
@@ -221,8 +208,8 @@ class Digest:
         starts = [0, *(item.round for item in items)]
         spans = [max(1, item.round - start) for item, start in zip(items, starts, strict=False)]
         columns: Columns = {"round": [item.round for item in items]}
-        for place, name in enumerate(_COUNTS):
-            columns[name] = [item.counts[place] / span for item, span in zip(items, spans, strict=True)]
+        for name, of in _COUNTS.items():
+            columns[name] = [getattr(item, of) / span for item, span in zip(items, spans, strict=True)]
         columns["staleness"] = [item.staleness for item in items]
         return columns
 

@@ -7,34 +7,41 @@ from html import escape
 
 import numpy as np
 
-from fedkeep.core.types import FloatArray, IntArray
+from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data import Federation
 
 _WIDTH, _LEFT, _PLOT = 920, 64, 660
 _TOP, _SIZES, _SHARES, _BETWEEN, _BOTTOM = 56, 150, 210, 46, 46
 _MOST_COLUMNS = 220
 _MOST_NAMES = 20
-_HEIGHT = _TOP + _SIZES + _BETWEEN + _SHARES + _BOTTOM
+_MIDDLE, _FLOOR = _TOP + _SIZES, _TOP + _SIZES + _BETWEEN + _SHARES
+_HEIGHT = _FLOOR + _BOTTOM
 
 
 def distribution_svg(federation: Federation) -> str:
-    """Devices from the largest to the smallest: their training samples above, their shares of labels below."""
+    """Devices from the largest to the smallest: their training samples above, their shares of labels below.
+
+    >>> from fedkeep.data import TASKS
+    >>> picture = distribution_svg(TASKS["embedded"](devices=3).load(seed=0))
+    >>> "3 devices, 10 labels" in picture, picture.count("<path")
+    (True, 19)
+    """
     counts = _columns(federation.label_counts)
-    axis = _axis_title(federation, len(counts))
+    some = f" ({len(counts)} of {federation.devices:,} shown)" if len(counts) < federation.devices else ""
+    axis = f"devices, from the largest to the smallest{some}"
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"',
-        ' font-family="system-ui, sans-serif" fill="currentColor">',
-        f"<title>{escape(federation.name)}: training samples and labels of each device</title>",
-        _text(_LEFT, 24, f"{federation.name}: what each device has", 'font-size="16" font-weight="600"'),
-        _text(_LEFT, 43, _summary(federation), 'font-size="12" opacity="0.75"'),
-        _size_panel(counts.sum(axis=1)),
-        _share_panel(counts),
-        _legend(federation.label_names),
-        _text(_LEFT + _PLOT / 2, _HEIGHT - 14, axis, 'font-size="12" text-anchor="middle"'),
-        "</svg>\n",
-    ]
-    return "".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"'
+        ' font-family="system-ui, sans-serif" fill="currentColor">'
+        f"<title>{escape(federation.name)}: training samples and labels of each device</title>"
+        + _text(_LEFT, 24, f"{federation.name}: what each device has", 'font-size="16" font-weight="600"')
+        + _text(_LEFT, 43, _summary(federation), 'font-size="12" opacity="0.75"')
+        + _size_panel(counts.sum(axis=1))
+        + _share_panel(counts)
+        + _legend(federation.label_names)
+        + _text(_LEFT + _PLOT / 2, _HEIGHT - 14, axis, 'font-size="12" text-anchor="middle"')
+        + "</svg>\n"
+    )
 
 
 def _columns(label_counts: IntArray) -> IntArray:
@@ -46,81 +53,60 @@ def _columns(label_counts: IntArray) -> IntArray:
 
 
 def _summary(federation: Federation) -> str:
-    owned = (federation.label_counts > 0).sum(axis=1)
-    sizes = federation.train.sizes
+    sizes, owned = federation.train.sizes, (federation.label_counts > 0).sum(axis=1)
+    ranges = [(f"{v.min():,}" if v.min() == v.max() else f"{v.min():,} to {v.max():,}") for v in (sizes, owned)]
     return (
         f"{federation.devices:,} devices, {federation.labels} labels, {int(sizes.sum()):,} training and "
-        f"{int(federation.test.sizes.sum()):,} test samples; a device has {_range(sizes)} samples "
-        f"(median {np.median(sizes):,.0f}) of {_range(owned)} labels"
+        f"{int(federation.test.sizes.sum()):,} test samples; a device has {ranges[0]} samples "
+        f"(median {np.median(sizes):,.0f}) of {ranges[1]} labels"
     )
 
 
-def _range(values: IntArray) -> str:
-    low, high = int(values.min()), int(values.max())
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _axis_title(federation: Federation, shown: int) -> str:
-    some = f" ({shown} of {federation.devices:,} shown)" if shown < federation.devices else ""
-    return f"devices, from the largest to the smallest{some}"
-
-
 def _size_panel(sizes: IntArray) -> str:
-    ticks = _ticks(int(sizes.max()))
+    """Bars above a grid of round numbers from 0 to just above the largest."""
+    largest = int(sizes.max())
+    unit = 10 ** (len(str(largest)) - 1)
+    step = next(s for s in (unit // 5 or 1, unit // 2 or 1, unit, 2 * unit, 5 * unit) if s * 5 >= largest)
+    ticks = range(0, largest + step, step)
     scale = _SIZES / ticks[-1]
-    floor = _TOP + _SIZES
-    grid = [_grid_line(floor - tick * scale, f"{tick:,}") for tick in ticks]
-    bars = _bars(np.full(len(sizes), float(floor)), np.asarray(floor - sizes * scale, dtype=np.float64))
-    title = _vertical("training samples", _TOP + _SIZES / 2)
-    return "".join([*grid, f'<path d="{bars}" fill="#4477aa"/>', title])
+    grid = "".join(_grid_line(_MIDDLE - tick * scale, f"{tick:,}") for tick in ticks)
+    bars = _bars(np.full(len(sizes), float(_MIDDLE)), _MIDDLE - sizes * scale, np.arange(len(sizes)))
+    return f'{grid}<path d="{bars}" fill="#4477aa"/>' + _vertical("training samples", _TOP + _SIZES / 2)
 
 
 def _share_panel(counts: IntArray) -> str:
-    top = _TOP + _SIZES + _BETWEEN
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    edges = top + _SHARES * (1 - np.concatenate([np.zeros((len(counts), 1)), np.cumsum(shares, axis=1)], axis=1))
-    drawn = [_grid_line(top + _SHARES * (1 - share / 100), f"{share} %") for share in (0, 50, 100)]
+    edges = _FLOOR - _SHARES + _SHARES * (1 - np.cumsum(np.pad(shares, ((0, 0), (1, 0))), axis=1))
+    drawn = [_grid_line(_FLOOR - _SHARES + _SHARES * (1 - share / 100), f"{share} %") for share in (0, 50, 100)]
     for label in range(counts.shape[1]):
-        here = np.flatnonzero(counts[:, label])
-        path = _bars(edges[:, label], edges[:, label + 1], here)
+        path = _bars(edges[:, label], edges[:, label + 1], np.flatnonzero(counts[:, label]))
         drawn.append(f'<path d="{path}" fill="{_colour(label, counts.shape[1])}"/>')
-    return "".join([*drawn, _vertical("share of labels", top + _SHARES / 2)])
+    return "".join(drawn) + _vertical("share of labels", _FLOOR - _SHARES / 2)
 
 
-def _bars(bottoms: FloatArray, tops: FloatArray, which: IntArray | None = None) -> str:
+def _bars(bottoms: AnyArray, tops: AnyArray, columns: IntArray) -> str:
     """One path with a bar per device, which keeps the picture of hundreds of devices small."""
     step = _PLOT / len(tops)
     width = step * (0.86 if step > 4 else 1.0)
-    columns = np.arange(len(tops)) if which is None else which
     return "".join(f"M{_LEFT + n * step:.1f} {bottoms[n]:.1f}h{width:.1f}V{tops[n]:.1f}h{-width:.1f}z" for n in columns)
 
 
 def _legend(names: tuple[str, ...]) -> str:
     shown = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
-    left, step = _LEFT + _PLOT + 24, 20
-    floor = _TOP + _SIZES + _BETWEEN + _SHARES
-    top = floor - step * (len(shown) + (len(names) > len(shown)))
-    rows = []
-    for n, name in enumerate(shown):
-        y = top + n * step
-        swatch = f'<rect x="{left}" y="{y}" width="12" height="12" rx="2" fill="{_colour(n, len(names))}"/>'
-        rows.append(swatch + _text(left + 18, y + 10.5, name[:22], 'font-size="12"'))
-    if len(shown) < len(names):
-        more = f"and {len(names) - len(shown)} more"
-        rows.append(_text(left + 18, top + len(shown) * step + 10.5, more, 'font-size="12"'))
-    return "".join(rows)
+    rows = [*shown, f"and {len(names) - len(shown)} more"] if len(shown) < len(names) else shown
+    left, step, drawn = _LEFT + _PLOT + 24, 20, ""
+    for n, name in enumerate(rows):
+        y = _FLOOR + step * (n - len(rows))
+        if n < len(shown):
+            fill = _colour(n, len(names))
+            drawn += f'<rect x="{left}" y="{y}" width="12" height="12" rx="2" fill="{fill}"/>'
+        drawn += _text(left + 18, y + 10.5, name[:22], 'font-size="12"')
+    return drawn
 
 
 def _colour(label: int, labels: int) -> str:
     """Hues all around the circle, neighbours also apart in lightness."""
     return f"hsl({360 * label / labels:.0f} {(62, 48)[label % 2]}% {(46, 66, 56)[label % 3]}%)"
-
-
-def _ticks(largest: int) -> list[int]:
-    """Round numbers from 0 to just above the largest."""
-    unit = 10 ** max(0, len(str(largest)) - 1)
-    step = next(s for s in (unit // 5 or 1, unit // 2 or 1, unit, 2 * unit, 5 * unit) if s * 5 >= largest)
-    return list(range(0, largest + step, step))
 
 
 def _grid_line(y: float, name: str) -> str:

@@ -3,7 +3,7 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -145,7 +145,8 @@ class DirectoryFeed(Feed):
         """Reads what came, unless somebody asked a moment ago."""
         if time.monotonic() - self._looked < self._pause:
             return
-        paths = {self._key(path): path for path in run_paths(self._directory)}
+        found = {path.relative_to(self._directory): path for path in run_paths(self._directory)}
+        paths = {place.with_suffix("").as_posix(): path for place, path in found.items()}
         gone = self._runs.keys() - paths.keys()
         self._runs = {key: self._runs.get(key) or _Followed(path) for key, path in sorted(paths.items())}
         changed = {key for key, run in self._runs.items() if run.refresh()}
@@ -161,9 +162,6 @@ class DirectoryFeed(Feed):
             for key, (run, digest) in known.items()
         }
         self._comparison = compared(digest.as_run(run.path) for run, digest in known.values())
-
-    def _key(self, path: Path) -> str:
-        return path.relative_to(self._directory).with_suffix("").as_posix()
 
 
 class RemoteFeed(Feed):
@@ -208,8 +206,11 @@ class RemoteFeed(Feed):
     def _follow(self, stream: IO[bytes] | None) -> None:
         while stream is not None:
             with suppress(OSError, HTTPException, msgspec.DecodeError), stream:
-                for update in self._received(stream):
-                    self._take(update)
+                for line in stream:
+                    if self._closed.is_set():
+                        return
+                    if line.startswith(b"data:"):
+                        self._take(msgspec.json.decode(line[5:], type=Update))
             stream = self._reopened()
 
     def _reopened(self) -> IO[bytes] | None:
@@ -217,13 +218,6 @@ class RemoteFeed(Feed):
             with suppress(DataError):
                 return self._open("/api/stream")
         return None
-
-    def _received(self, stream: IO[bytes]) -> Iterator[Update]:
-        for line in stream:
-            if self._closed.is_set():
-                return
-            if line.startswith(b"data:"):
-                yield msgspec.json.decode(line[5:], type=Update)
 
     def _take(self, update: Update) -> None:
         with self._lock:

@@ -1,29 +1,45 @@
-"""The charts of the live page as one file that needs no server and no network."""
+"""The page: plain scripts that share one scope, so that a report can join them into one file that needs no server."""
 
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
+from importlib import resources
+from typing import Any
 
 import msgspec
 
-from fedkeep.records import Comparison, DeviceLine, Run
-from fedkeep.web.assets import SCRIPTS, asset
+from fedkeep.records import Comparison, Run
 from fedkeep.web.digest import Digest
 from fedkeep.web.feed import Update, compared
 
+_SCRIPTS = (
+    "format elements series axes download chart matrix device gallery overview settings panels members source main"
+)
+SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS.split())
+"""In the order in which they are loaded."""
 DEVICES = 12
 """Devices of a run whose stores a report shows."""
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the page would ask a server for."""
+def asset(name: str) -> str:
+    """The text of one of the page's files."""
+    return (resources.files("fedkeep.web") / "page" / name).read_text(encoding="utf-8")
 
-    update: Update
-    devices: dict[str, tuple[DeviceLine, ...]]
+
+def index() -> str:
+    """The live page: the skeleton with references to its style and scripts."""
+    tags = "\n".join(f'<script defer src="{name}"></script>' for name in SCRIPTS)
+    head = f'<link rel="icon" href="icon.svg">\n<link rel="stylesheet" href="style.css">\n{tags}'
+    return asset("skeleton.html").replace("<!-- head -->", head)
 
 
 def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> str:
-    """A page with the runs inside, and an advice above them; its policy lets nothing run but its own script."""
+    """A page with the runs inside, and an advice above them; its policy lets nothing run but its own script.
+
+    >>> from fedkeep.records import compare
+    >>> "Keep the gist." in html([], compare([]), "No run yet", words=["Keep the gist."])
+    True
+    """
     script = "\n".join(asset(name) for name in SCRIPTS)
     style = asset("style.css")
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
@@ -43,18 +59,15 @@ def _digest(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> Snapshot:
-    digests = {_key(run, place): _digested(run) for place, run in enumerate(runs)}
+def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> dict[str, Any]:
+    """All that the page would ask a server for."""
+    digests = {f"{place}-{run.header.run}": _digested(run) for place, run in enumerate(runs)}
     views = (digest.view(key, modified=0.0) for key, digest in digests.items())
     against = compared(runs, comparison.bases)
     update = Update(
         title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=against, words=tuple(words)
     )
-    return Snapshot(update=update, devices={key: tuple(d.devices.values()) for key, d in digests.items()})
-
-
-def _key(run: Run, place: int) -> str:
-    return f"{place}-{run.header.run}"
+    return {"update": update, "devices": {key: list(digest.devices.values()) for key, digest in digests.items()}}
 
 
 def _digested(run: Run) -> Digest:

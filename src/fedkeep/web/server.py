@@ -1,6 +1,7 @@
 """Serves the live page, in the foreground or from a thread."""
 
 import errno
+import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -43,11 +44,6 @@ class LiveServer:
         self._server.should_exit = True
 
 
-def serve(source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None) -> None:
-    """Serves the live page until it is stopped."""
-    LiveServer(source, host, port, token).run()
-
-
 def _feed(source: Path | str) -> Feed:
     if str(source).startswith(("http://", "https://")):
         return RemoteFeed(str(source))
@@ -59,11 +55,8 @@ def _server(feed: Feed, token: str | None) -> "uvicorn.Server":
 
     from fedkeep.web.application import build
 
-    def closing() -> bool:
-        return server.should_exit
-
     config = uvicorn.Config(
-        build(feed, token, closing),
+        build(feed, token, lambda: server.should_exit),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -80,17 +73,11 @@ def _bound(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except socket.gaierror as error:
         raise ConfigError(f"{host} is no address of this machine; give one with --host") from error
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, port))
-        bound.listen()
+        return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        bound.close()
         address = f"http://{Address(host, port)}"
+        why = f"cannot listen on {address}: {os.strerror(error.errno or 0)}"
         if error.errno == errno.EADDRINUSE:
             why = f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
-        else:
-            why = f"cannot listen on {address}: {error.strerror}"
         raise ConfigError(why) from error
-    return bound
