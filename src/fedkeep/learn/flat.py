@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +30,18 @@ class Layout:
     def size(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
-    def views(self, vectors: AnyArray) -> list[AnyArray]:
-        """Each parameter as a view of `vectors`, whose last axis is P: (..., P) to (..., *shape)."""
+    def views(self, vectors: Any) -> list[Any]:
+        """Each parameter as a view of `vectors`, numpy's or torch's, whose last axis is P: (..., P) to (..., *shape).
+
+        >>> weight, bias = Layout(("weight", "bias"), ((2, 3), (2,))).views(np.arange(8))
+        >>> weight.tolist(), bias.tolist()
+        ([[0, 1, 2], [3, 4, 5]], [6, 7])
+        """
         self.require(vectors)
         lead = vectors.shape[:-1]
         return [vectors[..., part].reshape(lead + shape) for part, shape in zip(self.slices, self.shapes, strict=True)]
 
-    def require(self, vectors: AnyArray) -> None:
+    def require(self, vectors: Any) -> None:
         """Raises where the last axis is not P."""
         if vectors.shape[-1] != self.size:
             raise FedkeepError(

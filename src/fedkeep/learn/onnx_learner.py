@@ -23,7 +23,7 @@ from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.learn.dense import DenseTrace
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.flat import Layout
-from fedkeep.learn.traced import TracedMeasurements
+from fedkeep.learn.measurements import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")
@@ -45,7 +45,7 @@ class OnnxMeasurements(TracedMeasurements):
 
     def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:  # nothing more: this is done for every single sample
         self._probe, self._batch = probe, batch
-        self._layout, self._n, self._c = probe.head, len(batch.y), 0
+        self._size, self._n, self._c = probe.head.size, len(batch.y), 0
         self._seen: list[AnyArray] | None = None
 
     @cached_property
