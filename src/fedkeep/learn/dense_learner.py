@@ -43,20 +43,9 @@ class DenseLearner:
             raise ConfigError(f"widths must be two or more positive numbers, got {tuple(widths)}")
         self.widths = tuple(widths)
         self._first = depth - require_layers(last_layers, depth)
-        self._layout = _layout(self.widths)
-        self._valued = self._layout.since(2 * self._first)
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def size(self) -> int:
-        return self._layout.size
-
-    @property
-    def gradient_size(self) -> int:
-        return self._valued.size
+        self.layout = _layout(self.widths)
+        self._valued = self.layout.since(2 * self._first)
+        self.size, self.gradient_size = self.layout.size, self._valued.size
 
     def tail(self, layers: int | None) -> int:
         valued = len(self.widths) - 1 - self._first
@@ -66,7 +55,7 @@ class DenseLearner:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""
         rng = np.random.default_rng(seed)
         bounds = [fan_in**-0.5 for fan_in in self.widths[:-1] for _ in ("weight", "bias")]
-        return flatten([rng.uniform(-b, b, s) for b, s in zip(bounds, self._layout.shapes, strict=True)])
+        return flatten([rng.uniform(-b, b, s) for b, s in zip(bounds, self.layout.shapes, strict=True)])
 
     def probe(self, model: Vector) -> FrozenModel:
         return FrozenModel(self, model)
@@ -94,7 +83,7 @@ class DenseLearner:
 
     def _train_stacked(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(jobs), axis=0)
-        parameters = self._layout.views(models)
+        parameters = self.layout.views(models)
         into_room = partial(gradients, [np.empty_like(parameter) for parameter in parameters])
         with np.errstate(over="ignore", invalid="ignore"):
             descend(models, parameters, jobs, local, into_room, valued=self.gradient_size)
@@ -106,7 +95,7 @@ class DenseLearner:
         return scores
 
     def _layers(self, models: AnyArray) -> Layers:
-        return paired(self._layout.views(models))
+        return paired(self.layout.views(models))
 
     def _stackable(self, batches: Sequence[Batch]) -> bool:
         """Whether one call for all is faster: where calls cost more than copying and padding."""

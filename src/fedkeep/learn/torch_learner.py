@@ -11,14 +11,13 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.ports import Job, Measurements
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
-from fedkeep.learn.flat import Layout
 from fedkeep.learn.jobs import FrozenModel
-from fedkeep.learn.layers import as_tensor, is_bilinear, losses
+from fedkeep.learn.layers import as_tensor, is_bilinear
 from fedkeep.learn.measurements import BatchMeasurements, ChunkedMeasurements, TracedMeasurements
 from fedkeep.learn.network import CHUNK, Network, seeded
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
@@ -45,23 +44,12 @@ class TorchLearner:
     """
 
     def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:
-        self._factory = factory
-        self._chunk = chunk
+        self._factory, self._chunk = factory, chunk
         self._network = Network(factory(), last_layers)
+        self.layout = self._network.layout
+        self.size, self.gradient_size = self.layout.size, self._network.valued.size
         self._traces: bool | None = None
         self._measurements: MeasurementsClass | None = None
-
-    @property
-    def layout(self) -> Layout:
-        return self._network.layout
-
-    @property
-    def size(self) -> int:
-        return self._network.layout.size
-
-    @property
-    def gradient_size(self) -> int:
-        return self._network.valued.size
 
     def tail(self, layers: int | None) -> int:
         return self._network.tail(layers)
@@ -87,7 +75,10 @@ class TorchLearner:
             self._traces = _Trial(self._network, models[small[0]], batches[small[0]]).is_traceable()
         measured: dict[int, Measurements] = {}
         for start in range(0, len(small) if self._traces else 0, _TRACED_MODELS):
-            measured |= self._traced(small[start : start + _TRACED_MODELS], models, batches)
+            group = small[start : start + _TRACED_MODELS]
+            trace = ChainTrace(self._network, [models[c] for c in group], [batches[c] for c in group])
+            for place, c in enumerate(group):
+                measured[c] = TracedMeasurements(trace, self.gradient_size, len(batches[c]), place)
         return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
 
     def _alone(self, model: Vector, batch: Batch) -> Measurements:
@@ -99,16 +90,6 @@ class TorchLearner:
         if self._measurements is None:
             self._measurements = _Trial(self._network, model, batch).chosen()
         return self._measurements(self._network, model, batch)
-
-    def _traced(
-        self, chosen: Sequence[int], models: Sequence[Vector], batches: Sequence[Batch]
-    ) -> dict[int, Measurements]:
-        own = [batches[c] for c in chosen]
-        trace = ChainTrace(self._network, [models[c] for c in chosen], own)
-        return {
-            c: TracedMeasurements(trace, self._network.valued.size, len(batch), place)
-            for place, (c, batch) in enumerate(zip(chosen, own, strict=True))
-        }
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         return self.train_many(model, [job], local)[0]
@@ -140,11 +121,10 @@ class _Trial:
         x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
         self._batch = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
         self._direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
-        with network.lock:
-            network.load(model)
-            rows = [self._backprop(as_tensor(x[i : i + 1]), as_tensor(batch.y[:1])) for i in range(3)]
-        gradients = np.stack([gradient for _, gradient in rows]).astype(np.float64)
-        self._losses, self._norms = [loss for loss, _ in rows], np.linalg.norm(gradients, axis=1)
+        alone = [AutogradMeasurements(network, model, self._batch.take(slice(i, i + 1))) for i in range(3)]
+        self._losses = np.concatenate([one.losses() for one in alone])
+        gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
+        self._norms = np.linalg.norm(gradients, axis=1)
         self._projections = gradients @ self._direction
 
     def chosen(self) -> MeasurementsClass:
@@ -178,9 +158,3 @@ class _Trial:
         found = seen.projections(self._direction)
         right = np.allclose(found, self._projections, rtol=0.0, atol=_TOLERANCE * scale)
         return right and np.allclose(seen.norms(), self._norms, rtol=_TOLERANCE)
-
-    def _backprop(self, x: Tensor, y: Tensor) -> tuple[float, AnyArray]:
-        with self._network.differentiable():
-            loss = losses(self._network.module(x), y)
-            parts = torch.autograd.grad(loss, self._network.valued_parameters, materialize_grads=True)
-        return loss.item(), torch.cat([part.reshape(-1) for part in parts]).numpy()
