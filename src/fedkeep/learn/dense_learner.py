@@ -7,6 +7,7 @@ is torch's: weight (out, in), then bias, layer by layer.
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
 from fedkeep.learn.dense import DenseTrace, Layers, forward, gradients, paired
-from fedkeep.learn.flat import Layout, flatten, require_layers
+from fedkeep.learn.flat import Layout, require_layers
 from fedkeep.learn.jobs import FrozenModel, descend, padded
 from fedkeep.learn.measurements import TracedMeasurements
 
@@ -55,7 +56,8 @@ class DenseLearner:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""
         rng = np.random.default_rng(seed)
         bounds = [fan_in**-0.5 for fan_in in self.widths[:-1] for _ in ("weight", "bias")]
-        return flatten([rng.uniform(-b, b, s) for b, s in zip(bounds, self.layout.shapes, strict=True)])
+        parts = [rng.uniform(-b, b, prod(s)) for b, s in zip(bounds, self.layout.shapes, strict=True)]
+        return np.concatenate(parts).astype(np.float32)
 
     def probe(self, model: Vector) -> FrozenModel:
         return FrozenModel(self, model)

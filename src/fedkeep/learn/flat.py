@@ -1,16 +1,12 @@
 """Parameters <-> vector: where each array of a model lies in its flat form."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.core.types import AnyArray, Vector
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,7 @@ class Layout:
     def views(self, vectors: Any) -> list[Any]:
         """Each parameter as a view of `vectors`, numpy's or torch's, whose last axis is P: (..., P) to (..., *shape).
 
+        >>> import numpy as np
         >>> weight, bias = Layout(("weight", "bias"), ((2, 3), (2,))).views(np.arange(8))
         >>> weight.tolist(), bias.tolist()
         ([[0, 1, 2], [3, 4, 5]], [6, 7])
@@ -52,11 +49,6 @@ class Layout:
     def since(self, first: int) -> "Layout":
         """The layout of the parameters from number `first` on."""
         return Layout(self.names[first:], self.shapes[first:])
-
-
-def flatten(arrays: Sequence[AnyArray]) -> Vector:
-    """The arrays one after the other, as one float32 vector."""
-    return np.concatenate([np.asarray(a, dtype=np.float32).ravel() for a in arrays])
 
 
 def require_layers(count: int | None, depth: int) -> int:

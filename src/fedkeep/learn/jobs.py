@@ -59,7 +59,11 @@ def descend(
 
 
 def minibatches(n: int, local: LocalTraining, seed: int) -> Iterator[IntArray | slice]:
-    """The samples of each step, epoch after epoch; without a batch size each step takes them all (Eq. 12)."""
+    """The samples of each step, epoch after epoch; without a batch size each step takes them all (Eq. 12).
+
+    >>> [step.tolist() for step in minibatches(3, LocalTraining(0.1, epochs=2, batch_size=2), seed=0)]
+    [[2, 0], [1], [2, 1], [0]]
+    """
     if local.batch_size is None or local.batch_size >= n:
         for _ in range(local.epochs):
             yield slice(None)

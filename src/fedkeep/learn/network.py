@@ -147,7 +147,7 @@ class Network:
     def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         calls = None if self._notes is None else self._notes.get(id(layer))
         if calls is not None:
-            if not output.requires_grad:
+            if isinstance(output, Tensor) and not output.requires_grad:
                 output.requires_grad_()
             calls.append((args[0].detach(), output))
 

@@ -151,7 +151,7 @@ class AutogradMeasurements(BatchMeasurements):
         return gradient
 
     def activations(self) -> AnyArray:
-        with self._network.loaded(self._model):
+        with self._network.loaded(self._model), torch.no_grad():  # or no output could be changed in place
             _, [calls] = self._network.observe(self._x, [self._network.head])
         inputs: AnyArray = calls[-1][0].flatten(1).numpy()
         return inputs
