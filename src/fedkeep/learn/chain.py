@@ -98,13 +98,13 @@ class Convolution(Link):
         return [weight.view(*weight.shape[:2], -1, *self._kernel), error.sum(2)]
 
     def factors(self, kept: Saved, error: Tensor) -> Explicit:
-        errors = error.flatten(3).transpose(1, 2).numpy()
+        errors = error.flatten(3).transpose(1, 2)
         columns = kept[0].view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2).mT.numpy()
         *lead, outputs, inputs = *errors.shape[:3], columns.shape[3]
         gradients = np.empty((*lead, outputs * (inputs + 1)), dtype=np.float32)
         weight = gradients[..., : outputs * inputs].reshape(*lead, outputs, inputs)
-        np.matmul(errors, columns, out=weight)  # torch would copy both first
-        gradients[..., outputs * inputs :] = errors.sum(axis=3)
+        np.matmul(errors.numpy(), columns, out=weight)  # torch would copy both first
+        gradients[..., outputs * inputs :] = errors.sum(3)
         return Explicit(gradients)
 
     def _axes(self) -> Iterator[tuple[int, int, int]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedkeep.core.slices import of_kind
-from fedkeep.core.types import AnyArray, Vector
+from fedkeep.core.types import AnyArray, Scores, Vector
 from fedkeep.learn.measurements import Factors, Outer
 
 BilinearLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d
@@ -70,12 +70,7 @@ class Placed:
     def inner(self, other: Factors) -> AnyArray:
         """From the gradients themselves: what a sample's places say is summed before anything is made of it."""
         theirs = of_kind(Placed, other)
-        pairs = (
-            ((g, g) for g in self._gradients())
-            if theirs is self
-            else zip(self._gradients(), theirs._gradients(), strict=True)
-        )
-        return torch.cat([_products(*pair) for pair in pairs]).numpy()
+        return inner_products(self._gradients(), None if theirs is self else theirs._gradients())
 
     def project(self, direction: Vector) -> AnyArray:
         """As <e, layer(a)>, with the direction in place of the layer's own weight and bias."""
@@ -103,11 +98,11 @@ class Placed:
         return [weight] if bias is None else [weight, bias]
 
     def _gradients(self) -> Iterator[list[Tensor]]:
-        """Each sample's gradient by weight and bias, (n, numbers), for a few samples at a time."""
+        """Each sample's gradient by weight and bias, (n, *shape), for a few samples at a time."""
         step = max(1, _BLOCK // self.layer.weight.numel())
         of_each = vmap(self._summed)
         for a, e in zip(torch.split(self.a, step), torch.split(self.e, step), strict=True):
-            yield [gradient.flatten(1) for gradient in of_each(a[:, None], e[:, None])]
+            yield of_each(a[:, None], e[:, None])
 
     @cached_property
     def _geometry(self) -> tuple[Any, ...]:
@@ -116,5 +111,11 @@ class Placed:
         return layer.stride, layer.padding, layer.dilation, False, [0] * len(layer.stride), layer.groups
 
 
-def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
-    return torch.stack([(g * h).sum(1) for g, h in zip(one, two, strict=True)]).sum(0)
+def inner_products(mine: Iterator[list[Tensor]], theirs: Iterator[list[Tensor]] | None) -> Scores:
+    """<grad_i, grad'_i> per sample, from the gradients by each parameter, (n, ...), of a few samples at a time.
+
+    Without `theirs` it is the squared norms: gradients are made once then.
+    """
+    pairs = ((g, g) for g in mine) if theirs is None else zip(mine, theirs, strict=True)
+    parts = [[(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(*pair, strict=True)] for pair in pairs]
+    return torch.cat([torch.stack(part).sum(0) for part in parts]).numpy()

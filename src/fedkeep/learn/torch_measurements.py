@@ -17,7 +17,7 @@ from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.chain import Chain, Pass
 from fedkeep.learn.jobs import padded
-from fedkeep.learn.layers import Placed, as_tensor, losses, output_error
+from fedkeep.learn.layers import Placed, as_tensor, inner_products, losses, output_error
 from fedkeep.learn.measurements import BatchMeasurements, Explicit, FactoredMeasurements, Outer
 from fedkeep.learn.network import Network
 
@@ -163,9 +163,8 @@ class AutogradMeasurements(BatchMeasurements):
         """<grad_i, grad'_i> over the parameters `names`, from the gradients of a few samples at a time."""
         width = sum(self._network.module.get_parameter(name).numel() for name in names)
         size = max(1, _BLOCK // (2 * width))
-        mine = self._gradients(size, names)
-        pairs = ((g, g) for g in mine) if other is self else zip(mine, other._gradients(size, names), strict=True)
-        return np.concatenate([_products(*pair) for pair in pairs])
+        theirs = None if other is self else other._gradients(size, names)
+        return inner_products(self._gradients(size, names), theirs)
 
     def _gradients(self, size: int, names: Sequence[str]) -> Iterator[list[Tensor]]:
         """The gradient of every sample by each parameter of `names`, (n, *shape), `size` samples at a time."""
@@ -189,11 +188,6 @@ class AutogradMeasurements(BatchMeasurements):
 
 def _scores(found: Tensor) -> Scores:
     return found.detach().numpy().astype(np.float64)
-
-
-def _products(mine: list[Tensor], other: list[Tensor]) -> Scores:
-    parts = [(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(mine, other, strict=True)]
-    return torch.stack(parts).sum(0).numpy()
 
 
 def _plain_attention() -> AbstractContextManager[None]:
