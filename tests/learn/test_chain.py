@@ -15,7 +15,7 @@ from fedkeep.learn.chain import (  # noqa: E402
     FastPool,
     with_fast_pools,
 )
-from fedkeep.learn.network import output_error  # noqa: E402
+from fedkeep.learn.layers import output_error  # noqa: E402
 from fedkeep.learn.torch_models import har_dnn, lenet, logistic, traffic_cnn  # noqa: E402
 
 C, N = 3, 4

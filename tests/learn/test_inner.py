@@ -16,8 +16,8 @@ from fedkeep.core.ports import FleetLearner
 from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.learn import layers, torch_measurements
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.measurements import TracedMeasurements
 from fedkeep.learn.torch_learner import TorchLearner
-from fedkeep.learn.traced import TracedMeasurements
 from tests.learn.written_out import CASES, WrittenOut, batch_of, torch_case
 
 
@@ -37,7 +37,7 @@ MEASURED = {
 KINDS = {
     "dense": "TracedMeasurements",
     "chain-pictures": "TorchMeasurements",
-    "chain-head": "HeadMeasurements",
+    "chain-head": "TorchMeasurements",
     "grouped": "TorchMeasurements",
     "mapped": "AutogradMeasurements",
     "recurrent": "AutogradMeasurements",

@@ -113,7 +113,7 @@ def test_what_does_not_fit_in_memory_is_computed_again(monkeypatch: pytest.Monke
     learner = TorchLearner(torch_models.lenet, chunk=3)
     model, batch = learner.initial(0), batch_of((1, 28, 28), 10, 8)
     kept = learner.probe(model).measure(batch)
-    monkeypatch.setattr("fedkeep.learn.torch_measurements.KEPT_BYTES", 0)
+    monkeypatch.setattr("fedkeep.learn.measurements.KEPT_BYTES", 0)
     forgotten = learner.probe(model).measure(batch)
     for quantity in ("mean_gradient", "norms", "losses"):
         np.testing.assert_array_equal(getattr(kept, quantity)(), getattr(forgotten, quantity)())
@@ -170,6 +170,38 @@ def test_what_closed_forms_would_get_wrong_goes_through_autograd(factory: Callab
     alone = [learner.probe(model).measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(5)]
     np.testing.assert_allclose(seen.projections(direction), np.stack(alone) @ direction, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(seen.norms(), np.linalg.norm(alone, axis=1), rtol=1e-4)
+
+
+class Shifted(nn.Module):
+    """A last layer whose output is changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(x.sum(1))
+        logits += 1.0
+        return logits
+
+
+class Ending(nn.Module):
+    """A last layer that returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gru(x)[0][:, -1]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("factory", "width"), [(Shifted, 4), (Ending, 28)])
+def test_activations_are_those_of_any_last_layer(factory: Callable[[], nn.Module], width: int) -> None:
+    learner = TorchLearner(factory)
+    seen = learner.probe(learner.initial(0)).measure(batch_of((7, 4), 3, 5))
+    assert isinstance(seen, AutogradMeasurements)
+    assert seen.activations().shape == (5, width)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -12,7 +12,11 @@ Registered = TypeVar("Registered")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt word: the nearest known one, or all of them."""
+    """A hint for a misspelt word: the nearest known one, or all of them.
+
+    >>> did_you_mean("fifi", ["ode", "fifo"]), did_you_mean("newest", ["ode", "fifo"])
+    ("did you mean 'fifo'?", 'known are: fifo, ode')
+    """
     words = sorted(known)
     near = get_close_matches(word, words, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(words)}"

@@ -40,7 +40,11 @@ class Packed:
 
 
 def packed_bytes(size: int, encoding: Encoding, block: int = BLOCK) -> int:
-    """What a vector of so many numbers takes in that encoding."""
+    """What a vector of so many numbers takes in that encoding.
+
+    >>> packed_bytes(1000, "float32"), packed_bytes(1000, "int8")  # a byte each, and a scale for every 64
+    (4000, 1064)
+    """
     scales = 0 if encoding == "float32" else 4 * -(-size // block)
     return np.dtype(encoding).itemsize * size + scales
 

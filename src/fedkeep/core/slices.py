@@ -85,7 +85,7 @@ class Deferred:
         return self._known
 
 
-def of_kind(kind: type[Kind], other: Measurements) -> Kind:
+def of_kind(kind: type[Kind], other: object) -> Kind:
     """`other`, or what it defers to, as measurements of this kind."""
     plain = other.measured() if isinstance(other, Deferred) else other
     if not isinstance(plain, kind):

@@ -13,6 +13,9 @@ def label_weights(mass: FloatArray, stored: IntArray) -> FloatArray:
 
     Shares of the stream are taken over the labels that are stored, so that gamma times the stored share sums to 1.
     `stored` may be the planned slots (the paper) or the samples actually held.
+
+    >>> label_weights(np.array([6.0, 2.0, 4.0]), stored=np.array([2, 2, 0])).tolist()  # 3/4 over 1/2, 1/4 over 1/2
+    [1.5, 0.5, 0.0]
     """
     kept = stored > 0
     stream_total, stored_total = mass[kept].sum(), stored.sum()
@@ -63,6 +66,9 @@ def own_mass(regions: IntArray, velocity: FloatArray) -> FloatArray:
     """The stream of this device that one stored sample of each region stands for, given what regions are stored.
 
     Labels seen but not stored are spread over the stored ones in proportion, so that the device keeps its rate.
+
+    >>> own_mass(np.array([0, 0, 1]), velocity=np.array([6.0, 2.0, 4.0])).tolist()  # 9 by two samples, 3 by one
+    [4.5, 3.0, 0.0]
     """
     stored = np.bincount(regions, minlength=len(velocity))
     held = stored > 0

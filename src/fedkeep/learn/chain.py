@@ -13,12 +13,13 @@ from itertools import islice, product
 from math import prod
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fedkeep.learn.layers import is_bilinear
-from fedkeep.learn.traced import Explicit, Factors, Outer
+from fedkeep.learn.measurements import Explicit, Outer
 
 Saved: TypeAlias = tuple[Tensor, ...]
 """What a layer keeps of its forward pass for its backward pass."""
@@ -42,7 +43,7 @@ class Link(ABC):
         """The gradients by the layer's parameters, summed over each model's samples."""
         return []
 
-    def factors(self, kept: Saved, error: Tensor) -> Factors:  # noqa: ARG002
+    def factors(self, kept: Saved, error: Tensor) -> Outer | Explicit:  # noqa: ARG002
         """The same for each sample."""
         raise TypeError(f"{type(self).__name__} has no parameters")
 
@@ -98,9 +99,13 @@ class Convolution(Link):
 
     def factors(self, kept: Saved, error: Tensor) -> Explicit:
         errors = error.flatten(3).transpose(1, 2)
-        columns = kept[0].view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2)
-        weight = errors.numpy() @ columns.mT.numpy()  # torch would copy both first
-        return Explicit(weight.reshape(*weight.shape[:2], -1), errors.sum(3).numpy())
+        columns = kept[0].view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2).mT.numpy()
+        *lead, outputs, inputs = *errors.shape[:3], columns.shape[3]
+        gradients = np.empty((*lead, outputs * (inputs + 1)), dtype=np.float32)
+        weight = gradients[..., : outputs * inputs].reshape(*lead, outputs, inputs)
+        np.matmul(errors.numpy(), columns, out=weight)  # torch would copy both first
+        gradients[..., outputs * inputs :] = errors.sum(3)
+        return Explicit(gradients)
 
     def _axes(self) -> Iterator[tuple[int, int, int]]:
         return zip(self._kernel, self._stride, self._dilation, strict=True)

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedkeep.core.types import AnyArray, IntArray, LocalTraining
-from fedkeep.learn.traced import Factors, Outer
+from fedkeep.core.types import AnyArray, IntArray
+from fedkeep.learn.measurements import Outer
 
 Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""
@@ -18,9 +18,14 @@ Forward: TypeAlias = Callable[[], tuple[list[AnyArray], AnyArray]]
 """Gives the input of each layer, (C, n, in), and the logits, (C, n, Y)."""
 
 
+def paired(parameters: Sequence[AnyArray]) -> Layers:
+    """Weights and biases in turn, by layer."""
+    return list(zip(parameters[::2], parameters[1::2], strict=True))
+
+
 def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
-    """The input of every layer, (C, n, in), and the logits, (C, n, Y)."""
-    inputs = [x]
+    """The input of every layer, (C, n, in), and the logits, (C, n, Y), of samples (C, n, ...)."""
+    inputs = [np.asarray(x, dtype=np.float32).reshape(*x.shape[:2], layers[0][0].shape[-1])]
     for weight, bias in layers[:-1]:
         z = inputs[-1] @ weight.swapaxes(-1, -2)
         z += bias[:, None]
@@ -64,6 +69,22 @@ def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int
     return errors
 
 
+def gradients(
+    room: Sequence[AnyArray], parameters: Sequence[AnyArray], x: AnyArray, y: IntArray, share: AnyArray
+) -> Sequence[AnyArray]:
+    """By each parameter, (C, *shape), of the losses of C models, multiplied by `share`, (C, n), and summed, in `room`.
+
+    To take memory anew for each step and give it back can cost as much as what is computed.
+    """
+    layers = paired(parameters)
+    inputs, logits = forward(layers, x)
+    errors = backward(layers, inputs, output_error(logits, y) * share[..., None])
+    for (weight, bias), a, e in zip(paired(room), inputs, errors, strict=True):
+        np.matmul(e.mT, a, out=weight)
+        np.add.reduce(e, axis=1, out=bias)
+    return room
+
+
 class DenseTrace:
     """One forward pass of C models over C batches, and one backward pass, each made when first asked for.
 
@@ -87,7 +108,7 @@ class DenseTrace:
         return self._passed[0][-1]
 
     @cached_property
-    def valued(self) -> list[Factors]:
+    def valued(self) -> list[Outer]:
         inputs, _ = self._passed
         errors = backward(self._layers, inputs, self.head.e, self._first)
         return [Outer(a, e) for a, e in zip(inputs[self._first :], errors, strict=True)]
@@ -95,31 +116,3 @@ class DenseTrace:
     @cached_property
     def _passed(self) -> tuple[list[AnyArray], AnyArray]:
         return self._run()
-
-
-class DenseDescent:
-    """The steps of Eq. 12 for C models at once, in place: `layers` are views of `models`, (C, P)."""
-
-    def __init__(self, models: AnyArray, layers: Layers, correction: AnyArray | None, local: LocalTraining) -> None:
-        self._models, self._layers = models, layers
-        self._rate, self._pull = local.learning_rate, local.learning_rate * local.proximal
-        self._products = [np.empty_like(weight) for weight, _ in layers]
-        self._anchor = models.copy() if local.proximal else None
-        self._constant = None if correction is None else local.learning_rate * correction
-
-    def step(self, x: AnyArray, y: IntArray, gamma: AnyArray) -> None:
-        """One step on samples (C, n, d) that weigh `gamma`; where they all weigh nothing the model stays."""
-        total = gamma.sum(axis=1, keepdims=True)
-        if not total.any():
-            return
-        away = None if self._anchor is None else self._models - self._anchor
-        share = np.divide(gamma, total, out=np.zeros_like(gamma), where=total > 0) * np.float32(self._rate)
-        inputs, logits = forward(self._layers, x)
-        errors = backward(self._layers, inputs, output_error(logits, y) * share[..., None])
-        for (weight, bias), a, e, product in zip(self._layers, inputs, errors, self._products, strict=True):
-            np.subtract(weight, np.matmul(e.swapaxes(-1, -2), a, out=product), out=weight)
-            np.subtract(bias, e.sum(axis=1), out=bias)
-        if away is not None:
-            self._models -= self._pull * away
-        if self._constant is not None:
-            self._models[:, -self._constant.shape[1] :] -= self._constant

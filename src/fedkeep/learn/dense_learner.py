@@ -5,20 +5,22 @@ is torch's: weight (out, in), then bias, layer by layer.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
-from fedkeep.learn.dense import DenseDescent, DenseTrace, Layers, forward
-from fedkeep.learn.flat import Layout, flatten, require_layers
-from fedkeep.learn.jobs import FrozenModel, corrections, minibatches
-from fedkeep.learn.traced import TracedMeasurements
+from fedkeep.learn.dense import DenseTrace, Layers, forward, gradients, paired
+from fedkeep.learn.flat import Layout, require_layers
+from fedkeep.learn.jobs import FrozenModel, descend, padded
+from fedkeep.learn.measurements import TracedMeasurements
 
 STACKED_NUMBERS = 1_000_000
-CACHED_NUMBERS = 1 << 18
+CACHED_NUMBERS = 1 << 17
 """Parameters of models trained side by side: more do not stay in the cache from step to step."""
 
 
@@ -42,20 +44,9 @@ class DenseLearner:
             raise ConfigError(f"widths must be two or more positive numbers, got {tuple(widths)}")
         self.widths = tuple(widths)
         self._first = depth - require_layers(last_layers, depth)
-        self._layout = _layout(self.widths)
-        self._valued = self._layout.since(2 * self._first)
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def size(self) -> int:
-        return self._layout.size
-
-    @property
-    def gradient_size(self) -> int:
-        return self._valued.size
+        self.layout = _layout(self.widths)
+        self._valued = self.layout.since(2 * self._first)
+        self.size, self.gradient_size = self.layout.size, self._valued.size
 
     def tail(self, layers: int | None) -> int:
         valued = len(self.widths) - 1 - self._first
@@ -65,7 +56,8 @@ class DenseLearner:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""
         rng = np.random.default_rng(seed)
         bounds = [fan_in**-0.5 for fan_in in self.widths[:-1] for _ in ("weight", "bias")]
-        return flatten([rng.uniform(-b, b, s) for b, s in zip(bounds, self._layout.shapes, strict=True)])
+        parts = [rng.uniform(-b, b, prod(s)) for b, s in zip(bounds, self.layout.shapes, strict=True)]
+        return np.concatenate(parts).astype(np.float32)
 
     def probe(self, model: Vector) -> FrozenModel:
         return FrozenModel(self, model)
@@ -76,10 +68,9 @@ class DenseLearner:
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
         shared = all(model is models[0] for model in models)
         layers = self._layers(models[0][None] if shared else np.stack(models))
-        trace = DenseTrace(
-            lambda: forward(layers, self._stack(batches)), _padded([batch.y for batch in batches]), layers, self._first
-        )
-        return [TracedMeasurements(trace, self._valued, len(batch), c) for c, batch in enumerate(batches)]
+        y = padded([batch.y for batch in batches])
+        trace = DenseTrace(lambda: forward(layers, padded([batch.x for batch in batches])), y, layers, self._first)
+        return [TracedMeasurements(trace, self.gradient_size, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         return self._train_stacked(model, [job], local)[0]
@@ -93,45 +84,26 @@ class DenseLearner:
         return [trained for group in groups for trained in self._train_stacked(model, group, local)]
 
     def _train_stacked(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
-        x, y = self._stack([job.batch for job in jobs]), _padded([job.batch.y for job in jobs])
-        gamma = _padded([job.weights.astype(np.float32) for job in jobs])
         models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(jobs), axis=0)
-        descent = DenseDescent(models, self._layers(models), corrections(jobs, self.gradient_size), local)
+        parameters = self.layout.views(models)
+        into_room = partial(gradients, [np.empty_like(parameter) for parameter in parameters])
         with np.errstate(over="ignore", invalid="ignore"):
-            for index in minibatches(y.shape[1], local, jobs[0].seed):
-                descent.step(x[:, index], y[:, index], gamma[:, index])
+            descend(models, parameters, jobs, local, into_room, valued=self.gradient_size)
         return list(models)
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        _, logits = forward(self._layers(model[None]), self._rows(x)[None])
+        _, logits = forward(self._layers(model[None]), x[None])
         scores: AnyArray = logits[0]
         return scores
 
     def _layers(self, models: AnyArray) -> Layers:
-        views = self._layout.views(models)
-        return list(zip(views[::2], views[1::2], strict=True))
-
-    def _rows(self, x: AnyArray) -> AnyArray:
-        return np.asarray(x, dtype=np.float32).reshape(len(x), self.widths[0])
+        return paired(self.layout.views(models))
 
     def _stackable(self, batches: Sequence[Batch]) -> bool:
         """Whether one call for all is faster: where calls cost more than copying and padding."""
         padded = len(batches) * max(map(len, batches), default=0)
         small = 0 < padded * self.widths[0] <= STACKED_NUMBERS
         return len(batches) == 1 or (small and padded <= 2 * sum(map(len, batches)))
-
-    def _stack(self, batches: Sequence[Batch]) -> AnyArray:
-        return _padded([self._rows(batch.x) for batch in batches])
-
-
-def _padded(rows: Sequence[AnyArray]) -> AnyArray:
-    """C arrays (n, ...) as one, (C, n, ...), short ones padded with zeros."""
-    if len(rows) == 1:
-        return rows[0][None]
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), dtype=rows[0].dtype)
-    for place, own in zip(padded, rows, strict=True):
-        place[: len(own)] = own
-    return padded
 
 
 def _layout(widths: Sequence[int]) -> Layout:

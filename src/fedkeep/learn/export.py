@@ -5,7 +5,6 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,38 +12,91 @@ from fedkeep.core.errors import ConfigError, DataError, needing
 from fedkeep.learn.models import made_module
 from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, PICKLE_STARTS, OnnxLearner
 
-if TYPE_CHECKING:
+with needing("exporting a model", "export"):
+    import onnx
+    import onnxscript  # noqa: F401 - torch writes by it
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
     from torch import Tensor, nn
 
 TOLERANCE = 1e-5
 
 
-def export(factory: "Callable[[], nn.Module]", shape: Sequence[int] | None, weights: Path | None, out: Path) -> float:
+def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path) -> float:
     """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5.
 
     Without a shape, the samples are those that the module's first layer takes, if that says it.
     """
-    torch = _torch()
     module = made_module(factory, "the model").float().eval()
-    shape = shape or _sample_shape(torch, module)
+    layers = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
+    shape = shape or _sample_shape(layers[0][1] if layers else None)
     if weights is not None:
         load_weights(module, weights)
-    valued, head = _valued(torch, module)
-    _try(torch, module, head, shape)
-    _write(torch, valued, _example(torch, head, shape, 2), out)
+    name, head = layers[-1] if layers else ("", None)
+    if not isinstance(head, nn.Linear) or head.bias is None:
+        raise ConfigError("only a model whose last layer is a torch.nn.Linear with a bias can be exported")
+    valued = _Valued(module, name).eval()
+    _try(module, head, shape)
+    _write(valued, _example(head, shape, 2), out)
     _describe(module, shape, out)
-    difference = _difference(torch, valued, head, shape, out)
+    difference = _difference(valued, head, shape, out)
     if not difference <= TOLERANCE:
         out.unlink()
         raise DataError(f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}")
     return difference
 
 
-def _try(torch: Any, module: "nn.Module", head: "nn.Linear", shape: Sequence[int]) -> None:
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Loads a safetensors file; anything with a pickle in it is refused by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if start.startswith(PICKLE_STARTS):
+        raise DataError(f"{path} holds a pickle, which could run code: save the weights as safetensors instead")
+    try:
+        module.load_state_dict(load_file(path))
+    except SafetensorError as error:
+        raise DataError(f"{path} is not a safetensors file: {error}") from error
+    except RuntimeError as error:
+        raise DataError(f"the weights of {path} do not fit the model: {error}") from error
+
+
+class _Valued(nn.Module):
+    """Projections of the last layer's gradients on (weight, bias), and the input and output of that layer."""
+
+    def __init__(self, whole: nn.Module, head: str) -> None:
+        super().__init__()
+        self.whole, self._head = whole, head
+
+    def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen: list[Tensor] = []
+        head = self.whole.get_submodule(self._head)
+        hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            logits = self.whole(x)
+        finally:
+            hook.remove()
+        if len(seen) != 1 or seen[0].dim() != 2:
+            raise ConfigError(f"the last layer '{self._head}' must be used once, on one row per sample")
+        response = nn.functional.linear(seen[0], weight, bias)
+        projections = (torch.softmax(logits, 1) * response).sum(1, keepdim=True) - response.gather(1, y)
+        return projections, seen[0], logits
+
+
+def _sample_shape(first: nn.Module | None) -> tuple[int, ...]:
+    if isinstance(first, nn.Linear):
+        return (first.in_features,)
+    raise ConfigError("the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64")
+
+
+def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
     """Lets two samples through: the shape must fit, and what the last layer says must be what the model says."""
     said: list[Tensor] = []
 
-    def plant(_module: "nn.Module", _args: object, output: "Tensor") -> "Tensor":
+    def plant(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         # Values of both signs, whatever the weights are: a ReLU behind the layer lets positive ones through unseen.
         said.append(torch.linspace(-3.0, 3.0, output.numel()).reshape(output.shape))
         return said[-1]
@@ -62,77 +114,7 @@ def _try(torch: Any, module: "nn.Module", head: "nn.Linear", shape: Sequence[int
         raise ConfigError("the model must end in its last Linear layer: take out what comes after it, such as a ReLU")
 
 
-def _sample_shape(torch: Any, module: "nn.Module") -> tuple[int, ...]:
-    first = next((part for part in module.modules() if list(part.parameters(recurse=False))), None)
-    if isinstance(first, torch.nn.Linear):
-        return (first.in_features,)
-    raise ConfigError("the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64")
-
-
-def load_weights(module: "nn.Module", path: Path) -> None:
-    """Loads a safetensors file; anything with a pickle in it is refused by its first bytes."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(16)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if start.startswith(PICKLE_STARTS):
-        raise DataError(f"{path} holds a pickle, which could run code: save the weights as safetensors instead")
-    with needing("reading safetensors", "torch"):
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise DataError(f"{path} is not a safetensors file: {error}") from error
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise DataError(f"the weights of {path} do not fit the model: {error}") from error
-
-
-def _torch() -> Any:
-    with needing("exporting a model", "export"):
-        import onnxscript
-        import torch
-    assert onnxscript
-    return torch
-
-
-def _valued(torch: Any, module: "nn.Module") -> "tuple[nn.Module, nn.Linear]":
-    """The module with what valuation needs beside it, and its last layer."""
-    layers = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
-    if not layers or not isinstance(layers[-1][1], torch.nn.Linear) or layers[-1][1].bias is None:
-        raise ConfigError("only a model whose last layer is a torch.nn.Linear with a bias can be exported")
-    name, head = layers[-1]
-
-    class Valued(torch.nn.Module):  # type: ignore[misc]
-        """Projections of the last layer's gradients on (weight, bias), and the input and output of that layer."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.whole = module
-
-        def forward(
-            self, x: "Tensor", y: "Tensor", weight: "Tensor", bias: "Tensor"
-        ) -> "tuple[Tensor, Tensor, Tensor]":
-            seen: list[Tensor] = []
-            hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-            try:
-                logits = self.whole(x)
-            finally:
-                hook.remove()
-            if len(seen) != 1 or seen[0].dim() != 2:
-                raise ConfigError(f"the last layer '{name}' must be used once, on one row per sample")
-            response = torch.nn.functional.linear(seen[0], weight, bias)
-            projections = (torch.softmax(logits, 1) * response).sum(1, keepdim=True) - response.gather(1, y)
-            return projections, seen[0], logits
-
-    valued: nn.Module = Valued().eval()
-    return valued, head
-
-
-def _example(torch: Any, head: "nn.Linear", shape: Sequence[int], n: int) -> "tuple[Tensor, ...]":
+def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...]:
     """Samples, labels and a direction."""
     random = torch.Generator().manual_seed(n)
     labels = torch.randint(0, head.out_features, (n, 1), generator=random)
@@ -140,7 +122,7 @@ def _example(torch: Any, head: "nn.Linear", shape: Sequence[int], n: int) -> "tu
     return (torch.randn(n, *shape, generator=random), labels, weight, torch.randn(head.out_features, generator=random))
 
 
-def _write(torch: Any, valued: "nn.Module", example: "tuple[Tensor, ...]", out: Path) -> None:
+def _write(valued: _Valued, example: tuple[Tensor, ...], out: Path) -> None:
     """The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     samples = {0: torch.export.Dim("n", min=1)}
@@ -153,10 +135,8 @@ def _write(torch: Any, valued: "nn.Module", example: "tuple[Tensor, ...]", out: 
         )  # fmt: skip
 
 
-def _describe(module: "nn.Module", shape: Sequence[int], out: Path) -> None:
+def _describe(module: nn.Module, shape: Sequence[int], out: Path) -> None:
     """Writes down the flat order of the parameters, under the names that torch gives them."""
-    import onnx
-
     model = onnx.load(out)
     named = list(module.named_parameters())
     renamed = {f"whole.{name}": name for name, _ in named}
@@ -172,13 +152,13 @@ def _describe(module: "nn.Module", shape: Sequence[int], out: Path) -> None:
     onnx.save(model, out)
 
 
-def _difference(torch: Any, valued: "nn.Module", head: "nn.Linear", shape: Sequence[int], out: Path) -> float:
+def _difference(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) -> float:
     """The largest difference between torch and the file, over batches of several sizes."""
     learner = OnnxLearner(out)
     probe = learner.probe(learner.initial(0))
     worst = 0.0
     for n in (1, 3, 64):
-        example = _example(torch, head, shape, n)
+        example = _example(head, shape, n)
         with torch.no_grad():
             expected = [part.numpy() for part in valued(*example)]
         x, y, weight, bias = (part.numpy() for part in example)

@@ -1,15 +1,12 @@
 """Parameters <-> vector: where each array of a model lies in its flat form."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-
-import numpy as np
+from typing import Any
 
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.core.types import AnyArray, Vector
 
 
 @dataclass(frozen=True)
@@ -29,13 +26,19 @@ class Layout:
     def size(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
-    def views(self, vectors: AnyArray) -> list[AnyArray]:
-        """Each parameter as a view of `vectors`, whose last axis is P: (..., P) to (..., *shape)."""
+    def views(self, vectors: Any) -> list[Any]:
+        """Each parameter as a view of `vectors`, numpy's or torch's, whose last axis is P: (..., P) to (..., *shape).
+
+        >>> import numpy as np
+        >>> weight, bias = Layout(("weight", "bias"), ((2, 3), (2,))).views(np.arange(8))
+        >>> weight.tolist(), bias.tolist()
+        ([[0, 1, 2], [3, 4, 5]], [6, 7])
+        """
         self.require(vectors)
         lead = vectors.shape[:-1]
         return [vectors[..., part].reshape(lead + shape) for part, shape in zip(self.slices, self.shapes, strict=True)]
 
-    def require(self, vectors: AnyArray) -> None:
+    def require(self, vectors: Any) -> None:
         """Raises where the last axis is not P."""
         if vectors.shape[-1] != self.size:
             raise FedkeepError(
@@ -46,11 +49,6 @@ class Layout:
     def since(self, first: int) -> "Layout":
         """The layout of the parameters from number `first` on."""
         return Layout(self.names[first:], self.shapes[first:])
-
-
-def flatten(arrays: Sequence[AnyArray]) -> Vector:
-    """The arrays one after the other, as one float32 vector."""
-    return np.concatenate([np.asarray(a, dtype=np.float32).ravel() for a in arrays])
 
 
 def require_layers(count: int | None, depth: int) -> int:

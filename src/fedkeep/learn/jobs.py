@@ -1,11 +1,16 @@
-"""What every backend has in common: its probe, the order in which samples are visited, and what mends the steps."""
+"""What every backend has in common: its probe, how it trains, and how batches of several devices are stacked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.ports import FleetLearner, Job, Measurements
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
+
+Gradients: TypeAlias = Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]]
+"""From parameters, (C, *shape) each, samples (C, n, ...), labels and shares (C, n) to the gradients by each parameter
+of the models' losses, multiplied by the shares and summed."""
 
 
 class FrozenModel:
@@ -18,8 +23,47 @@ class FrozenModel:
         return self._learner.measure_many([self._model], [batch])[0]
 
 
+def descend(
+    models: Any,
+    parameters: Sequence[Any],
+    jobs: Sequence[Job],
+    local: LocalTraining,
+    gradients: Gradients,
+    *,
+    valued: int,
+    array: Callable[[AnyArray], Any] = np.asarray,
+) -> None:
+    """Weighted local SGD (Eq. 12) of C models, (C, P), in place, each by its job: the one loop of all backends.
+
+    `parameters` are views of the models, corrections are of the last `valued` numbers. Only what numpy's and torch's
+    arrays have in common is done here; `array` makes the backend's own of one of numpy's.
+    """
+    x, y = (array(padded([getattr(job.batch, name) for job in jobs])) for name in ("x", "y"))
+    gamma = array(padded([job.weights.astype(np.float32) for job in jobs]))
+    rate, pull = local.learning_rate, local.learning_rate * local.proximal
+    anchor = models + 0 if pull else None
+    correction = corrections(jobs, valued)
+    constant, tail = None if correction is None else rate * array(correction), models[:, -valued:]
+    for index in minibatches(y.shape[1], local, jobs[0].seed):
+        total = gamma[:, index].sum(1)[:, None]
+        if not total.any():
+            continue  # samples that all weigh nothing make no step
+        share = gamma[:, index] * (rate / (total + (total == 0)))
+        step = gradients(parameters, x[:, index], y[:, index], share)
+        if anchor is not None:
+            models -= pull * (models - anchor)
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter -= gradient  # noqa: PLW2901 - in place
+        if constant is not None:
+            tail -= constant
+
+
 def minibatches(n: int, local: LocalTraining, seed: int) -> Iterator[IntArray | slice]:
-    """The samples of each step, epoch after epoch; without a batch size each step takes them all (Eq. 12)."""
+    """The samples of each step, epoch after epoch; without a batch size each step takes them all (Eq. 12).
+
+    >>> [step.tolist() for step in minibatches(3, LocalTraining(0.1, epochs=2, batch_size=2), seed=0)]
+    [[2, 0], [1], [2, 1], [0]]
+    """
     if local.batch_size is None or local.batch_size >= n:
         for _ in range(local.epochs):
             yield slice(None)
@@ -29,6 +73,20 @@ def minibatches(n: int, local: LocalTraining, seed: int) -> Iterator[IntArray | 
         order = rng.permutation(n)
         for start in range(0, n, local.batch_size):
             yield order[start : start + local.batch_size]
+
+
+def padded(rows: Sequence[AnyArray]) -> AnyArray:
+    """C arrays (n, ...) as one, (C, n, ...), short ones padded with zeros.
+
+    >>> padded([np.array([1, 2]), np.array([3])]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    if len(rows) == 1:
+        return rows[0][None]
+    whole = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), dtype=rows[0].dtype)
+    for place, own in zip(whole, rows, strict=True):
+        place[: len(own)] = own
+    return whole
 
 
 def corrections(jobs: Sequence[Job], size: int) -> AnyArray | None:

@@ -1,25 +1,42 @@
-"""What one linear or convolutional torch layer contributes, from its inputs `a` and output errors `e`.
-
-For z = W * a the gradient of a sample's loss by W is bilinear in a and e, so that projections, sums and norms
-of gradients need no gradient per sample: <grad_i, D> = <e_i, D * a_i>.
-"""
+"""What one linear or convolutional torch layer contributes to its samples' gradients, and the loss above them all."""
 
 from collections.abc import Iterator
-from functools import partial
-from typing import TypeAlias, cast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedkeep.core.slices import of_kind
+from fedkeep.core.types import AnyArray, Scores, Vector
+from fedkeep.learn.measurements import Factors, Outer
+
 BilinearLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d
-
-Seen: TypeAlias = tuple[Tensor, Tensor]
-"""Inputs and output errors of a layer, sample by sample."""
-
 _BLOCK = 1 << 20
 """Numbers of per-sample gradients held at a time."""
+_MINUS_ONE = torch.tensor(-1.0)
+
+
+def as_tensor(array: AnyArray) -> Tensor:
+    """The array as a tensor, floats as float32; copied only where it must be: torch wants writable memory."""
+    if array.dtype.kind == "f" and array.dtype != "float32":
+        array = array.astype("float32")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def losses(logits: Tensor, y: Tensor) -> Tensor:
+    """The loss of each sample, (n,); autograd and vmap can go through it."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def output_error(logits: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y); classes are axis 1."""
+    error = torch.softmax(logits, dim=1)
+    index = y[:, None]
+    return error.scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
 
 
 def is_bilinear(module: nn.Module) -> bool:
@@ -30,62 +47,75 @@ def is_bilinear(module: nn.Module) -> bool:
     return convolves and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-def project(layer: BilinearLayer, a: Tensor, e: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """<grad_i, direction> per sample: the response to the direction as weights, weighed by the error."""
-    if isinstance(layer, nn.Linear):
-        response = F.linear(a, weight, bias)
-    else:
-        response = torch.convolution(
-            a, weight, bias, layer.stride, _padding(layer), layer.dilation, False, _none(layer), layer.groups
-        )
-    response *= e
-    return response.sum(tuple(range(1, response.dim())))
+def factors_of(layer: nn.Module, a: Tensor, e: Tensor) -> "Outer | Placed":
+    """The samples' gradients by a bilinear layer, from its inputs and output errors, sample by sample."""
+    bilinear = cast("BilinearLayer", layer)
+    if isinstance(bilinear, nn.Linear) and a.dim() == 2:
+        return Outer(a.numpy(), e.numpy(), bilinear.bias is not None)
+    return Placed(bilinear, a, e)
 
 
-def summed_gradient(layer: BilinearLayer, a: Tensor, e: Tensor) -> list[Tensor]:
-    """The gradients of the weight and, where there is one, the bias, summed over the samples."""
-    if isinstance(layer, nn.Linear):
-        if a.dim() > 2:
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A weight that is used at several places of a sample: that of a convolution, or of a linear layer along a row."""
+
+    layer: BilinearLayer
+    a: Tensor
+    e: Tensor
+
+    @property
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.layer.parameters())
+
+    def inner(self, other: Factors) -> AnyArray:
+        """From the gradients themselves: what a sample's places say is summed before anything is made of it."""
+        theirs = of_kind(Placed, other)
+        return inner_products(self._gradients(), None if theirs is self else theirs._gradients())
+
+    def project(self, direction: Vector) -> AnyArray:
+        """As <e, layer(a)>, with the direction in place of the layer's own weight and bias."""
+        weight, bias = self.layer.weight, self.layer.bias
+        toward, rest = as_tensor(direction).tensor_split([weight.numel()])
+        own = toward.view(weight.shape), None if bias is None else rest
+        linear = isinstance(self.layer, nn.Linear)
+        response = F.linear(self.a, *own) if linear else torch.convolution(self.a, *own, *self._geometry)
+        response *= self.e
+        return response.sum(tuple(range(1, response.dim()))).numpy()
+
+    def add_up(self, shares: Vector, out: Vector) -> None:
+        e = self.e * as_tensor(shares).view(-1, *[1] * (self.e.dim() - 1))
+        torch.cat([gradient.reshape(-1) for gradient in self._summed(self.a, e)], out=torch.from_numpy(out))
+
+    def _summed(self, a: Tensor, e: Tensor) -> list[Tensor]:
+        """The gradients of the weight and, where there is one, the bias, summed over these samples."""
+        if isinstance(self.layer, nn.Linear):
             a, e = a.flatten(0, -2), e.flatten(0, -2)
-        parts = [e.T @ a, e.sum(0)]
-    else:
+            return [e.T @ a] if self.layer.bias is None else [e.T @ a, e.sum(0)]
+        wanted = [False, True, self.layer.bias is not None]
         _, weight, bias = torch.ops.aten.convolution_backward(
-            e, a, layer.weight, [layer.out_channels], layer.stride, _padding(layer), layer.dilation, False,
-            _none(layer), layer.groups, [False, True, layer.bias is not None],
-        )  # fmt: skip
-        parts = [weight, bias]
-    return parts if layer.bias is not None else parts[:1]
+            e, a, self.layer.weight, [self.layer.out_channels], *self._geometry, wanted
+        )
+        return [weight] if bias is None else [weight, bias]
+
+    def _gradients(self) -> Iterator[list[Tensor]]:
+        """Each sample's gradient by weight and bias, (n, *shape), for a few samples at a time."""
+        step = max(1, _BLOCK // self.layer.weight.numel())
+        of_each = vmap(self._summed)
+        for a, e in zip(torch.split(self.a, step), torch.split(self.e, step), strict=True):
+            yield of_each(a[:, None], e[:, None])
+
+    @cached_property
+    def _geometry(self) -> tuple[Any, ...]:
+        """Stride, padding and dilation, not transposed, no output padding, and groups of a convolution."""
+        layer = cast("nn.Conv2d", self.layer)
+        return layer.stride, layer.padding, layer.dilation, False, [0] * len(layer.stride), layer.groups
 
 
-def inner_products(layer: BilinearLayer, one: Seen, two: Seen) -> Tensor:
-    """<grad_i, grad'_i> per sample, of the same samples under two models, or one."""
-    (a, e), (b, f) = one, two
-    if isinstance(layer, nn.Linear) and a.dim() == 2:
-        return ((a * b).sum(1) + (layer.bias is not None)) * (e * f).sum(1)
-    mine, same = _explicit_gradients(layer, one), a is b and e is f
-    pairs = ((g, g) for g in mine) if same else zip(mine, _explicit_gradients(layer, two), strict=True)
-    return torch.cat([_products(*pair) for pair in pairs])
+def inner_products(mine: Iterator[list[Tensor]], theirs: Iterator[list[Tensor]] | None) -> Scores:
+    """<grad_i, grad'_i> per sample, from the gradients by each parameter, (n, ...), of a few samples at a time.
 
-
-def _explicit_gradients(layer: BilinearLayer, seen: Seen) -> Iterator[list[Tensor]]:
-    """Each sample's gradient by weight and bias, (n, numbers), for a few samples at a time.
-
-    For weights that are used at several places: their products are summed before anything is made of them.
+    Without `theirs` it is the squared norms: gradients are made once then.
     """
-    step = max(1, _BLOCK // layer.weight.numel())
-    of_each = vmap(partial(summed_gradient, layer))
-    for a, e in zip(*(torch.split(rows, step) for rows in seen), strict=True):
-        yield [gradient.flatten(1) for gradient in of_each(a[:, None], e[:, None])]
-
-
-def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
-    return torch.stack([(g * h).sum(1) for g, h in zip(one, two, strict=True)]).sum(0)
-
-
-def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
-    return cast("tuple[int, ...]", layer.padding)  # is_bilinear admits no names such as "same"
-
-
-def _none(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
-    """No output padding, in as many dimensions as the layer has."""
-    return [0] * len(layer.stride)
+    pairs = ((g, g) for g in mine) if theirs is None else zip(mine, theirs, strict=True)
+    parts = [[(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(*pair, strict=True)] for pair in pairs]
+    return torch.cat([torch.stack(part).sum(0) for part in parts]).numpy()

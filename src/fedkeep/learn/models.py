@@ -46,9 +46,7 @@ def learner_for(
     """
     options = dict(options or {})
     if name in DENSE:
-        hidden = options.pop("hidden", DENSE[name])
-        _refuse_unknown(name, options, ("hidden",) if name == "mlp" else ())
-        return DenseLearner((prod(sample_shape), *_widths(hidden), classes), last_layers)
+        return DenseLearner((prod(sample_shape), *_hidden(name, options), classes), last_layers)
     if name in TORCH:
         options = {"classes": classes, **options}
     make = _fitting(name, torch_factory(name), options)
@@ -100,16 +98,15 @@ def _refuse_misfit(name: str, learner: FleetLearner, sample_shape: tuple[int, ..
         raise ConfigError(f"model '{name}' has {logits.shape[1]} outputs, and the data has {classes} labels")
 
 
-def _widths(hidden: Sequence[int]) -> tuple[int, ...]:
+def _hidden(name: str, options: Mapping[str, Any]) -> Sequence[int]:
+    """The widths of a dense model's hidden layers."""
+    allowed = ["hidden"] if DENSE[name] else []
+    for option in options.keys() - allowed:
+        raise ConfigError(f"model '{name}' has no option '{option}': it takes {', '.join(allowed) or 'none'}")
+    hidden: Sequence[int] = options.get("hidden", DENSE[name])
     if isinstance(hidden, str) or not all(isinstance(width, int) and width > 0 for width in hidden):
         raise ConfigError(f"'hidden' must be a list of layer widths, got {hidden!r}")
-    return tuple(hidden)
-
-
-def _refuse_unknown(name: str, options: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    for option in options:
-        takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-        raise ConfigError(f"model '{name}' has no option '{option}': {takes}")
+    return hidden
 
 
 def _fitting(name: str, make: "Callable[..., nn.Module]", options: Mapping[str, Any]) -> "Callable[..., nn.Module]":

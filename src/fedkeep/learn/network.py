@@ -6,43 +6,22 @@ Loading a model is then one copy, and one forward and one backward pass give all
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import RLock
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.chain import Chain, with_fast_pools
 from fedkeep.learn.flat import Layout, require_layers
+from fedkeep.learn.layers import Placed, as_tensor, factors_of, output_error
+from fedkeep.learn.measurements import Outer
 
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""
-_MINUS_ONE = torch.tensor(-1.0)
-
-
-@dataclass(frozen=True, eq=False)
-class NotedPass:
-    """One pass over some samples: their losses, and the input and error of each noted layer."""
-
-    logits: Tensor
-    y: Tensor
-    layers: list[tuple[nn.Module, Tensor, Tensor]]
-
-    def losses(self) -> Tensor:
-        return losses(self.logits, self.y)
-
-    @property
-    def head_only(self) -> "NotedPass":
-        return NotedPass(self.logits, self.y, self.layers[-1:])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes + e.nbytes for _, a, e in self.layers)
 
 
 class Network:
@@ -63,14 +42,11 @@ class Network:
         for parameter, where in zip(self.parameters, self.layout.slices, strict=True):
             parameter.data = self.flat[where].view(parameter.shape)
         self.valued_layers = _last_layers(self.module, last_layers)
-        self.valued_counts = [len(_own_parameters(layer)) for layer in self.valued_layers]
         first = self._first_parameter(self.valued_layers[0])
         self.valued = self.layout.since(first)
         self.valued_parameters = self.parameters[first:]
         self._loaded: object = None
         self._notes: dict[int, list[tuple[Tensor, Tensor]]] | None = None
-        self._graph = False
-        self.head_is_output = False
         for layer in self.valued_layers:
             layer.register_forward_hook(self._note)
         self.prepare(training=False)
@@ -84,11 +60,6 @@ class Network:
         """How many parameters the last `layers` valued layers have; None: all that are valued."""
         depth = require_layers(layers, len(self.valued_layers))
         return self.layout.since(self._first_parameter(self.valued_layers[-depth])).size
-
-    def stacked(self, models: Tensor) -> list[Tensor]:
-        """The parameters of C models, (C, P), as views (C, *shape)."""
-        places = zip(self.layout.slices, self.layout.shapes, strict=True)
-        return [models[:, part].view(-1, *shape) for part, shape in places]
 
     def load_statistics(self, named: Mapping[str, AnyArray]) -> None:
         """Gives frozen layers the statistics of these names; other names are not theirs."""
@@ -105,6 +76,13 @@ class Network:
         self.layout.require(model)
         self.flat.copy_(as_tensor(model))
         self._loaded = model if frozen else None
+
+    @contextmanager
+    def loaded(self, model: Vector) -> Iterator[None]:
+        """Holds the module with a model that does not change any more as its parameters."""
+        with self.lock:
+            self.load(model, frozen=True)
+            yield
 
     def prepare(self, *, training: bool) -> None:
         """Dropout and the like act in training only; outside it, no gradient by parameters is recorded."""
@@ -133,12 +111,12 @@ class Network:
             for parameter in self.valued_parameters:
                 parameter.requires_grad_(False)
 
-    def record(self, x: Tensor, y: Tensor, noted: Sequence[nn.Module]) -> NotedPass:
-        """A forward pass, and a backward pass from the losses to the outputs of the layers `noted`.
+    def record(self, x: Tensor, y: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[Outer | Placed]]:
+        """The logits, and each sample's gradients by the bilinear layers `noted`: of a forward and a backward pass.
 
         Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
         """
-        graph, calls = self.observe(x, noted, graph=len(noted) > 1 or not self.head_is_output)
+        graph, calls = self.observe(x, noted)
         if any(len(of_layer) != 1 for of_layer in calls):
             raise RuntimeError("a valued layer was not called exactly once")
         logits = graph.detach()
@@ -149,16 +127,14 @@ class Network:
         if below:
             # of a sum: given the error as it is, torch would first load half a second's worth of symbolic mathematics
             errors = [*torch.autograd.grad((graph * error).sum(), below), *errors]
-        return NotedPass(logits, y, list(zip(noted, inputs, errors, strict=True)))
+        return logits, list(map(factors_of, noted, inputs, errors))
 
-    def observe(
-        self, x: Tensor, noted: Sequence[nn.Module], *, graph: bool = False
-    ) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
+    def observe(self, x: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
         """The logits, and the input and output of every call of each layer `noted`.
 
-        With `graph`, autograd knows how the logits follow from the first of those outputs.
+        Autograd knows how the logits follow from the first of those outputs.
         """
-        self._notes, self._graph = {id(layer): [] for layer in noted}, graph
+        self._notes = {id(layer): [] for layer in noted}
         try:
             return self.module(x), list(self._notes.values())
         finally:
@@ -171,12 +147,9 @@ class Network:
     def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         calls = None if self._notes is None else self._notes.get(id(layer))
         if calls is not None:
-            if self._graph:
-                if not output.requires_grad:
-                    output.requires_grad_()
-                calls.append((args[0].detach(), output))
-            else:
-                calls.append((args[0], output))
+            if isinstance(output, Tensor) and not output.requires_grad:
+                output.requires_grad_()
+            calls.append((args[0].detach(), output))
 
 
 @contextmanager
@@ -188,25 +161,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(state)
-
-
-def as_tensor(array: AnyArray) -> Tensor:
-    """The array as a tensor, floats as float32; copied only where it must be: torch wants writable memory."""
-    if array.dtype.kind == "f" and array.dtype != "float32":
-        array = array.astype("float32")
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def losses(logits: Tensor, y: Tensor) -> Tensor:
-    """The loss of each sample, (n,); autograd and vmap can go through it."""
-    return cross_entropy(logits, y, reduction="none")
-
-
-def output_error(logits: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y); classes are axis 1."""
-    error = torch.softmax(logits, dim=1)
-    index = y[:, None]
-    return error.scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
 
 
 class FrozenNorm(nn.Module):

@@ -23,7 +23,7 @@ from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.learn.dense import DenseTrace
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.flat import Layout
-from fedkeep.learn.traced import TracedMeasurements
+from fedkeep.learn.measurements import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")
@@ -45,7 +45,7 @@ class OnnxMeasurements(TracedMeasurements):
 
     def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:  # nothing more: this is done for every single sample
         self._probe, self._batch = probe, batch
-        self._layout, self._n, self._c = probe.head, len(batch.y), 0
+        self._size, self._n, self._c = probe.head.size, len(batch.y), 0
         self._seen: list[AnyArray] | None = None
 
     @cached_property
@@ -111,23 +111,12 @@ class OnnxLearner:
             raise DataError(f"cannot read the model {path}: {error.strerror}") from error
         if not data or data.startswith(PICKLE_STARTS):
             raise DataError(f"{path} is not an ONNX file but a pickle or an archive: write one by `fedkeep export`")
-        self._layout, self._shape = _describe(data, path)
-        self._weights = OnnxWeights(data, self._layout)
-        head = self._layout.shapes[-2]
-        self._head = DenseLearner((head[1], head[0]))
+        self.layout, self._shape = _describe(data, path)
+        self._weights = OnnxWeights(data, self.layout)
+        outputs, inputs = self.layout.shapes[-2]
+        self._head = DenseLearner((inputs, outputs))
+        self.size, self.gradient_size = self.layout.size, self._head.size
         self._loaded: tuple[Vector, OnnxProbe] | None = None
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
-    def size(self) -> int:
-        return self._layout.size
-
-    @property
-    def gradient_size(self) -> int:
-        return self._head.size
 
     def tail(self, layers: int | None) -> int:
         return self._head.tail(layers)
@@ -150,7 +139,7 @@ class OnnxLearner:
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         probe = self.probe(model)
         parts = [probe.infer(x[i : i + _CHUNK])[1] for i in range(0, len(x), _CHUNK)]
-        return np.concatenate(parts) if parts else np.empty((0, self._layout.shapes[-1][0]), dtype=np.float32)
+        return np.concatenate(parts) if parts else np.empty((0, self.layout.shapes[-1][0]), dtype=np.float32)
 
 
 class OnnxWeights:

@@ -6,55 +6,28 @@ mixes samples in a way no list of layer types could foresee is found out rather 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.ports import Job, Measurements
-from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
-from fedkeep.learn.flat import Layout
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
 from fedkeep.learn.jobs import FrozenModel
-from fedkeep.learn.layers import is_bilinear
-from fedkeep.learn.network import CHUNK, Network, as_tensor, losses, seeded
-from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, HeadMeasurements, TorchMeasurements
+from fedkeep.learn.layers import as_tensor, is_bilinear
+from fedkeep.learn.measurements import BatchMeasurements, ChunkedMeasurements, TracedMeasurements
+from fedkeep.learn.network import CHUNK, Network, seeded
+from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 from fedkeep.learn.torch_training import is_stackable, train_alone, train_stacked
-from fedkeep.learn.traced import TracedMeasurements
 
-MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[HeadMeasurements] | type[AutogradMeasurements]
+MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[AutogradMeasurements]
 
 _TRACED_SAMPLES, _TRACED_MODELS = 12, 32
 """With more samples each, one model after the other was as fast or faster."""
 _TOLERANCE = 1e-3
-
-
-class EmptyMeasurements:
-    """What any model sees in an empty batch, which many layers would refuse to look at."""
-
-    def __init__(self, gradient_size: int) -> None:
-        self._gradient_size = gradient_size
-
-    def losses(self) -> Scores:
-        return np.zeros(0)
-
-    norms = head_norms = losses
-
-    def projections(self, direction: Vector) -> Scores:  # noqa: ARG002
-        return np.zeros(0)
-
-    def inner(self, other: Measurements) -> Scores:  # noqa: ARG002
-        return np.zeros(0)
-
-    def mean_gradient(self) -> Vector:
-        return np.zeros(self._gradient_size, dtype=np.float32)
-
-    def weighted_gradient(self, weights: Scores) -> Vector:  # noqa: ARG002 - there is nothing to weigh
-        return self.mean_gradient()
-
-    def activations(self) -> AnyArray:
-        return np.zeros((0, 0), dtype=np.float32)
 
 
 class TorchLearner:
@@ -71,23 +44,12 @@ class TorchLearner:
     """
 
     def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:
-        self._factory = factory
-        self._chunk = chunk
+        self._factory, self._chunk = factory, chunk
         self._network = Network(factory(), last_layers)
+        self.layout = self._network.layout
+        self.size, self.gradient_size = self.layout.size, self._network.valued.size
         self._traces: bool | None = None
         self._measurements: MeasurementsClass | None = None
-
-    @property
-    def layout(self) -> Layout:
-        return self._network.layout
-
-    @property
-    def size(self) -> int:
-        return self._network.layout.size
-
-    @property
-    def gradient_size(self) -> int:
-        return self._network.valued.size
 
     def tail(self, layers: int | None) -> int:
         return self._network.tail(layers)
@@ -113,25 +75,21 @@ class TorchLearner:
             self._traces = _Trial(self._network, models[small[0]], batches[small[0]]).is_traceable()
         measured: dict[int, Measurements] = {}
         for start in range(0, len(small) if self._traces else 0, _TRACED_MODELS):
-            measured |= self._traced(small[start : start + _TRACED_MODELS], models, batches)
+            group = small[start : start + _TRACED_MODELS]
+            trace = ChainTrace(self._network, [models[c] for c in group], [batches[c] for c in group])
+            for place, c in enumerate(group):
+                measured[c] = TracedMeasurements(trace, self.gradient_size, len(batches[c]), place)
         return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
 
     def _alone(self, model: Vector, batch: Batch) -> Measurements:
-        if len(batch) == 0:
-            return EmptyMeasurements(self.gradient_size)
+        if 0 < len(batch) <= self._chunk:
+            return self._piece(model, batch)
+        return ChunkedMeasurements(partial(self._piece, model), batch, self._chunk, self.gradient_size)
+
+    def _piece(self, model: Vector, batch: Batch) -> BatchMeasurements:
         if self._measurements is None:
             self._measurements = _Trial(self._network, model, batch).chosen()
-        return self._measurements(self._network, model, batch, self._chunk)
-
-    def _traced(
-        self, chosen: Sequence[int], models: Sequence[Vector], batches: Sequence[Batch]
-    ) -> dict[int, Measurements]:
-        own = [batches[c] for c in chosen]
-        trace = ChainTrace(self._network, [models[c] for c in chosen], own)
-        return {
-            c: TracedMeasurements(trace, self._network.valued, len(batch), place)
-            for place, (c, batch) in enumerate(zip(chosen, own, strict=True))
-        }
+        return self._measurements(self._network, model, batch)
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         return self.train_many(model, [job], local)[0]
@@ -163,28 +121,27 @@ class _Trial:
         x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
         self._batch = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
         self._direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
-        with network.lock:
-            network.load(model)
-            rows = [self._backprop(as_tensor(x[i : i + 1]), as_tensor(batch.y[:1])) for i in range(3)]
-        gradients = np.stack([gradient for _, gradient in rows]).astype(np.float64)
-        self._losses, self._norms = [loss for loss, _ in rows], np.linalg.norm(gradients, axis=1)
+        alone = [AutogradMeasurements(network, model, self._batch.take(slice(i, i + 1))) for i in range(3)]
+        self._losses = np.concatenate([one.losses() for one in alone])
+        gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
+        self._norms = np.linalg.norm(gradients, axis=1)
         self._projections = gradients @ self._direction
 
     def chosen(self) -> MeasurementsClass:
         """The fastest measurements that are exact for this module."""
         with self._network.lock:
-            together = AutogradMeasurements(self._network, self._model, self._batch, 3).losses()
+            together = AutogradMeasurements(self._network, self._model, self._batch).losses()
             if not np.allclose(together, self._losses, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise FedkeepError(
                     "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
                     "gradient of its own: replace the layer that mixes samples"
                 )
             try:
-                candidate = self._candidate(as_tensor(self._batch.x))
-                right = self._agrees(candidate(self._network, self._model, self._batch, 3))
+                closed = all(map(is_bilinear, self._network.valued_layers))
+                right = closed and self._agrees(TorchMeasurements(self._network, self._model, self._batch))
             except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
                 right = False
-        return candidate if right else AutogradMeasurements
+        return TorchMeasurements if right else AutogradMeasurements
 
     def is_traceable(self) -> bool:
         """Whether the module is a chain of layers whose one pass over many models sees what each alone would see."""
@@ -192,29 +149,12 @@ class _Trial:
             return False
         try:
             trace = ChainTrace(self._network, [self._model], [self._batch])
-            return self._agrees(TracedMeasurements(trace, self._network.valued, 3))
+            return self._agrees(TracedMeasurements(trace, self._network.valued.size, 3))
         except RuntimeError:  # a linear layer that is used at several places, for instance
             return False
-
-    def _candidate(self, x: Tensor) -> MeasurementsClass:
-        """The fastest measurements that the types of the valued layers allow."""
-        network, head = self._network, self._network.head
-        if not all(is_bilinear(layer) for layer in network.valued_layers):
-            return AutogradMeasurements
-        logits, [[(activations, output)]] = network.observe(x, [head])
-        network.head_is_output = output is logits
-        linear = isinstance(head, nn.Linear) and head.bias is not None and activations.dim() == 2
-        only_head = len(network.valued_layers) == 1
-        return HeadMeasurements if only_head and linear and network.head_is_output else TorchMeasurements
 
     def _agrees(self, seen: Measurements) -> bool:
         scale = float(np.linalg.norm(self._direction) * self._norms.max()) + 1e-12
         found = seen.projections(self._direction)
         right = np.allclose(found, self._projections, rtol=0.0, atol=_TOLERANCE * scale)
         return right and np.allclose(seen.norms(), self._norms, rtol=_TOLERANCE)
-
-    def _backprop(self, x: Tensor, y: Tensor) -> tuple[float, AnyArray]:
-        with self._network.differentiable():
-            loss = losses(self._network.module(x), y)
-            parts = torch.autograd.grad(loss, self._network.valued_parameters, materialize_grads=True)
-        return loss.item(), torch.cat([part.reshape(-1) for part in parts]).numpy()
