@@ -10,6 +10,7 @@ import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
+from fedkeep.core.fleet import FASTEST
 from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, Vector
 
 _ROUNDING = 1e-6
@@ -72,8 +73,10 @@ def screen_profile(profile: Profile, regions: int) -> Profile:
     if not isinstance(profile.capacity, int) or profile.capacity < 0:
         raise RefusedError("bad-capacity", f"a capacity is a whole number of at least 0, not {profile.capacity!r}")
     velocity = _screen_vector(profile.velocity, (regions,), np.float64, "velocity")
-    if (velocity < 0).any():
+    if velocity.min(initial=0) < 0:
         raise RefusedError("negative-velocity", "a velocity is at least 0")
+    if velocity.max(initial=0) > FASTEST:
+        raise RefusedError("velocity-too-large", f"beyond {FASTEST:g} it is no measurement")
     return replace(profile, velocity=velocity)
 
 

@@ -4,7 +4,6 @@ Keys are signed by the devices' own node keys, so that a server cannot invent me
 come from whoever provisions the fleet (`fedkeep provision`), never from the server.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedkeep.core.screening import Limits, screen_report
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import DeviceId, FloatArray, Report, State, TrainOrder, Vector
 from fedkeep.link.wire import from_array, to_array
-from fedkeep.privacy.fixed_point import WORD, Differences, Words, weighted
+from fedkeep.privacy.fixed_point import WIDEST, WORD, Differences, Words, weighted
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.secure_sum import (
     SESSION_BYTES,
@@ -68,7 +67,7 @@ class SumMember:
             asked = f"{terms.threshold} of {terms.summands} devices"
             raise RefusedError("threshold", f"{asked} are fewer than privacy.sum_threshold wants: nothing was sent")
         bounds = (terms.update_norm, terms.gradient_norm, terms.weight_unit)
-        if not (all(0 < bound < math.inf for bound in bounds) and terms.heaviest >= 0 and 0 <= terms.rate <= 1):
+        if not (all(0 < bound < WIDEST for bound in bounds) and terms.heaviest >= 0 and 0 <= terms.rate <= 1):
             raise RefusedError("sum-terms", "their limits fit no grid")
         return terms
 
