@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,10 @@ class Unbounded(SumMember):
         return words
 
 
+def _always(device: Poisoned, _: Context) -> Poisoned:
+    return device
+
+
 def secure_fleet(devices: int, options: list[PrivacyOptions], liar: SumMember | None = None) -> SmallFleet:
     """A fleet whose devices have options of their own, and perhaps a liar among them."""
     made = SmallFleet(devices=devices, rounds=ROUNDS, options=replace(ALL, quorum=0.0), table=SECURE)
@@ -261,8 +266,7 @@ def secure_fleet(devices: int, options: list[PrivacyOptions], liar: SumMember | 
         door = Door(options[number], made.strategy().sizes.gradient)
         if liar is not None and number == LIAR:
             door._member = liar
-        device = Poisoned(plain.device(number), 0.0, door)
-        made.apps[number] = make_client_app(lambda _, device=device: device)
+        made.apps[number] = make_client_app(partial(_always, Poisoned(plain.device(number), 0.0, door)))
     return made
 
 

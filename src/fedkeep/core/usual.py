@@ -145,9 +145,17 @@ class Agreement:
         return against, means < far
 
     def standing(self, devices: list[DeviceId]) -> FloatArray:
-        """How much newcomers count in a fleet that knows its devices: in full from the fifth report on."""
+        """How much devices count: newcomers to a fleet that knows its devices in full from the fifth report on.
+
+        One that goes with the others, but stands out by how little, counts by the square of what it lacks.
+        """
         known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
-        return self._evidence(devices) if known else np.ones(len(devices))
+        counts = self._evidence(devices) if known else np.ones(len(devices))
+        agreed = {d: total / mass for d, (total, mass) in self._seen.items()}
+        least = _far_below(list(agreed.values()), _SLACK) if len(agreed) >= FEW else 0.0
+        if least > 0:
+            counts *= np.clip([agreed[d] / least for d in devices], 0.0, 1.0) ** 2
+        return counts
 
     def move(self, step: FloatArray) -> None:
         """All together have gone this way."""
@@ -238,6 +246,11 @@ def _contradicted(devices: list[DeviceId], updates: FloatArray, reports: Mapping
 
 def _bounds(agreements: list[float]) -> tuple[float, float]:
     """Below which agreement an update is turned, and below which it is dropped; nobody at odds with nothing is."""
+    return min(_far_below(agreements, _SLACK), 0.0), min(_far_below(agreements, _FAR), -0.1)
+
+
+def _far_below(agreements: list[float], spreads: float) -> float:
+    """So many robust spreads below the median."""
     centre = float(np.median(agreements))
     spread = max(1.4826 * float(np.median(np.abs(np.array(agreements) - centre))), _LEAST_SPREAD)
-    return min(centre - _SLACK * spread, 0.0), min(centre - _FAR * spread, -0.1)
+    return centre - spreads * spread
