@@ -97,8 +97,13 @@ def most_claimed(claims: FloatArray, limits: Limits) -> float:
     centre = float(np.median(positive))
     if limits.rate_ratio is not None:
         return limits.rate_ratio * centre
-    spread = 1.4826 * float(np.median(np.abs(np.log(positive / centre))))
-    return centre * max(4.0, float(np.exp(3 * spread)))
+    return max(4.0 * centre, three_spreads_above(positive))
+
+
+def three_spreads_above(values: FloatArray) -> float:
+    """Three robust spreads above the median of values above 0, in their logarithms: beyond is nothing usual."""
+    centre = float(np.median(values))
+    return centre * float(np.exp(3 * 1.4826 * np.median(np.abs(np.log(values / centre)))))
 
 
 def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: float, limits: Limits) -> Report:

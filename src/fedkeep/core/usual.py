@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedkeep.core.screening import three_spreads_above
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray, Report, State, Vector
 
 FEW = 5
@@ -150,7 +151,7 @@ class Agreement:
         One that goes with the others, but stands out by how little, counts by the square of what it lacks.
         """
         known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
-        counts = self._evidence(devices) if known else np.ones(len(devices))
+        counts = np.array([min(1.0, self._seen[d][1] / _KNOWN) if known else 1.0 for d in devices])
         agreed = {d: total / mass for d, (total, mass) in self._seen.items()}
         least = _far_below(list(agreed.values()), _SLACK) if len(agreed) >= FEW else 0.0
         if least > 0:
@@ -177,15 +178,8 @@ class Agreement:
         pairs = [(float(total), float(mass)) for total, mass in state["agreement"]]
         self._seen = dict(zip(state["devices"].tolist(), pairs, strict=True))
 
-    def _of(self, device: DeviceId) -> tuple[float, float]:
-        return self._seen.get(device, (0.0, 0.0))
-
-    def _evidence(self, devices: list[DeviceId]) -> FloatArray:
-        evidence: FloatArray = np.minimum(1.0, np.array([self._of(d)[1] for d in devices]) / _KNOWN)
-        return evidence
-
     def _with(self, device: DeviceId, cosine: float) -> tuple[float, float]:
-        total, mass = self._of(device)
+        total, mass = self._seen.get(device, (0.0, 0.0))
         fresh = 1 - _AGREEMENT_DECAY
         return _AGREEMENT_DECAY * total + fresh * cosine, _AGREEMENT_DECAY * mass + fresh
 
@@ -210,9 +204,7 @@ def heaviest_of(weights: FloatArray) -> float:
     >>> round(heaviest_of(np.array([1.0, 2.0, 4.0, 8.0, 16.0])), 1)
     87.3
     """
-    centre = float(np.median(weights))
-    spread = 1.4826 * float(np.median(np.abs(np.log(weights / centre))))
-    return max(float(np.quantile(weights, 0.75)), centre * float(np.exp(3 * spread)))
+    return max(float(np.quantile(weights, 0.75)), three_spreads_above(weights))
 
 
 def _with_recent(earlier: list[float], now: Sequence[float]) -> list[float]:
