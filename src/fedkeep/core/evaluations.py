@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedkeep.core.rounds import Refusal
+from fedkeep.core.rounds import Refusal, cuts
 from fedkeep.core.screening import Limits, most_claimed
 from fedkeep.core.types import DeviceId, FloatArray
 
@@ -34,12 +34,7 @@ def merge_evaluations(told: Mapping[DeviceId, Told], limits: Limits) -> tuple[di
         "accuracy": float((correct / samples) @ counted / counted.sum()),
         "accuracy_robust": _trimmed(correct / samples, np.minimum(samples, np.quantile(samples, 0.75))),
     }
-    cuts = (("count-cut", samples, counted, "samples evaluated"), ("loss-cut", means, worst, "mean loss"))
-    return merged, [
-        Refusal(devices[i], reason, f"{what}: {said[i]:g} counts as {cut[i]:g}")
-        for reason, said, cut, what in cuts
-        for i in np.flatnonzero(cut < said).tolist()
-    ]
+    return merged, cuts("count", devices, samples, counted) + cuts("loss", devices, means, worst)
 
 
 def _trimmed(values: FloatArray, weights: FloatArray) -> float:

@@ -4,6 +4,8 @@ The bounds stand here and nowhere else, for agents, Flower nodes and Keepers ali
 comes near them, and no order within them can harm more than the round it belongs to.
 """
 
+from typing import TypeAlias
+
 import numpy as np
 
 from fedkeep.core.bounds import within
@@ -15,8 +17,9 @@ MOST_EPOCHS = 1_000
 FASTEST_RATE = 100.0
 LARGEST_PARAMETER = 1e6
 """By size, of a model or a direction."""
-_ROUNDS = {"round": {"least": 0, "most": LAST_ROUND}, "accepted_round": {"least": -1, "most": LAST_ROUND}}
-_TRAINING = {
+_Bounds: TypeAlias = dict[str, dict[str, float]]
+_ROUNDS: _Bounds = {"round": {"least": 0, "most": LAST_ROUND}, "accepted_round": {"least": -1, "most": LAST_ROUND}}
+_TRAINING: _Bounds = {
     "learning_rate": {"above": 0, "most": FASTEST_RATE},
     "proximal": {"least": 0, "most": 1e6},
     "epochs": {"least": 1, "most": MOST_EPOCHS},
@@ -46,7 +49,7 @@ def screen_parameters(vector: Vector, size: int, name: str) -> None:
         raise RefusedError(f"{name}-too-large", f"it holds numbers beyond {LARGEST_PARAMETER:g}")
 
 
-def _screen_numbers(part: object, bounds: dict[str, dict[str, float]]) -> None:
+def _screen_numbers(part: object, bounds: _Bounds) -> None:
     """Raises where a field is out of its bounds, or no whole number where it must be one; None stands for "none"."""
     for name, limits in bounds.items():
         value = getattr(part, name)

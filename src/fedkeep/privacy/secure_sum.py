@@ -45,11 +45,6 @@ def grid(bound: float, summands: int) -> FixedPoint:
     return FixedPoint(max(bound, 1.0), summands)
 
 
-def estimator_grid(gradient_norm: float) -> FixedPoint:
-    """For the estimators of a whole fleet, the same in every round."""
-    return grid(gradient_norm, _FLEET)
-
-
 class SumTerms(msgspec.Struct, frozen=True, tag=True):
     """What a device is told of the sum it is asked into; comes with the order and is answered by `Keys`."""
 
@@ -81,7 +76,8 @@ class SumTerms(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def estimator_grid(self) -> FixedPoint:
-        return estimator_grid(self.gradient_norm)
+        """For the estimators of a whole fleet, the same in every round."""
+        return grid(self.gradient_norm, _FLEET)
 
 
 class Keys(msgspec.Struct, frozen=True, tag=True):
