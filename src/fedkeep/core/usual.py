@@ -52,10 +52,10 @@ class Usual:
         """The reports as a robust mean takes them, and whose updates do not count at all.
 
         Each update is cut to the usual length, and its weight to what is usual. An update of a device that keeps
-        pointing against where the others take the model loses what goes against it; one far out counts for nothing; a
-        newcomer counts less at first. Together they are as long as they would be uncut, so that honest fleets lose no
-        speed. A gist counts where its device goes with the others, and by its own word: it is no gist of a stream that
-        its own update climbs.
+        pointing against where the others take the model loses what goes against it; one far out counts for nothing; one
+        that hardly goes with them counts little, a newcomer less at first. Together they are as long as they would be
+        uncut, so that honest fleets lose no speed. A gist counts where its device goes with the others, and by its own
+        word: it is no gist of a stream that its own update climbs.
         """
         counted = {d: r for d, r in reports.items() if r.weight > 0}
         if not counted:
