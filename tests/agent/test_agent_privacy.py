@@ -192,7 +192,7 @@ def test_an_agent_does_not_start_with_keys_it_was_not_given(
 ) -> None:
     pytest.importorskip("tenseal", reason="tenseal is not installed")
     path = tmp_path / "devices.context"
-    path.write_bytes(PublicContext.of(b"comparing", b"summing", COARSE, Grid(9)).pack())
+    path.write_bytes(PublicContext(b"comparing", b"summing", COARSE, Grid(9)).named().pack())
     with pytest.raises(FedkeepError, match=reason):
         make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_context": str(path), **change})
 

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,8 +15,11 @@ import pytest
 from fedkeep.core.errors import FedkeepError, RefusedError
 from fedkeep.core.orders import FASTEST_RATE, LARGEST_PARAMETER, LAST_ROUND, MOST_EPOCHS
 from fedkeep.core.types import LocalTraining, TrainOrder, Vector
+from fedkeep.deploy.credentials import provision
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
+from fedkeep.link.messages import Answered, AskSum, Participate
+from fedkeep.privacy.secure_sum import Keys, MaskingDevice, PartyKeys, SumTerms, decode, encode
 from tests.agent.test_agent_process import lines, running, write_config
 
 MODEL: Vector = np.linspace(-1, 1, 21, dtype=np.float32)
@@ -34,6 +38,16 @@ AT_THE_BOUNDS = replace(
     direction=np.full_like(MODEL, -LARGEST_PARAMETER),
     local=LocalTraining(FASTEST_RATE, MOST_EPOCHS, 1),
 )
+HOSTILE_TERMS: list[dict[str, Any]] = [
+    {"update_norm": 1e308},
+    {"gradient_norm": 1e308},
+    {"update_norm": np.nan},
+    {"weight_unit": 0.0},
+    {"rate": 2.0},
+    {"summands": 2, "threshold": 2},
+    {"threshold": 1},
+    {"session": b"short"},
+]
 
 
 def fed(folder: Path, count: int) -> None:
@@ -61,6 +75,27 @@ def test_hostile_orders_are_refused_and_the_agent_starts_again(tmp_path: Path) -
         client.participate(AT_THE_BOUNDS)
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         assert np.isfinite(client.participate(replace(SOUND, round=4)).model).all()
+
+
+def test_a_hostile_sum_gets_no_word_out_of_an_agent(tmp_path: Path) -> None:
+    made = provision(tmp_path / "fleet", ["localhost"], ["a", "b", "c"])
+    fed(tmp_path, 30)
+    members = f'members = "{tmp_path}/fleet/nodes"\nmember_key = "{made.node_key("a")}"\n'
+    with (tmp_path / "agent.toml").open("a") as file:
+        file.write(f"[privacy]\nsecure_sum = true\n{members}")
+    terms = SumTerms(bytes(16), 0, 3, 3, 1e3, 1e3, 0, 50.0, 50.0, 0.5)
+    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+        await_samples(client, 30)
+        with pytest.raises(RefusedError, match="in the clear"):
+            client.participate(SOUND)
+        for changed in HOSTILE_TERMS:
+            with pytest.raises(RefusedError, match=r"sum-terms|threshold|too few devices"):
+                client.ask(Participate(SOUND, encode(msgspec.structs.replace(terms, **changed))), Answered)
+        assert client.status().round == -1, "nothing of them is stored"
+        keys = decode(client.ask(Participate(SOUND, encode(terms)), Answered).answer, Keys).keys
+        invented = {d: MaskingDevice(d, terms.session, 3).keys() for d in (1, 2)}
+        with pytest.raises(RefusedError, match="not a member"):
+            client.ask(AskSum(encode(PartyKeys(terms.session, {0: keys, **invented}))), Answered)
 
 
 def test_a_training_agent_answers_acknowledges_and_stops_within_a_second(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_without_an_explicit_ratio_the_fleet_itself_tells_how_much_a_claim_count
         (Profile(-1, np.ones(3)), "bad-capacity"),
         (Profile(5, np.array([1.0, np.nan, 1.0])), "velocity-not-finite"),
         (Profile(5, np.array([1.0, -1.0, 1.0])), "negative-velocity"),
+        (Profile(5, np.array([1.0, 1e31, 1.0])), "velocity-too-large"),
         (Profile(5, np.ones(2)), "velocity-shape"),
         (Profile(5, np.ones((1, 3))), "velocity-shape"),
         (Profile(5, np.ones(3, dtype=np.float32)), "velocity-dtype"),  # type: ignore[arg-type]

@@ -131,6 +131,29 @@ def test_a_device_that_goes_against_the_fleet_stops_counting(factor: float) -> N
     assert mean_step(tamed) @ WAY > 0.8 * (mean_step(honest(5)) @ WAY)
 
 
+def across(round_: int) -> Report:
+    """An update that has nothing to do with where the others go."""
+    push = np.random.default_rng(1000 + round_).standard_normal(40)
+    push -= (push @ WAY) * WAY
+    return report(push / np.linalg.norm(push))
+
+
+def test_a_device_that_hardly_goes_with_the_fleet_counts_little_and_is_not_named() -> None:
+    usual = Usual()
+    for round_ in range(12):
+        tamed, outvoted = usual.tame(MODEL, {**honest(round_), 99: across(round_)})
+        assert outvoted == []
+    assert tamed[99].weight < 0.3
+    assert min(tamed[d].weight for d in range(9)) > 0.5
+
+
+def test_among_few_devices_nobody_is_unusual() -> None:
+    usual = Usual()
+    for round_ in range(12):
+        tamed, _ = usual.tame(MODEL, {**honest(round_, devices=FEW - 2), 99: across(round_)})
+    assert {r.weight for r in tamed.values()} == {1.0}
+
+
 def test_one_that_was_honest_before_is_found_within_some_rounds() -> None:
     usual = Usual()
     for round_ in range(20):

@@ -64,7 +64,8 @@ def test_levels_keep_the_order_and_tell_the_seen_from_the_unseen(levels: int, pa
     lower, upper = grid.level_of(np.array([slow, fast])).tolist()
     assert lower <= upper <= levels
     assert (lower == 0) == (slow == 0)
-    if grid.slowest <= slow and fast <= grid.fastest and fast > slow * grid.ratio * (1 + 1e-9):
+    ratio = (grid.fastest / grid.slowest) ** (1 / max(grid.levels - 1, 1))
+    if grid.slowest <= slow and fast <= grid.fastest and fast > slow * ratio * (1 + 1e-9):
         assert lower < upper
 
 

@@ -54,7 +54,7 @@ def sent_by_a_killed_child(path: Path, after: int, delay: float, charge_first: b
 
 def main(path: Path, kills: int, charge_first: bool) -> None:
     OPTIONS.noise_multiplier()  # loads the accountant once, before the children are forked
-    LedgerFile(path).create()
+    LedgerFile(path).found({}, damaged=False)
     rng = np.random.default_rng(0)
     sent, undercounts = 0, 0
     for _ in range(kills):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
-from fedkeep.privacy.ledger import Charge, KeptLedger, Ledger, LedgerFile
+from fedkeep.privacy.ledger import Charge, Ledger, LedgerFile
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 
@@ -64,8 +64,8 @@ def test_a_resent_estimate_charges_its_samples_again() -> None:
     assert ledger.epsilon("sample", DELTA) == pytest.approx(epsilon_spent(0.12, DELTA))
 
 
-def test_a_kept_ledger_never_falls() -> None:
-    ledger, old = KeptLedger(), KeptLedger().snapshot()
+def test_a_ledger_never_falls() -> None:
+    ledger, old = Ledger(), Ledger().snapshot()
     ledger.see(np.array([7]))
     ledger.close()
     ledger.charge(estimator(0.04, 0))
@@ -156,7 +156,7 @@ def test_a_damaged_snapshot_is_refused(damage: str) -> None:
 
 def test_a_ledger_file_keeps_what_was_committed(tmp_path: Path) -> None:
     file = LedgerFile(tmp_path / "ledger")
-    ledger = file.create()
+    ledger = file.found({}, damaged=False)
     ledger.charge(estimator(0.1 + 0.2, 7))
     file.commit(ledger.snapshot())
     reopened = LedgerFile(tmp_path / "ledger").open()
@@ -164,13 +164,13 @@ def test_a_ledger_file_keeps_what_was_committed(tmp_path: Path) -> None:
     assert reopened.awaits_acceptance(6)
 
 
-def test_a_lost_damaged_or_second_ledger_file_is_refused(tmp_path: Path) -> None:
+def test_a_lost_or_damaged_ledger_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     with pytest.raises(RefusedError, match="lost privacy ledger"):
         LedgerFile(path).open()
-    LedgerFile(path).create()
-    with pytest.raises(RefusedError, match="privacy ledger exists"):
-        LedgerFile(path).create()
+    with pytest.raises(RefusedError, match="lost privacy ledger"):
+        LedgerFile(path).found({}, damaged=True)
+    LedgerFile(path).found({}, damaged=False)
     path.write_text(path.read_text().replace("0.0", "0.1", 1))
     with pytest.raises(RefusedError, match="damaged privacy ledger"):
         LedgerFile(path).open()

@@ -4,29 +4,34 @@ The bounds stand here and nowhere else, for agents, Flower nodes and Keepers ali
 comes near them, and no order within them can harm more than the round it belongs to.
 """
 
-from math import isfinite
+from typing import TypeAlias
 
 import numpy as np
 
+from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import Assignment, LocalTraining, TrainOrder, Vector
+from fedkeep.core.types import Assignment, TrainOrder, Vector
 
 LAST_ROUND = 10_000_000
 MOST_EPOCHS = 1_000
-LARGEST_BATCH = 1_000_000
-"""The largest mini-batch that may be named."""
 FASTEST_RATE = 100.0
-STRONGEST_PROXIMAL = 1e6
 LARGEST_PARAMETER = 1e6
 """By size, of a model or a direction."""
+_Bounds: TypeAlias = dict[str, dict[str, float]]
+_ROUNDS: _Bounds = {"round": {"least": 0, "most": LAST_ROUND}, "accepted_round": {"least": -1, "most": LAST_ROUND}}
+_TRAINING: _Bounds = {
+    "learning_rate": {"above": 0, "most": FASTEST_RATE},
+    "proximal": {"least": 0, "most": 1e6},
+    "epochs": {"least": 1, "most": MOST_EPOCHS},
+    "batch_size": {"least": 1, "most": 1_000_000},
+}
+_WHOLE = {"round", "accepted_round", "epochs", "batch_size"}
 
 
 def screen_order(order: TrainOrder, size: int, gradient_size: int, regions: int, capacity: int) -> None:
     """Raises where an order does not fit a device of these sizes, or is out of bounds; nothing is stored before."""
-    _screen_round(order.round, 0)
-    if order.accepted_round is not None:
-        _screen_round(order.accepted_round, -1)
-    _screen_training(order.local)
+    _screen_numbers(order, _ROUNDS)
+    _screen_numbers(order.local, _TRAINING)
     screen_parameters(order.model, size, "model")
     if order.direction is not None:
         screen_parameters(order.direction, gradient_size, "direction")
@@ -44,31 +49,17 @@ def screen_parameters(vector: Vector, size: int, name: str) -> None:
         raise RefusedError(f"{name}-too-large", f"it holds numbers beyond {LARGEST_PARAMETER:g}")
 
 
-def _screen_round(round_: int, first: int) -> None:
-    if not _whole(round_) or not first <= round_ <= LAST_ROUND:
-        raise RefusedError("order-round", f"a round is a whole number from {first} to {LAST_ROUND}, not {round_!r}")
-
-
-def _screen_training(local: LocalTraining) -> None:
-    _within("learning rate", local.learning_rate, FASTEST_RATE, above_zero=True)
-    _within("proximal", local.proximal, STRONGEST_PROXIMAL)
-    if not _whole(local.epochs) or not 1 <= local.epochs <= MOST_EPOCHS:
-        raise RefusedError("order-epochs", f"epochs are a whole number from 1 to {MOST_EPOCHS}, not {local.epochs!r}")
-    size = local.batch_size
-    if size is not None and (not _whole(size) or not 1 <= size <= LARGEST_BATCH):
-        raise RefusedError("order-batch-size", f"a batch has from 1 to {LARGEST_BATCH} samples, not {size!r}")
-
-
-def _within(name: str, value: float, most: float, *, above_zero: bool = False) -> None:
-    sound = isinstance(value, int | float) and isfinite(value) and 0 <= value <= most
-    if not sound or (above_zero and value == 0):
-        reason = f"order-{name.replace(' ', '-')}"
-        least = "above 0, up to" if above_zero else "from 0 to"
-        raise RefusedError(reason, f"a {name} is a number {least} {most:g}, not {value!r}")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _screen_numbers(part: object, bounds: _Bounds) -> None:
+    """Raises where a field is out of its bounds, or no whole number where it must be one; None stands for "none"."""
+    for name, limits in bounds.items():
+        value = getattr(part, name)
+        reason = f"order-{name.removeprefix('accepted_').replace('_', '-')}"
+        if name in _WHOLE and value is not None and type(value) is not int:
+            raise RefusedError(reason, f"{name} must be a whole number, not {value!r}")
+        try:
+            within(part, name, **limits)
+        except ValueError as error:
+            raise RefusedError(reason, str(error)) from error
 
 
 def _screen_plan(plan: Assignment, regions: int, capacity: int) -> None:

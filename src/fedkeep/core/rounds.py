@@ -1,9 +1,12 @@
 """A round in words: how devices train in it, what it brought, and who did not count."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedkeep.core.bounds import within
-from fedkeep.core.types import DeviceId, LocalTraining
+from fedkeep.core.types import AnyArray, DeviceId, LocalTraining
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,12 @@ class Refusal:
     device: DeviceId
     reason: str
     detail: str
+
+
+def cuts(what: str, devices: Sequence[DeviceId], said: AnyArray, counted: AnyArray) -> list[Refusal]:
+    """Whose word counts for less than it says, by the name of what was cut."""
+    cut = np.flatnonzero(counted < said).tolist()
+    return [Refusal(devices[i], f"{what}-cut", f"a {what} of {said[i]:g} counts as {counted[i]:g}") for i in cut]
 
 
 @dataclass(frozen=True, eq=False)

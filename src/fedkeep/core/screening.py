@@ -10,6 +10,7 @@ import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
+from fedkeep.core.fleet import FASTEST
 from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, Vector
 
 _ROUNDING = 1e-6
@@ -72,8 +73,10 @@ def screen_profile(profile: Profile, regions: int) -> Profile:
     if not isinstance(profile.capacity, int) or profile.capacity < 0:
         raise RefusedError("bad-capacity", f"a capacity is a whole number of at least 0, not {profile.capacity!r}")
     velocity = _screen_vector(profile.velocity, (regions,), np.float64, "velocity")
-    if (velocity < 0).any():
+    if velocity.min(initial=0) < 0:
         raise RefusedError("negative-velocity", "a velocity is at least 0")
+    if velocity.max(initial=0) > FASTEST:
+        raise RefusedError("velocity-too-large", f"beyond {FASTEST:g} it is no measurement")
     return replace(profile, velocity=velocity)
 
 
@@ -94,8 +97,13 @@ def most_claimed(claims: FloatArray, limits: Limits) -> float:
     centre = float(np.median(positive))
     if limits.rate_ratio is not None:
         return limits.rate_ratio * centre
-    spread = 1.4826 * float(np.median(np.abs(np.log(positive / centre))))
-    return centre * max(4.0, float(np.exp(3 * spread)))
+    return max(4.0 * centre, three_spreads_above(positive))
+
+
+def three_spreads_above(values: FloatArray) -> float:
+    """Three robust spreads above the median of values above 0, in their logarithms: beyond is nothing usual."""
+    centre = float(np.median(values))
+    return centre * float(np.exp(3 * 1.4826 * np.median(np.abs(np.log(values / centre)))))
 
 
 def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: float, limits: Limits) -> Report:

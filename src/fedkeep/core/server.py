@@ -13,7 +13,7 @@ from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.core.ports import Kept
-from fedkeep.core.rounds import Refusal, RoundSummary, Schedule
+from fedkeep.core.rounds import Refusal, RoundSummary, Schedule, cuts
 from fedkeep.core.screening import (
     Limits,
     cap_rates,
@@ -92,8 +92,8 @@ class Server:
         self._rates: dict[DeviceId, float] = {}
         self._rates_known = True
         """False where the plan came from profiles that this server cannot read."""
-        self._usual_rate: float | None = None
-        """The most that a rate counts for in the fleet's gradient; None until it is asked for."""
+        self._usual_rate = np.inf
+        """The most that a rate counts for in the fleet's gradient."""
         self._accepted: dict[DeviceId, int] = {}
         self._gradient_norms: dict[DeviceId, float] = {}
         self._usual = Usual()
@@ -113,20 +113,15 @@ class Server:
         sound = {device: self._claims.founded(device, profile) for device, profile in sound.items()}
         for device in set(self._rates) - set(sound):
             self.forget(device)
-        fleet = Fleet.of(sound)
-        rates = np.array([p.rate for _, p in sorted(sound.items())])
-        before = np.array([self._rates.get(device, np.nan) for device in sorted(sound)])
+        fleet, devices = Fleet.of(sound), sorted(sound)
+        rates = np.array([sound[device].rate for device in devices])
+        before = np.array([self._rates.get(device, np.nan) for device in devices])
         capped = cap_rates(rates, before, self.limits)
-        self._know_rates(dict(zip(sorted(sound), capped.tolist(), strict=True)))
+        self._know_rates(dict(zip(devices, capped.tolist(), strict=True)))
         scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
-        cut = zip(sorted(sound), rates.tolist(), capped.tolist(), strict=True)
-        refusals += [Refusal(d, "rate-cut", f"a rate of {r:g} counts as {c:g}") for d, r, c in cut if c < r]
-        capacities = np.minimum(
-            fleet.capacities, most_claimed(fleet.capacities.astype(np.float64), self.limits)
-        ).astype(np.int64)
-        over = np.flatnonzero(capacities < fleet.capacities)
-        refusals += [Refusal(int(fleet.devices[i]), "capacity-cut", f"counts as {capacities[i]}") for i in over]
-        fleet = Fleet(fleet.devices, capacities, fleet.velocities * scale[:, None])
+        capacities = np.minimum(fleet.capacities, most_claimed(fleet.capacities.astype(np.float64), self.limits))
+        refusals += cuts("rate", devices, rates, capped) + cuts("capacity", devices, fleet.capacities, capacities)
+        fleet = Fleet(fleet.devices, capacities.astype(np.int64), fleet.velocities * scale[:, None])
         self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
         return self.plan, tuple(refusals)
 
@@ -196,8 +191,7 @@ class Server:
         self.estimator.update(self._estimates({**merged, **late}))
         self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
         self._check_claims(opened, reports)
-        self._open = None
-        self.round = opened.round + 1
+        self._open, self.round = None, opened.round + 1
         return RoundSummary(
             round=opened.round,
             participants=opened.participants,
@@ -218,13 +212,12 @@ class Server:
             raise TypeError("an estimator that keeps every g_hat_c cannot be given their sum")
         screen_sum(total.updates, total.weight, direction, self.limits)
         self._screen_mean(total)
-        devices = tuple(sorted(counted))
         self.model = self.aggregation.apply(self.model, total)
         if direction is not None:
             self.estimator.give(direction)
+        devices = tuple(sorted(counted))
         self._accepted.update(dict.fromkeys(devices, opened.round))
-        self._open = None
-        self.round = opened.round + 1
+        self._open, self.round = None, opened.round + 1
         missing = tuple(device for device in opened.participants if device not in devices)
         return RoundSummary(opened.round, opened.participants, devices, (), missing, tuple(opened.refusals))
 
@@ -263,7 +256,6 @@ class Server:
         opened = () if self._open is None else (self._open.reports, self._open.late)
         for table in (self._rates, self._accepted, self._gradient_norms, *opened):
             table.pop(device, None)
-        self._usual_rate = None
         self.estimator.forget(device)
         self._usual.forget(device)
         self._claims.forget(device)
@@ -288,7 +280,9 @@ class Server:
         self.plan = Plan.from_snapshot(plan) if plan else None
 
     def _know_rates(self, rates: dict[DeviceId, float], *, known: bool = True) -> None:
-        self._rates, self._rates_known, self._usual_rate = rates, known, None
+        self._rates, self._rates_known = rates, known
+        above = np.array([rate for rate in rates.values() if rate > 0])
+        self._usual_rate = heaviest_of(above) if len(above) else np.inf
 
     def _parts(self) -> dict[str, Kept]:
         return {"estimator": self.estimator, "claims": self._claims, "usual": self._usual}
@@ -380,8 +374,5 @@ class Server:
         told = {d: (r, r.local_gradient) for d, r in reports.items() if r.local_gradient is not None}
         self._gradient_norms |= {d: float(np.linalg.norm(g.astype(np.float64))) for d, (_, g) in told.items()}
         longest = longest_estimator(list(self._gradient_norms.values()), ratio)
-        if self._usual_rate is None:
-            rates = np.array([rate for rate in self._rates.values() if rate > 0])
-            self._usual_rate = heaviest_of(rates) if len(rates) else np.inf
         heaviest = self._usual_rate if robust else np.inf
         return {d: Estimate(shorten(g, longest), min(self.rate(d), heaviest), r.round) for d, (r, g) in told.items()}

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedkeep.core.screening import three_spreads_above
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray, Report, State, Vector
 
 FEW = 5
@@ -51,10 +52,10 @@ class Usual:
         """The reports as a robust mean takes them, and whose updates do not count at all.
 
         Each update is cut to the usual length, and its weight to what is usual. An update of a device that keeps
-        pointing against where the others take the model loses what goes against it; one far out counts for nothing; a
-        newcomer counts less at first. Together they are as long as they would be uncut, so that honest fleets lose no
-        speed. A gist counts where its device goes with the others, and by its own word: it is no gist of a stream that
-        its own update climbs.
+        pointing against where the others take the model loses what goes against it; one far out counts for nothing; one
+        that hardly goes with them counts little, a newcomer less at first. Together they are as long as they would be
+        uncut, so that honest fleets lose no speed. A gist counts where its device goes with the others, and by its own
+        word: it is no gist of a stream that its own update climbs.
         """
         counted = {d: r for d, r in reports.items() if r.weight > 0}
         if not counted:
@@ -145,9 +146,17 @@ class Agreement:
         return against, means < far
 
     def standing(self, devices: list[DeviceId]) -> FloatArray:
-        """How much newcomers count in a fleet that knows its devices: in full from the fifth report on."""
+        """How much devices count: newcomers to a fleet that knows its devices in full from the fifth report on.
+
+        One that goes with the others, but stands out by how little, counts by the square of what it lacks.
+        """
         known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
-        return self._evidence(devices) if known else np.ones(len(devices))
+        counts = np.array([min(1.0, self._seen[d][1] / _KNOWN) if known else 1.0 for d in devices])
+        agreed = {d: total / mass for d, (total, mass) in self._seen.items()}
+        least = _far_below(list(agreed.values()), _SLACK) if len(agreed) >= FEW else 0.0
+        if least > 0:
+            counts *= np.clip([agreed[d] / least for d in devices], 0.0, 1.0) ** 2
+        return counts
 
     def move(self, step: FloatArray) -> None:
         """All together have gone this way."""
@@ -169,15 +178,8 @@ class Agreement:
         pairs = [(float(total), float(mass)) for total, mass in state["agreement"]]
         self._seen = dict(zip(state["devices"].tolist(), pairs, strict=True))
 
-    def _of(self, device: DeviceId) -> tuple[float, float]:
-        return self._seen.get(device, (0.0, 0.0))
-
-    def _evidence(self, devices: list[DeviceId]) -> FloatArray:
-        evidence: FloatArray = np.minimum(1.0, np.array([self._of(d)[1] for d in devices]) / _KNOWN)
-        return evidence
-
     def _with(self, device: DeviceId, cosine: float) -> tuple[float, float]:
-        total, mass = self._of(device)
+        total, mass = self._seen.get(device, (0.0, 0.0))
         fresh = 1 - _AGREEMENT_DECAY
         return _AGREEMENT_DECAY * total + fresh * cosine, _AGREEMENT_DECAY * mass + fresh
 
@@ -202,9 +204,7 @@ def heaviest_of(weights: FloatArray) -> float:
     >>> round(heaviest_of(np.array([1.0, 2.0, 4.0, 8.0, 16.0])), 1)
     87.3
     """
-    centre = float(np.median(weights))
-    spread = 1.4826 * float(np.median(np.abs(np.log(weights / centre))))
-    return max(float(np.quantile(weights, 0.75)), centre * float(np.exp(3 * spread)))
+    return max(float(np.quantile(weights, 0.75)), three_spreads_above(weights))
 
 
 def _with_recent(earlier: list[float], now: Sequence[float]) -> list[float]:
@@ -238,6 +238,11 @@ def _contradicted(devices: list[DeviceId], updates: FloatArray, reports: Mapping
 
 def _bounds(agreements: list[float]) -> tuple[float, float]:
     """Below which agreement an update is turned, and below which it is dropped; nobody at odds with nothing is."""
+    return min(_far_below(agreements, _SLACK), 0.0), min(_far_below(agreements, _FAR), -0.1)
+
+
+def _far_below(agreements: list[float], spreads: float) -> float:
+    """So many robust spreads below the median."""
     centre = float(np.median(agreements))
     spread = max(1.4826 * float(np.median(np.abs(np.array(agreements) - centre))), _LEAST_SPREAD)
-    return min(centre - _SLACK * spread, 0.0), min(centre - _FAR * spread, -0.1)
+    return centre - spreads * spread

@@ -31,11 +31,6 @@ class Grid:
         if not 0 < self.slowest < self.fastest < math.inf:
             raise ValueError(f"slowest must lie between 0 and fastest, got {self.slowest} and {self.fastest}")
 
-    @property
-    def ratio(self) -> float:
-        """The precision of ties: velocities that differ by less than this factor may count as equal."""
-        return float((self.fastest / self.slowest) ** (1 / max(self.levels - 1, 1)))
-
     def level_of(self, velocity: FloatArray) -> IntArray:
         """0 for a velocity of 0, else 1 to `levels`: what is seen at all is never taken for unseen."""
         if not (np.isfinite(velocity).all() and (velocity >= 0).all()):

@@ -43,13 +43,13 @@ class PublicContext:
     summing: bytes
     scheme: Scheme
     grid: Grid
-    name: bytes
+    name: bytes = b""
     """The digest of the devices' form, by which ciphertexts say which key they are under."""
 
-    @staticmethod
-    def of(comparing: bytes, summing: bytes, scheme: Scheme, grid: Grid) -> "PublicContext":
+    def named(self) -> "PublicContext":
         """The devices' form, under its name: a digest of all that a device relies on."""
-        return PublicContext(comparing, summing, scheme, grid, _name(comparing, summing, scheme, grid))
+        lengths = (len(self.comparing), len(self.summing), astuple(self.scheme), astuple(self.grid))
+        return replace(self, name=ckks.digest(repr(lengths).encode() + self.comparing + self.summing))
 
     def pack(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -67,17 +67,11 @@ def read_public_context(path: Path, pinned: str = "") -> PublicContext:
     if not path.exists():
         raise ConfigError(f"the key-holder's public keys {path} are not there: copy its devices.context to this device")
     public = PublicContext.unpack(path.read_bytes())
-    found = _name(public.comparing, public.summing, public.scheme, public.grid)
-    if found != public.name:
+    if public != public.named():
         raise RefusedError("damaged public keys", f"{path} does not have the digest it names")
-    if pinned and found.hex() != pinned.lower():
-        raise RefusedError("public keys of another key-holder", f"{path} has digest {found.hex()}, not {pinned}")
+    if pinned and public.name.hex() != pinned.lower():
+        raise RefusedError("public keys of another key-holder", f"{path} has digest {public.name.hex()}, not {pinned}")
     return public
-
-
-def _name(comparing: bytes, summing: bytes, scheme: Scheme, grid: Grid) -> bytes:
-    about = repr((len(comparing), len(summing), astuple(scheme), astuple(grid))).encode()
-    return ckks.digest(about + comparing + summing)
 
 
 def encrypt_profile(public: PublicContext, request: ProfileRequest, profile: Profile) -> EncryptedProfile:
@@ -236,7 +230,7 @@ class KeyHolder:
         if not self._comparing.has_public_key():
             raise RefusedError("public key not kept", "create new keys to ask for new profiles")
         comparing, summing = ckks.context_bytes(self._comparing), ckks.context_bytes(self._summing)
-        return PublicContext.of(comparing, summing, self._scheme, self._grid)
+        return PublicContext(comparing, summing, self._scheme, self._grid).named()
 
     def for_server(self) -> PublicContext:
         """The same, with the keys to multiply under encryption."""

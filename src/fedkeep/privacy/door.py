@@ -14,13 +14,13 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.types import IntArray, Profile, Report, State, TrainOrder
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest, Vitals
+from fedkeep.privacy.gaussian import NormalSource, system_normal
+from fedkeep.privacy.guard import Guard, Spending
+from fedkeep.privacy.ledger import Ledger
+from fedkeep.privacy.options import PrivacyOptions
 
 if TYPE_CHECKING:
     from fedkeep.keyholder.parties import ProfileSealer
-    from fedkeep.privacy.gaussian import NormalSource
-    from fedkeep.privacy.guard import Guard, Spending
-    from fedkeep.privacy.ledger import Ledger
-    from fedkeep.privacy.options import PrivacyOptions
     from fedkeep.privacy.secure_sum import SumTerms
     from fedkeep.privacy.sum_member import SumMember
 
@@ -32,30 +32,26 @@ class Door:
     under terms `hold`, of whose answer keys are the first and masked words the last.
     """
 
-    _guard: "Guard | None" = None
+    _guard: Guard | None = None
     _member: "SumMember | None" = None
     _sealer: "ProfileSealer | None" = None
 
     def __init__(
         self,
-        options: "PrivacyOptions | None" = None,
+        options: PrivacyOptions | None = None,
         gradient_size: int = 0,
         commit: Callable[[], None] = lambda: None,
         *,
-        normal: "NormalSource | None" = None,
+        normal: NormalSource | None = None,
         lock: AbstractContextManager[object] = nullcontext(),
-        ledger: "Ledger | None" = None,
+        ledger: Ledger | None = None,
         keep: Callable[[State], None] = lambda _: None,
     ) -> None:
         """`commit` makes the device's state durable, or raises; a `ledger` that lives apart is kept before it."""
         self._commit, self._lock, self._keep = commit, lock, keep
         if options is None:
             return
-        from fedkeep.privacy.gaussian import system_normal
-        from fedkeep.privacy.guard import Guard
-        from fedkeep.privacy.ledger import Ledger
-
-        self._guard = Guard(options, Ledger() if ledger is None else ledger, self._charged, normal or system_normal)
+        self._guard = Guard(options, ledger or Ledger(), self._charged, normal or system_normal)
         if options.secure_sum:
             from fedkeep.privacy.sum_member import SumMember
 
@@ -125,7 +121,7 @@ class Door:
         told = structs.replace(vitals, gist=None)  # its figures are made of gradients, and nobody would charge for them
         return structs.replace(told, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
 
-    def spending(self) -> "Spending | None":
+    def spending(self) -> Spending | None:
         """What the privacy ledger says; None where nothing is accounted for."""
         return None if self._guard is None else self._guard.spending()
 

@@ -14,6 +14,8 @@ from fedkeep.core.types import AnyArray, FloatArray, State
 Words: TypeAlias = NDArray[np.uint64]
 """Integers modulo 2^64."""
 WORD = np.dtype("<u8")
+WIDEST = 1e30
+"""No limit is that wide, and no grid: the sum over a fleet must stay a number."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class FixedPoint:
     summands: int
 
     def __post_init__(self) -> None:
-        within(self, "bound", above=0, below=math.inf)
+        within(self, "bound", above=0, below=WIDEST)
         within(self, "summands", least=1)
 
     @property

@@ -34,14 +34,14 @@ def _accounting() -> ModuleType:
 @cache
 def budget_cost(epsilon: float, delta: float) -> float:
     """The total cost that (epsilon, delta) allows."""
-    require_positive("epsilon", epsilon)
-    require_delta(delta)
+    require_within("epsilon", epsilon)
+    require_within("delta", delta, below=1)
     return float(_accounting().get_sigma_gaussian(epsilon, delta)) ** -2
 
 
 def epsilon_spent(cost: float, delta: float) -> float:
     """The epsilon at `delta` of Gaussian releases whose costs sum to `cost`."""
-    require_delta(delta)
+    require_within("delta", delta, below=1)
     if not cost >= 0:
         raise ConfigError(f"a privacy cost must be 0 or more, got {cost}")
     if cost == 0:
@@ -51,7 +51,7 @@ def epsilon_spent(cost: float, delta: float) -> float:
 
 def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
     """Standard deviation over sensitivity, such that so many releases stay within (epsilon, delta)."""
-    require_positive("releases", releases)
+    require_within("releases", releases)
     return math.sqrt(releases / budget_cost(epsilon, delta))
 
 
@@ -71,8 +71,8 @@ def amplified_epsilon(
     server draws the participants, so against the server nothing is amplified. "poisson": each device flips
     its own coin (add or remove a device); "without-replacement": a fixed number is drawn (replace one).
     """
-    require_positive("noise multiplier", multiplier)
-    require_positive("rounds", rounds)
+    require_within("noise multiplier", multiplier)
+    require_within("rounds", rounds)
     if not 0 < participants <= population:
         raise ConfigError(f"participants must be between 1 and the population {population}, got {participants}")
     if observer == "server":
@@ -89,7 +89,7 @@ def amplified_epsilon(
 
         accountant = rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
         event = accounting.SampledWithoutReplacementDpEvent(population, participants, release)
-    return float(accountant.compose(event, rounds).get_epsilon(require_delta(delta)))
+    return float(accountant.compose(event, rounds).get_epsilon(require_within("delta", delta, below=1)))
 
 
 def clipped(vector: AnyArray, bound: float) -> FloatArray:
@@ -111,15 +111,9 @@ def system_normal(size: int) -> FloatArray:
     return np.asarray(draws.reshape(_DRAWS_PER_NORMAL, size).sum(axis=0) / math.sqrt(_DRAWS_PER_NORMAL))
 
 
-def require_positive(name: str, value: float) -> float:
-    """The value, refused unless it is finite and above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} must be a finite number above 0, got {value}")
+def require_within(name: str, value: float, below: float = math.inf) -> float:
+    """The value, refused unless it lies strictly between 0 and `below`."""
+    if not 0 < value < below:
+        must = "be a finite number above 0" if below == math.inf else f"lie between 0 and {below:g}"
+        raise ConfigError(f"{name} must {must}, got {value}")
     return value
-
-
-def require_delta(delta: float) -> float:
-    """The value, refused unless it lies strictly between 0 and 1."""
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie between 0 and 1, got {delta}")
-    return delta

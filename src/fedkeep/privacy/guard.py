@@ -10,7 +10,7 @@ import numpy as np
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import AnyArray, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
-from fedkeep.privacy.gaussian import NormalSource, clipped, require_positive, system_normal
+from fedkeep.privacy.gaussian import NormalSource, clipped, require_within, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
 
@@ -92,7 +92,7 @@ class Guard:
         _require_finite("velocity", profile.velocity)
         if not self._options.protects("profile"):
             return profile
-        require_positive("the window of a profile", window)
+        require_within("the window of a profile", window)
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
         charge = self._charge("profile", min(one_sample, everything), everything)

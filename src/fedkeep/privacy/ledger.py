@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.errors import FedkeepError, RefusedError
-from fedkeep.core.types import FloatArray, IntArray, State
+from fedkeep.core.types import IntArray, State
 from fedkeep.files import writing
 from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
 from fedkeep.privacy.options import Stream, Unit
@@ -23,11 +23,17 @@ REMEMBERED = 2048
 """Ids that are told apart. One that returns after this many others is taken for a new sample."""
 ROW_BYTES = 40
 _COST, _OPEN, _CLOSED, _SENT = range(4)
+_NEW = (0.0, 0.0, 0.0, 0.0)
 _ROUNDING = 1e-9
 STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
-_SHAPES = {"composed": (2,), "estimator": (2,), "releases": (3,), "last_round": (1,)}
 _NO_ROUND = -1.0
-_ACCOUNTS = ("composed", "releases")
+_EMPTY = {
+    "composed": np.zeros(2),
+    "estimator": np.zeros(2),
+    "releases": np.zeros(3),
+    "last_round": np.full(1, _NO_ROUND),
+}
+"""Composed costs of a sample and of the device; estimators' costs not yet accepted, and the worst ever."""
 
 
 class SampleCosts:
@@ -39,7 +45,7 @@ class SampleCosts:
     def see(self, ids: IntArray) -> None:
         """Samples that enter the estimate that grows."""
         for id_ in ids.tolist():
-            row = self._rows.pop(id_, None) or [0.0, 0.0, 0.0, 0.0]
+            row = self._rows.pop(id_, None) or list(_NEW)
             row[_OPEN] += 1
             self._rows[id_] = row
         while len(self._rows) > REMEMBERED:
@@ -71,7 +77,7 @@ class SampleCosts:
         ids, table = state.get("sample_ids", np.empty(0)), state.get("sample_costs", np.empty((0, 4)))
         self._rows = dict(zip((int(i) for i in ids), (list(map(float, row)) for row in table), strict=True))
         for id_, cost in charged.items():
-            row = self._rows.setdefault(id_, [0.0, 0.0, 0.0, 0.0])
+            row = self._rows.setdefault(id_, list(_NEW))
             row[_COST] = max(row[_COST], cost)
 
 
@@ -101,98 +107,79 @@ class Ledger:
     """The costs charged so far; its snapshot is committed before the release it was charged for is sent."""
 
     def __init__(self) -> None:
-        self._composed = np.zeros(2)
-        self._estimator = np.zeros(2)
-        self._releases = np.zeros(3)
-        self._last_round = np.array([_NO_ROUND])
+        self._accounts = {name: array.copy() for name, array in _EMPTY.items()}
         self._samples = SampleCosts()
-
-    def see(self, ids: IntArray) -> None:
+        self.see = self._samples.see
         """These samples have entered the estimate that grows."""
-        self._samples.see(ids)
-
-    def close(self) -> None:
+        self.close = self._samples.close
         """That estimate is finished; the next charge of an estimator is for it."""
-        self._samples.close()
 
     def charge(self, *charges: Charge) -> None:
         """Adds the costs of releases that are about to be sent together."""
         for charge in charges:
-            self._composed, self._estimator = self._after(self._composed, self._estimator, charge)
+            self._accounts |= self._after(self._accounts, charge)
+            self._accounts["releases"][STREAMS.index(charge.stream)] += 1
             if charge.stream == "estimator":
                 self._samples.charge(charge.sample, resends=charge.resends)
-            self._releases[STREAMS.index(charge.stream)] += 1
-            if charge.stream == "estimator":
-                self._last_round[:] = charge.round
+                self._accounts["last_round"][:] = charge.round
 
     def awaits_acceptance(self, accepted_round: int | None) -> bool:
         """Whether the last estimator sent is newer than the last report the server says it accepted."""
-        return bool(self._last_round[0] > (_NO_ROUND if accepted_round is None else accepted_round))
+        return bool(self._accounts["last_round"][0] > (_NO_ROUND if accepted_round is None else accepted_round))
 
     def affords(self, *charges: Charge, unit: Unit, epsilon: float, delta: float) -> bool:
         """Whether these releases together would stay within the budget."""
-        composed, estimator = self._composed, self._estimator
+        accounts = self._accounts
         for charge in charges:
-            composed, estimator = self._after(composed, estimator, charge)
-        return _total(unit, composed, estimator) <= budget_cost(epsilon, delta) * (1 + _ROUNDING)
+            accounts = self._after(accounts, charge)
+        return _total(unit, accounts) <= budget_cost(epsilon, delta) * (1 + _ROUNDING)
 
     def epsilon(self, unit: Unit, delta: float) -> float:
         """The epsilon spent about one sample, or about the device."""
-        return epsilon_spent(_total(unit, self._composed, self._estimator), delta)
+        return epsilon_spent(_total(unit, self._accounts), delta)
 
     def releases(self, stream: Stream) -> int:
         """How many releases of this stream were charged."""
-        return int(self._releases[STREAMS.index(stream)])
+        return int(self._accounts["releases"][STREAMS.index(stream)])
 
     def snapshot(self) -> State:
         """Plain arrays, to be committed in the same transaction as the rest of the device's state."""
-        return {
-            "composed": self._composed.copy(),
-            "estimator": self._estimator.copy(),
-            "releases": self._releases.copy(),
-            "last_round": self._last_round.copy(),
-            **self._samples.snapshot(),
-        }
+        return {name: array.copy() for name, array in self._accounts.items()} | self._samples.snapshot()
 
     def restore(self, state: State) -> None:
-        """Takes up a snapshot; a damaged one is refused, for a ledger that starts anew would under-count."""
-        arrays = {name: np.array(state[name], dtype=np.float64) for name in _SHAPES if name in state}
-        if {name: array.shape for name, array in arrays.items()} != _SHAPES:
-            raise RefusedError("damaged privacy ledger", f"expected arrays {_SHAPES}")
-        if not all((array >= (_NO_ROUND if name == "last_round" else 0)).all() for name, array in arrays.items()):
+        """Takes up a snapshot, or keeps what it has where that is dearer: a ledger never falls.
+
+        A damaged one is refused, for a ledger that starts anew would under-count.
+        """
+        arrays = {name: np.array(state[name], dtype=np.float64) for name in _EMPTY if name in state}
+        if any(name not in arrays or arrays[name].shape != empty.shape for name, empty in _EMPTY.items()):
+            raise RefusedError("damaged privacy ledger", "an account is missing, or not of its size")
+        if not all((array >= _EMPTY[name].min()).all() for name, array in arrays.items()):
             raise RefusedError("damaged privacy ledger", "a cost is negative or not a number")
-        self._composed, self._estimator = arrays["composed"], arrays["estimator"]
-        self._releases, self._last_round = arrays["releases"], arrays["last_round"]
+        self._accounts = {name: np.maximum(array, self._accounts[name]) for name, array in arrays.items()}
         self._samples.restore(state)
-
-    def _after(self, composed: FloatArray, estimator: FloatArray, charge: Charge) -> tuple[FloatArray, FloatArray]:
-        """Both accounts after a charge; `estimator` is (cost of samples not yet accepted, the worst ever)."""
-        if charge.stream != "estimator":
-            return composed + np.array([charge.sample, charge.device]), estimator
-        pending = charge.sample + (estimator[0] if charge.resends else 0.0)
-        worst = max(float(estimator[1]), pending, self._samples.worst(charge.sample, resends=charge.resends))
-        return composed + np.array([0.0, charge.device]), np.array([pending, worst])
-
-
-class KeptLedger(Ledger):
-    """A ledger that never falls: whatever older state it is given back, it keeps the dearer account of the two."""
-
-    def restore(self, state: State) -> None:
-        before = super().snapshot()
-        super().restore(state)
-        self._composed = np.maximum(self._composed, before["composed"])
-        self._estimator = np.maximum(self._estimator, before["estimator"])
-        self._releases = np.maximum(self._releases, before["releases"])
-        self._last_round = np.maximum(self._last_round, before["last_round"])
 
     def is_behind(self, said: State) -> bool:
         """Whether somebody has seen more spent than this ledger knows of."""
-        own = self.snapshot()
-        return any(bool((said[name] > own[name] * (1 + _ROUNDING)).any()) for name in _ACCOUNTS if name in said)
+        known = {name: self._accounts[name] * (1 + _ROUNDING) for name in ("composed", "releases") if name in said}
+        return any(bool((said[name] > own).any()) for name, own in known.items())
+
+    def _after(self, accounts: State, charge: Charge) -> State:
+        """The accounts after a charge."""
+        composed, (pending, worst) = accounts["composed"], accounts["estimator"]
+        if charge.stream != "estimator":
+            return accounts | {"composed": composed + np.array([charge.sample, charge.device])}
+        pending = charge.sample + (pending if charge.resends else 0.0)
+        worst = max(worst, pending, self._samples.worst(charge.sample, resends=charge.resends))
+        return accounts | {
+            "composed": composed + np.array([0.0, charge.device]),
+            "estimator": np.array([pending, worst]),
+        }
 
 
-def _total(unit: Unit, composed: np.ndarray, estimator: np.ndarray) -> float:
-    return float(composed[0] + estimator[1]) if unit == "sample" else float(composed[1])
+def _total(unit: Unit, accounts: State) -> float:
+    sample, device = accounts["composed"]
+    return float(sample + accounts["estimator"][1]) if unit == "sample" else float(device)
 
 
 class LedgerFile:
@@ -201,13 +188,13 @@ class LedgerFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def found(self, said: State, *, damaged: bool) -> KeptLedger:
+    def found(self, said: State, *, damaged: bool) -> Ledger:
         """The ledger, made if there was never one; `said` is what the device's store knows of it.
 
         One that is missing where it must have been, or older than the store, is refused: what was spent is not known.
         """
         if not self._path.exists() and not damaged and not np.any(said.get("releases", 0)):
-            return self.create()
+            self.commit(Ledger().snapshot())
         ledger = self.open()
         if ledger.is_behind(said):
             raise RefusedError(
@@ -217,15 +204,7 @@ class LedgerFile:
             )
         return ledger
 
-    def create(self) -> KeptLedger:
-        """Starts an empty ledger; refused where one exists, for starting anew would forget what was spent."""
-        if self._path.exists():
-            raise RefusedError("privacy ledger exists", f"{self._path} already counts a device's releases")
-        ledger = KeptLedger()
-        self.commit(ledger.snapshot())
-        return ledger
-
-    def open(self) -> KeptLedger:
+    def open(self) -> Ledger:
         """The ledger as last committed; a missing or damaged file is refused, never taken as an empty one."""
         try:
             line = self._path.read_text()
@@ -238,7 +217,7 @@ class LedgerFile:
         body, _, checksum = line.rstrip("\n").rpartition(" ")
         if checksum != _checksum(body):
             raise RefusedError("damaged privacy ledger", f"{self._path} fails its checksum")
-        ledger = KeptLedger()
+        ledger = Ledger()
         ledger.restore({name: np.array(values) for name, values in json.loads(body).items()})
         return ledger
 

@@ -45,15 +45,15 @@ def grid(bound: float, summands: int) -> FixedPoint:
     return FixedPoint(max(bound, 1.0), summands)
 
 
-def estimator_grid(gradient_norm: float) -> FixedPoint:
-    """For the estimators of a whole fleet, the same in every round."""
-    return grid(gradient_norm, _FLEET)
-
-
-class SumTerms(msgspec.Struct, frozen=True, tag=True):
-    """What a device is told of the sum it is asked into; comes with the order and is answered by `Keys`."""
+class _Told(msgspec.Struct, frozen=True, tag=True):
+    """A message about one sum, of either side."""
 
     session: bytes
+
+
+class SumTerms(_Told, frozen=True):
+    """What a device is told of the sum it is asked into; comes with the order and is answered by `Keys`."""
+
     device: DeviceId
     """The number under which the others know this device."""
     threshold: int
@@ -81,58 +81,52 @@ class SumTerms(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def estimator_grid(self) -> FixedPoint:
-        return estimator_grid(self.gradient_norm)
+        """For the estimators of a whole fleet, the same in every round."""
+        return grid(self.gradient_norm, _FLEET)
 
 
-class Keys(msgspec.Struct, frozen=True, tag=True):
+class Keys(_Told, frozen=True):
     """Exchange 1: a device has its report ready, and publishes its keys."""
 
-    session: bytes
     keys: PublicKeys
     lost: bool = False
     """Its memory of what the running sum counts is gone: the sum must begin anew."""
 
 
-class Declined(msgspec.Struct, frozen=True, tag=True):
+class Declined(_Told, frozen=True):
     """A device's report is not fit to be masked, and why: in a sum it would spoil all others, and nobody could tell."""
 
-    session: bytes
     reason: str
     detail: str
 
 
-class PartyKeys(msgspec.Struct, frozen=True, tag=True):
+class PartyKeys(_Told, frozen=True):
     """Everybody's keys; answered by `Envelopes`."""
 
-    session: bytes
     keys: dict[DeviceId, PublicKeys]
 
 
-class Envelopes(msgspec.Struct, frozen=True, tag=True):
+class Envelopes(_Told, frozen=True):
     """Exchange 2: up, by receiver; down, by sender, and answered by `MaskedWords`."""
 
-    session: bytes
     envelopes: dict[DeviceId, bytes]
 
 
-class MaskedWords(msgspec.Struct, frozen=True, tag=True):
+class MaskedWords(_Told, frozen=True):
     """Exchange 3: the report under its masks, little-endian."""
 
-    session: bytes
     words: bytes
 
 
-class Survivors(msgspec.Struct, frozen=True, tag=True):
+class Survivors(_Told, frozen=True):
     """Whose words are in the sum; answered by `OpenedShares`."""
 
-    session: bytes
     devices: tuple[DeviceId, ...]
 
 
-class OpenedShares(msgspec.Struct, frozen=True, tag=True):
+class OpenedShares(_Told, frozen=True):
     """Exchange 4: a survivor's shares of the masks that are left."""
 
-    session: bytes
     own_masks: dict[DeviceId, bytes]
     masking_keys: dict[DeviceId, bytes]
 
@@ -141,7 +135,7 @@ Request: TypeAlias = PartyKeys | Envelopes | Survivors
 Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
 
 
-def encode(message: SumTerms | Request | Reply) -> bytes:
+def encode(message: _Told) -> bytes:
     return msgspec.msgpack.encode(message)
 
 

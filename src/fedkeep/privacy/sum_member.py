@@ -4,7 +4,6 @@ Keys are signed by the devices' own node keys, so that a server cannot invent me
 come from whoever provisions the fleet (`fedkeep provision`), never from the server.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +15,9 @@ from fedkeep.core.screening import Limits, screen_report
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import DeviceId, FloatArray, Report, State, TrainOrder, Vector
 from fedkeep.link.wire import from_array, to_array
-from fedkeep.privacy.fixed_point import WORD, Differences, Words, weighted
+from fedkeep.privacy import secure_sum as told
+from fedkeep.privacy.fixed_point import WIDEST, WORD, Differences, Words, weighted
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.privacy.secure_sum import (
-    SESSION_BYTES,
-    Declined,
-    Keys,
-    MaskingDevice,
-    PartyKeys,
-    PublicKeys,
-    Request,
-    SumTerms,
-    Survivors,
-    decode,
-    encode,
-)
 
 with needing("secure aggregation", "privacy"):
     from cryptography.exceptions import InvalidSignature
@@ -52,13 +39,13 @@ class SumMember:
         self._options = options
         self.differences = Differences(gradient_size + 1)
         self._gradient_size = gradient_size
-        self._held: MaskingDevice | None = None
+        self._held: told.MaskingDevice | None = None
         self._keys = member_keys(options)
 
-    def terms(self, payload: bytes) -> SumTerms:
+    def terms(self, payload: bytes) -> told.SumTerms:
         """The terms of a sum, if this device may take part on them; to be asked before it trains."""
-        terms: SumTerms = decode(payload, SumTerms)
-        if len(terms.session) != SESSION_BYTES or terms.gradient_size not in (0, self._gradient_size):
+        terms: told.SumTerms = told.decode(payload, told.SumTerms)
+        if len(terms.session) != told.SESSION_BYTES or terms.gradient_size not in (0, self._gradient_size):
             raise RefusedError("sum-terms", "they are not those of a sum over this fleet's reports")
         if terms.summands < self._options.least_in_sum:
             raise RefusedError(
@@ -68,11 +55,11 @@ class SumMember:
             asked = f"{terms.threshold} of {terms.summands} devices"
             raise RefusedError("threshold", f"{asked} are fewer than privacy.sum_threshold wants: nothing was sent")
         bounds = (terms.update_norm, terms.gradient_norm, terms.weight_unit)
-        if not (all(0 < bound < math.inf for bound in bounds) and terms.heaviest >= 0 and 0 <= terms.rate <= 1):
+        if not (all(0 < bound < WIDEST for bound in bounds) and terms.heaviest >= 0 and 0 <= terms.rate <= 1):
             raise RefusedError("sum-terms", "their limits fit no grid")
         return terms
 
-    def hold(self, report: Report, order: TrainOrder, terms: SumTerms) -> bytes:
+    def hold(self, report: Report, order: TrainOrder, terms: told.SumTerms) -> bytes:
         """Checks the report as a server would, puts it on the grid and keeps it; the answer is keys only."""
         self._held = None
         lost = not self.differences.knows(terms.counted)
@@ -81,22 +68,22 @@ class SumMember:
         try:
             words = self._words(report, order.model, terms, lost=lost)
         except RefusedError as error:
-            return encode(Declined(terms.session, error.reason, error.detail))
-        self._held = MaskingDevice(terms.device, terms.session, terms.threshold, words.tobytes())
+            return told.encode(told.Declined(terms.session, error.reason, error.detail))
+        self._held = told.MaskingDevice(terms.device, terms.session, terms.threshold, words.tobytes())
         keys = self._held.keys()
         signed = keys if self._keys is None else self._keys.sign(keys, terms.session, terms.device)
-        return encode(Keys(terms.session, signed, lost))
+        return told.encode(told.Keys(terms.session, signed, lost))
 
     def answer(self, payload: bytes) -> bytes:
         """The answer to one of the other exchanges."""
-        request: Request = decode(payload, Request)
+        request: told.Request = told.decode(payload, told.Request)
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        reply = held.answer(self._known(request) if isinstance(request, PartyKeys) else request)
-        if isinstance(request, Survivors):
+        reply = held.answer(self._known(request) if isinstance(request, told.PartyKeys) else request)
+        if isinstance(request, told.Survivors):
             self._held = None
-        return encode(reply)
+        return told.encode(reply)
 
     def snapshot(self) -> State:
         """Everything, for devices that live for one message only."""
@@ -108,17 +95,19 @@ class SumMember:
     def restore(self, state: State) -> None:
         self.differences.restore(take_under("differences", state))
         held = state.get("held")
-        self._held = None if held is None else from_array(held, MaskingDevice)
+        self._held = None if held is None else from_array(held, told.MaskingDevice)
 
-    def _known(self, roster: PartyKeys) -> PartyKeys:
+    def _known(self, roster: told.PartyKeys) -> told.PartyKeys:
         """The roster as masks are agreed on, if it is of enough devices and, where they are known, of members only."""
         if len(roster.keys) < self._options.least_in_sum:
             raise RefusedError("too few devices", f"{len(roster.keys)} are fewer than privacy.sum_least")
         if self._keys is not None:
             self._keys.require_members(roster.keys, roster.session)
-        return PartyKeys(roster.session, {d: replace(k, member=b"", signature=b"") for d, k in roster.keys.items()})
+        return told.PartyKeys(
+            roster.session, {d: replace(k, member=b"", signature=b"") for d, k in roster.keys.items()}
+        )
 
-    def _words(self, report: Report, model: Vector, terms: SumTerms, *, lost: bool) -> Words:
+    def _words(self, report: Report, model: Vector, terms: told.SumTerms, *, lost: bool) -> Words:
         """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it."""
         report = _cut(report, model, terms.update_norm)
         limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
@@ -129,7 +118,7 @@ class SumMember:
         news = np.zeros(terms.gradient_size + 1, WORD) if lost else self._news(sound, terms)
         return np.concatenate([update, news])
 
-    def _news(self, report: Report, terms: SumTerms) -> Words:
+    def _news(self, report: Report, terms: told.SumTerms) -> Words:
         """What the running sum has to add for this device; zeros if nothing has arrived since it was last counted."""
         gradient = report.local_gradient
         words = None if gradient is None else terms.estimator_grid.encode(weighted(gradient, terms.rate))
@@ -147,7 +136,7 @@ def _cut(report: Report, model: Vector, longest: float) -> Report:
     return replace(report, model=(model + update * (0.999 * longest / length)).astype(np.float32))
 
 
-def _update(report: Report, model: Vector, terms: SumTerms) -> FloatArray:
+def _update(report: Report, model: Vector, terms: told.SumTerms) -> FloatArray:
     """The update times its weight, the weight, and the local steps times the weight where they count."""
     weight = report.weight / terms.weight_unit
     steps = max(report.steps, 1) if terms.per_step else 1
@@ -164,11 +153,11 @@ class MemberKeys:
         if self._name not in members:
             raise ConfigError("privacy.member_key is not among privacy.members: both come from `fedkeep provision`")
 
-    def sign(self, keys: PublicKeys, session: bytes, device: DeviceId) -> PublicKeys:
+    def sign(self, keys: told.PublicKeys, session: bytes, device: DeviceId) -> told.PublicKeys:
         """The keys with this member's word that they are its own, for this sum and under this number."""
         return replace(keys, member=self._name, signature=self._key.sign(_statement(keys, session, device), _SIGNED))
 
-    def require_members(self, roster: Mapping[DeviceId, PublicKeys], session: bytes) -> None:
+    def require_members(self, roster: Mapping[DeviceId, told.PublicKeys], session: bytes) -> None:
         """Raises where a key of the roster is not a registered member's, or one member stands in it twice."""
         for device, keys in roster.items():
             if keys.member not in self._members or not _holds(keys, session, device):
@@ -192,7 +181,7 @@ def member_keys(options: PrivacyOptions) -> MemberKeys | None:
     return MemberKeys(key, members)
 
 
-def _holds(keys: PublicKeys, session: bytes, device: DeviceId) -> bool:
+def _holds(keys: told.PublicKeys, session: bytes, device: DeviceId) -> bool:
     public = serialization.load_ssh_public_key(keys.member)
     if not isinstance(public, ec.EllipticCurvePublicKey):
         return False
@@ -203,7 +192,7 @@ def _holds(keys: PublicKeys, session: bytes, device: DeviceId) -> bool:
     return True
 
 
-def _statement(keys: PublicKeys, session: bytes, device: DeviceId) -> bytes:
+def _statement(keys: told.PublicKeys, session: bytes, device: DeviceId) -> bytes:
     parts = (b"fedkeep secure sum", session, str(device).encode(), keys.masking, keys.sealing, keys.own_mask)
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
