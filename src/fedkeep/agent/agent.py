@@ -268,7 +268,7 @@ class Agent:
             return 0
         oldest = self.store.clock.now() - self._ttl
         with self.lock:
-            expired = [note.id for note in self.store.notes() if note.taken < oldest]
+            expired = self.store.taken_before(oldest)
             if expired:
                 self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
                 self.commit(wipe=True)

@@ -121,6 +121,9 @@ class DurableStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    def __contains__(self, id_: int) -> bool:
+        return id_ in self._notes
+
     @property
     def pending(self) -> int:
         """Samples that the next commit has to write."""
@@ -157,13 +160,17 @@ class DurableStore:
 
     def notes(self) -> list[Note]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
-        stored = self._index.stored()
-        columns = zip(stored.batch.ids.tolist(), stored.scores.tolist(), stored.uses.tolist(), strict=True)
+        ranks = self._index.ranks()
+        columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
         return [self._notes[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
 
     def notes_loaded(self) -> list[Note]:
         """What is known of each sample in the file, before `restore` has put them to use."""
         return list(self._notes.values())
+
+    def taken_before(self, age: float) -> list[int]:
+        """The samples stored before then, by the age clock; it is asked often, so nothing else is looked up."""
+        return [id_ for id_, note in self._notes.items() if note.taken < age]
 
     def write_down_since(self, arrival: int) -> int:
         """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
@@ -219,7 +226,7 @@ class DurableStore:
         obsolete: list[int] = []
         if state is not None:
             if self._ranks.stale:
-                self._ranks.update(self._index.snapshot())
+                self._ranks.update(self._index.ranks())
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             arrays = {**state, **self._ranks.arrays, **copies}

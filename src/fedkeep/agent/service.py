@@ -88,8 +88,8 @@ class Service:
         id_ = sample_id(name, b"")
         with self._agent.lock:
             decisions = self._agent.store.log.about(id_)
-            stored = id_ in self._agent.store.stored().batch.ids
-        return messages.Reasons(id_, bool(stored), tuple(decisions))
+            stored = id_ in self._agent.store
+        return messages.Reasons(id_, stored, tuple(decisions))
 
     def _erase(self, request: messages.Erase) -> messages.Erased:
         if request == messages.Erase():

@@ -159,7 +159,7 @@ class Ranks:
         return self._changed is None or bool(self._changed)
 
     def update(self, state: State) -> None:
-        """Brings the arrays up to date with the snapshot of a `MemoryStore`."""
+        """Brings the arrays up to date with the ranks of a `MemoryStore`."""
         written = self._changed if self._changed is not None else set(state["ids"].tolist())
         known = {int(id_) for array in self.arrays.values() for id_ in array["ids"]}
         keep = np.isin(state["ids"], np.array(sorted(known | written), dtype=np.int64))
