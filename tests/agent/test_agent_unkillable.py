@@ -26,7 +26,7 @@ from fedkeep.core.errors import ConfigError, DataError, FedkeepError
 from fedkeep.core.types import Batch
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
-from tests.agent.builders import arrival, feed, make_agent, order
+from tests.agent.builders import LABELS, arrival, feed, make_agent, order
 from tests.agent.test_agent_process import ENVIRONMENT, lines, outcome, running, wait_until_ready, write_config
 from tests.faults.hostile import SOUND, write_csv, write_lines
 
@@ -52,6 +52,22 @@ def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(tmp
         again.disk.close()
     with pytest.raises(ConfigError, match=f"holds {len(held)} samples .* set it to "):
         make_agent(tmp_path, store={"budget": 80_000})
+
+
+@pytest.mark.parametrize("policy", ["ode", "draw"])
+def test_another_budget_divides_its_own_slots(tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A plan or division for the budget before would leave slots empty, or write more than the file holds."""
+    tables: dict[str, Any] = {"policy": {"name": policy}}
+    assembly = make_agent(tmp_path, **tables, store={"budget": 200_000})
+    feed(assembly.agent, 0, 30)
+    assembly.agent.participate(order(assembly, quota=assembly.layout.capacity // LABELS))
+    assembly.disk.close()
+    for first, budget in ((100, 110_000), (5000, 150_000)):
+        assembly = make_agent(tmp_path, **tables, store={"budget": budget})
+        feed(assembly.agent, first, 4 * assembly.layout.capacity)
+        assert len(assembly.agent.store) == assembly.layout.capacity
+        assembly.disk.close()
+    assert "it counts no more" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])

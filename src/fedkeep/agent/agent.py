@@ -136,11 +136,19 @@ class Agent:
         counts = state["shares.counts"]
         state["shares.counts"] = np.where(counts > 0, counts, held)
         state["shares.arrivals"] = np.maximum(state["shares.arrivals"], len(notes))
-        if not found.keys() >= _ASSIGNMENT:
-            state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
-            if found.get("store.quotas", held).sum() != self.device.capacity:
-                state.pop("store.quotas", None)
-        return state
+        return self._redivided(state)
+
+    def _redivided(self, state: State) -> State:
+        """The state without a division of slots that is not one of this store's, whose budget may be another now."""
+        room, gone = self.device.capacity, set() if state.keys() >= _ASSIGNMENT else _ASSIGNMENT
+        if not gone and state["assignment.quotas"].sum() > room:
+            log.warning("the plan was for more than the %d samples that now fit: it counts no more", room)
+            gone = _ASSIGNMENT
+        if state["shares.targets"].sum() != room:
+            state = {**state, "shares.targets": np.zeros_like(state["shares.targets"])}
+        if (gone or self.device.policy.balanced) and "store.quotas" in state and state["store.quotas"].sum() != room:
+            gone = {*gone, "store.quotas"}
+        return {name: array for name, array in state.items() if name not in gone}
 
     def _freeze_vectors(self) -> None:
         """Models and directions are replaced, never written to; saying so lets a commit skip them unread."""
