@@ -75,8 +75,8 @@ def repair(path: Path, cipher: Cipher | None = None) -> Inspected:
 
 
 def _label(path: Path, cipher: Cipher | None) -> tuple[Label, bool]:
-    if not path.exists():
-        raise ConfigError(f"there is no file {path}")
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file" if path.exists() else f"there is no file {path}")
     label, whole = find_label(path, None)
     check_key(label.form["key"], cipher, path)
     return label, whole

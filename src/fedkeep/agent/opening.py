@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
-from fedkeep.agent.cells import PAGE, Geometry, Label, claims_to_be_a_store, decode_label
+from fedkeep.agent.cells import PAGE, Geometry, Label, OtherFormatError, claims_to_be_a_store, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
@@ -80,7 +80,7 @@ def _open(
         if not found.form:
             contents.damage.label = True
             _check_records(contents, form, path)
-        _report(path, contents, options)
+        _report(path, contents, options, both=both)
         _check_labels(contents, wanted, path)
         _fit(path, file, contents, options, form, layout)
         if found.geometry != wanted.geometry:
@@ -104,17 +104,22 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
     Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
     else's, and nothing of it may change.
     """
-    with path.open("rb") as file:
-        first = file.read(PAGE).ljust(PAGE, b"\0")
-        file.seek(max(0, path.stat().st_size - PAGE))
-        last = file.read(PAGE).ljust(PAGE, b"\0")
-    label = decode_label(first) or decode_label(last)
+    disk = ReadOnlyDisk(path)
+    try:
+        first = disk.read(0, PAGE)
+        label = decode_label(first)
+        last = disk.read(max(0, path.stat().st_size - PAGE) if label is None else label.geometry.label_copy, PAGE)
+        label = label or decode_label(last)
+    except OtherFormatError as error:
+        raise ConfigError(f"{path} {error}") from None
+    finally:
+        disk.close()
     if label is not None:
         return label, first == last
     if likely is not None and _holds_cells(path, likely):
         return Label(likely, {}), False
     if claims_to_be_a_store(first):
-        raise ConfigError(f"{path} was made by another version of fedkeep, or is damaged at both ends: left untouched")
+        raise ConfigError(f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was")
     raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 
@@ -157,12 +162,12 @@ def _check_records(contents: Contents, form: SampleForm, path: Path) -> None:
         )
 
 
-def _report(path: Path, contents: Contents, options: StoreOptions) -> None:
+def _report(path: Path, contents: Contents, options: StoreOptions, *, both: bool) -> None:
     if contents.damage:
         log.warning("%s is damaged: %s; all else goes on", path, contents.damage)
         set_aside(path, options.damaged_bytes)
-    elif contents.damage.root_copies:
-        log.warning("%s: %d copies of a root are damaged; nothing is lost", path, contents.damage.root_copies)
+    elif contents.damage.root_copies or not both:
+        log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
 
 
 def _check_labels(contents: Contents, wanted: Label, path: Path) -> None:
