@@ -113,7 +113,9 @@ class Intake:
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._stopped or len(self._queue) < self._limit)
-            taken = not self._stopped and (wait or self._let_in())
+            if self._stopped:
+                return  # unanswered: who waits for an answer sends it again to the agent that comes next
+            taken = wait or self._let_in()
             if taken:
                 self._queue.append(arrival)
                 self._changed.notify_all()
