@@ -95,9 +95,10 @@ def test_a_ledger_that_is_gone_or_older_than_the_store_is_refused(tmp_path: Path
     ledger.write_bytes(old)
     with pytest.raises(ConfigError, match="knows of less than its device has sent"):
         make_agent(tmp_path, privacy=PRIVACY)
-    ledger.write_bytes(old[:-9])
-    with pytest.raises(ConfigError, match="fails its checksum"):
-        make_agent(tmp_path, privacy=PRIVACY)
+    for damaged in (old[:-9], b"\xff\xfe", b""):
+        ledger.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="fails its checksum"):
+            make_agent(tmp_path, privacy=PRIVACY)
     ledger.unlink()
     with pytest.raises(ConfigError, match="is gone, so what was spent is not known"):
         make_agent(tmp_path, privacy=PRIVACY)

@@ -79,7 +79,7 @@ class Reading:
             except ConfigError as error:
                 self.error = error
                 return
-            except Exception as error:  # noqa: BLE001 - a source may fail in any way; the others go on
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way; the others go on
                 log.warning("source '%s' failed: %s: %s", self._source.name, type(error).__name__, error)
                 self._agent.intake.refuse("source-failed", self._source.name, str(error))
                 if self._once:
