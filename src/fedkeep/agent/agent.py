@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,12 +118,11 @@ class Agent:
             if own and part is not self.device:
                 part.restore(own)
         self.store.model_version = self.model_date.round
-        self._freeze_vectors()
         self._alone_from = max(_ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count)
         arrivals = found.get("counters")
         if arrivals is not None:
             caught_up = self.store.write_down_since(int(arrivals[0]))
-            self.counters.add_all(Counter({"seen": caught_up, "kept": caught_up} if caught_up else {}))
+            self.counters.update(seen=caught_up, kept=caught_up)
 
     def _mended(self, found: State) -> State:
         """The device's state with what is missing as in a new device, or as the stored samples tell it."""
@@ -149,12 +147,6 @@ class Agent:
         if (gone or self.device.policy.balanced) and "store.quotas" in state and state["store.quotas"].sum() != room:
             gone = {*gone, "store.quotas"}
         return {name: array for name, array in state.items() if name not in gone}
-
-    def _freeze_vectors(self) -> None:
-        """Models and directions are replaced, never written to; saying so lets a commit skip them unread."""
-        for vector in (self.device.model, self.device.direction):
-            if vector is not None:
-                vector.flags.writeable = False
 
     # -- the stream ------------------------------------------------------------------------------------------------
 
@@ -197,7 +189,7 @@ class Agent:
 
     def _judge_group(self, arrivals: list[Arrival]) -> None:
         batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids, self._magnitudes)
-        self.counters.add("seen", len(arrivals))
+        self.counters["seen"] += len(arrivals)
         for arrival, reason in refused:
             self._refuse(arrival, reason)
         if len(batch):
@@ -212,10 +204,9 @@ class Agent:
             return
         self._alone_from = 2 * seen  # each time all that is stored is valued and ranked anew, on the disk too
         device.adopt(device.model, device.window.mean().astype(np.float32))
-        self._freeze_vectors()
 
     def _refuse(self, arrival: Arrival, reason: str) -> None:
-        self.counters.add(f"refused.{reason}")
+        self.counters[f"refused.{reason}"] += 1
         if reason not in ("shape", "erased"):
             self.intake.quarantine.add(arrival.source, reason, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
         self._decide(arrival, f"refused.{reason}")
@@ -228,13 +219,13 @@ class Agent:
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
         coarse = self.store.codec.coarsened
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
-        self.counters.add("coarsened", self.store.codec.coarsened - coarse)
+        self.counters["coarsened"] += self.store.codec.coarsened - coarse
         measured = self.device.measure(batch)
         if measured is not None:
             self.door.see(batch.ids)
         outcome = self.device.take_in(batch, self.store.clock.now(), measured)
         names = [_FATES[fate] for fate in outcome.fates.tolist()]
-        self.counters.add_all(Counter(names))
+        self.counters.update(names)
         for arrival, fate in zip(arrivals, names, strict=True):
             self._decide(arrival, fate)
 
@@ -248,7 +239,7 @@ class Agent:
         whole = whole or self.store.needs_whole
         if whole:
             self._last_whole = self._last_commit
-        self.counters.add_all(self.intake.counted())
+        self.counters.update(self.intake.counted())
         judged, self._judged = self._judged, 0
         awaited, self._awaited = self._awaited, []
         lost: str | None = None
@@ -266,7 +257,7 @@ class Agent:
         counted = self.counters.snapshot()
         self.restore(self.store.reload())
         self.counters.restore(counted)
-        self.counters.add("dropped.disk", dropped)
+        self.counters["dropped.disk"] += dropped
 
     # -- retention -------------------------------------------------------------------------------------------------
 
@@ -278,7 +269,7 @@ class Agent:
         with self.lock:
             expired = self.store.taken_before(oldest)
             if expired:
-                self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
+                self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
                 self.commit(wipe=True)
                 discard_copies(self._store_path)
         return len(expired)
@@ -297,7 +288,7 @@ class Agent:
                 self.device.install(self.device.model)  # its direction was a mean over them
                 self._alone_from = _ALONE_ARRIVALS
             self.tombstones.add(ids)
-            self.counters.add("erased", erased)
+            self.counters["erased"] += erased
             if not self.commit(wipe=True):
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
             discard_copies(self._store_path)

@@ -28,13 +28,11 @@ class Shelf:
 
     def __init__(self) -> None:
         self._blobs: dict[str, int] = {}
-        self._frozen: dict[str, AnyArray] = {}
         self._digests: dict[str, bytes] = {}
         self._stale: list[int] = []
 
     def load(self, blobs: list[Blob]) -> State:
         """The newest array of each name; what was known before is forgotten."""
-        self._blobs, self._frozen, self._digests = {}, {}, {}
         self._stale = sorted(older_arrays(blobs))
         newest = {_name(b): b for b in blobs if b.kind in _ARRAYS and b.number not in self._stale}
         self._blobs = {name: blob.number for name, blob in newest.items()}
@@ -51,10 +49,8 @@ class Shelf:
         if self._digests.get(_PACK_NAME) != _digest(pack):
             changed[_PACK_NAME] = (PACK, pack)
         for name, array in state.items():
-            if name in small or self._frozen.get(name) is array:
-                continue
-            data = encode_array(name, array)
-            if self._digests.get(name) != _digest(data):
+            data = b"" if name in small else encode_array(name, array)
+            if data and self._digests.get(name) != _digest(data):
                 changed[name] = (FAR if name.startswith(f"{APART}1") else ARRAY, data)
         large = state.keys() - small.keys()
         gone = [name for name in self._blobs if name in changed or (name and name not in large)]
@@ -68,8 +64,6 @@ class Shelf:
         large = {name for name, array in state.items() if not _is_small(name, array)} | {_PACK_NAME}
         self._blobs = {name: number for name, number in self._blobs.items() if name in large}
         self._digests = {name: digest for name, digest in self._digests.items() if name in large}
-        # What nobody may write to is unchanged as long as it is the same object; a large model is hashed only once.
-        self._frozen = {name: array for name, array in state.items() if not array.flags.writeable}
 
 
 def _is_small(name: str, array: AnyArray) -> bool:
