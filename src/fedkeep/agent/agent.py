@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from fedkeep.core.state import snapshot_parts, take_under
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 from fedkeep.privacy.door import Door
-
-if TYPE_CHECKING:
-    from fedkeep.privacy.guard import Spending
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -100,10 +96,6 @@ class Agent:
     def training(self) -> bool:
         """Whether it is taking part in a round right now."""
         return self._training.locked()
-
-    def spending(self) -> "Spending | None":
-        """What the device's privacy ledger says; None where nothing is accounted for."""
-        return self.door.spending()
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -77,12 +77,10 @@ class AgentConfig:
     sources: tuple[Source, ...]
 
     @property
-    def discounts(self) -> bool:
-        return self.after_use.name == "discount"
-
-    @property
     def form(self) -> SampleForm:
-        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape, self.store.encoding, self.store.deflate_to)
+        stored, discounts = self.store, self.after_use.name == "discount"
+        dtype = np.dtype(self.samples.dtype)
+        return SampleForm(dtype, self.samples.shape, stored.encoding, stored.deflate_to, discounts)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -143,7 +141,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     check_model(learner, config.samples.shape, config.samples.labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
-    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy), discounts=config.discounts)
+    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
     identity = identity_of(config.model, config.samples.labels)
     opened = open_file(config.store, config.form, layout, identity)
     try:
@@ -202,7 +200,7 @@ def budget_for(config: AgentConfig, samples: int) -> int:
     """The smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     state = _state_bytes(learner, config, None)
-    return least_budget(config.store, config.form, state, samples, discounts=config.discounts)
+    return least_budget(config.store, config.form, state, samples)
 
 
 def _state_bytes(learner: Learner, config: AgentConfig, privacy: "PrivacyOptions | None") -> int:

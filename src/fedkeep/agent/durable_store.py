@@ -31,14 +31,14 @@ class DurableStore:
     def __init__(
         self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
     ) -> None:
-        self._file, self._index, self.codec = file, index, form.codec()
+        self.file, self._index, self.codec = file, index, form.codec()
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
         self._capacity = capacity
-        self._ranks = Ranks(capacity, discounts=index.after_use.name == "discount")
+        self._ranks = Ranks(capacity, discounts=form.discounts)
         self._shelf = Shelf()
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
@@ -85,17 +85,13 @@ class DurableStore:
         return self._index.stored()
 
     def revalue(self, scores: Scores) -> list[int]:
-        dropped = self._let_go_of(self._index.revalue(scores))
-        self._ranks.touch_all()
-        return dropped
+        return self._let_go_of(self._index.revalue(scores))
 
     def mark_used(self, ids: IntArray) -> None:
         self._index.mark_used(ids)
-        self._ranks.touch_all()
 
     def expire(self, before: int) -> None:
         self._index.expire(before)
-        self._ranks.touch_all()
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""
@@ -128,19 +124,6 @@ class DurableStore:
     def pending(self) -> int:
         """Samples that the next commit has to write."""
         return len(self._staged)
-
-    @property
-    def bytes_used(self) -> int:
-        return self._file.bytes_used
-
-    @property
-    def budget(self) -> int:
-        return self._file.size
-
-    @property
-    def bytes_per_sample(self) -> int:
-        """Of the budget: the sample, what is known of it, and what makes both readable by themselves."""
-        return self._file.cell_size
 
     @property
     def needs_whole(self) -> bool:
@@ -212,7 +195,7 @@ class DurableStore:
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
-        return self.load(self._file.reload())
+        return self.load(self.file.reload())
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
@@ -225,8 +208,7 @@ class DurableStore:
         changed: dict[str, tuple[int, bytes]] = {}
         obsolete: list[int] = []
         if state is not None:
-            if self._ranks.stale:
-                self._ranks.update(self._index.ranks())
+            self._ranks.update(self._index.ranks(), self._notes)
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             arrays = {**state, **self._ranks.arrays, **copies}
@@ -237,7 +219,7 @@ class DurableStore:
         remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
-        numbers = self._file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
         if state is not None:
             self._shelf.committed(arrays, changed, numbers[len(staged) :])
             self._readable = self.codec.ready
@@ -251,7 +233,6 @@ class DurableStore:
     def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
         self.log.add(note, Verdict(fate))
         if fate is Fate.REFRESHED:
-            self._touch(note.id)
             return
         if fate is Fate.REPLACED:
             self._discard(note.displaced, note.id)
@@ -268,7 +249,6 @@ class DurableStore:
             self._replaced[by] = blob
         elif blob is not None:
             self._obsolete.append(blob)
-        self._ranks.forget(id_)
         return self._notes.pop(id_, None)
 
     def _let_go(self, id_: int, verdict: Verdict) -> None:
@@ -282,12 +262,6 @@ class DurableStore:
         for id_ in dropped:
             self._let_go(id_, Verdict.DROPPED)
         return dropped
-
-    def _touch(self, id_: int) -> None:
-        if self._index.after_use.name == "discount":
-            self._ranks.touch_all()
-        else:
-            self._ranks.touch(id_)
 
     def _indexed(self, quotas: IntArray) -> State:
         """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""

@@ -190,7 +190,7 @@ def _fit(
         file.discard(gone)
     count = len({decode_note(blob).id for blob in contents.blobs if blob.kind == SAMPLE})
     if count > layout.capacity:
-        least = least_budget(options, form, layout.state_bytes, count, discounts=layout.discounts)
+        least = least_budget(options, form, layout.state_bytes, count)
         raise ConfigError(
             f"{path} holds {count} samples and [store] budget = {options.budget} has room for {layout.capacity}: "
             f"set it to {least} or more, or first erase some (`fedkeep agent store export` takes them out)"

@@ -94,6 +94,8 @@ class SampleForm:
     """In how few bytes it is stored; None: as it arrives."""
     deflate_to: int | None = None
     """Into how many bytes it is deflated; None: it is not."""
+    discounts: bool = False
+    """Whether its score counts for less after use: then there is more to keep of its rank."""
 
     @property
     def nbytes(self) -> int:

@@ -122,50 +122,29 @@ def rank_bytes(*, discounts: bool) -> int:
 
 
 class Ranks:
-    """The arrays as they stand in the file, and the samples of which they no longer tell the truth."""
+    """The ranks that are no longer as the samples' records have them, as arrays in the file."""
 
     def __init__(self, capacity: int, *, discounts: bool) -> None:
         self._buckets = max(1, -(-capacity // _BUCKET))
         self._dtype = _DISCOUNTED if discounts else _RANK
-        self._changed: set[int] | None = set()
-        """Samples whose rank differs from what is written; None stands for all."""
         self.arrays: State = {}
 
     def load(self, state: State) -> State:
         """Takes its own arrays out of a file's state and returns the others."""
         self.arrays = {name: array for name, array in state.items() if name.startswith(_PREFIX)}
-        self._changed = set()
         return {name: array for name, array in state.items() if name not in self.arrays}
 
-    def touch(self, id_: int) -> None:
-        if self._changed is not None:
-            self._changed.add(id_)
-
-    def touch_all(self) -> None:
-        self._changed = None
-
-    def forget(self, id_: int) -> None:
-        if self._changed is not None:
-            self._changed.discard(id_)
-
-    @property
-    def stale(self) -> bool:
-        return self._changed is None or bool(self._changed)
-
-    def update(self, state: State) -> None:
+    def update(self, ranks: dict[str, AnyArray], notes: dict[int, Note]) -> None:
         """Brings the arrays up to date with the ranks of a `MemoryStore`."""
-        written = self._changed if self._changed is not None else set(state["ids"].tolist())
-        known = {int(id_) for array in self.arrays.values() for id_ in array["ids"]}
-        keep = np.isin(state["ids"], np.array(sorted(known | written), dtype=np.int64))
-        rows = np.zeros(int(keep.sum()), dtype=self._dtype)
+        recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
+        differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
+        differ |= ranks["scores"] != np.array([note.score for note in recorded])
+        differ |= ranks["arrivals"] != np.array([note.arrival for note in recorded])
+        rows = np.zeros(int(differ.sum()), dtype=self._dtype)
         for name in self._dtype.names or ():
-            rows[name] = state[name][keep]
+            rows[name] = ranks[name][differ]
         buckets = rows["ids"] % self._buckets
-        changed = {id_ % self._buckets for id_ in written}
-        for bucket in range(self._buckets) if self._changed is None else changed:
-            self.arrays[f"{_PREFIX}{bucket}"] = rows[buckets == bucket]
-        self.arrays = {name: array for name, array in self.arrays.items() if len(array)}
-        self._changed = set()
+        self.arrays = {f"{_PREFIX}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
 
     def columns(self, notes: Iterable[Note]) -> dict[str, AnyArray]:
         """The ranks of these samples, by arrival: as written here, or as their records have it."""

@@ -22,13 +22,13 @@ def summarise(agent: Agent) -> Status:
         notes = agent.store.notes()
         received = agent.model_date.received
         scores = np.array([note.score for note in notes])
-        spending = agent.spending()
+        spending = agent.door.spending()
         quantiles = np.quantile(scores, QUANTILES).tolist() if notes else []
         return Status(
             samples=len(notes),
             capacity=agent.device.capacity,
-            bytes=agent.store.bytes_used,
-            budget=agent.store.budget,
+            bytes=agent.store.file.bytes_used,
+            budget=agent.store.file.geometry.size,
             round=agent.store.model_version,
             model_age_seconds=None if received is None else agent.store.clock.now() - received,
             counters=agent.counters.counts(),
@@ -40,7 +40,7 @@ def summarise(agent: Agent) -> Status:
             labels=agent.labels,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
-            sample_bytes=agent.store.bytes_per_sample,
+            sample_bytes=agent.store.file.geometry.cell_size,
             gist=_gist(agent.device),
         )
 
@@ -72,7 +72,7 @@ def stored_summary(agent: Agent) -> StoredSummary:
     by_label: dict[int, list[Note]] = {}
     for note in notes:
         by_label.setdefault(note.label, []).append(note)
-    size = agent.store.bytes_per_sample
+    size = agent.store.file.geometry.cell_size
     return StoredSummary(tuple(_of_label(label, found, size, now) for label, found in sorted(by_label.items())))
 
 

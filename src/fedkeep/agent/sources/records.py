@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Sink
+from fedkeep.agent.arrivals import Acknowledge, Arrival, Sink
 from fedkeep.agent.connections import AddressTakenError, Listener, listen_unix
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
@@ -165,9 +166,9 @@ class _Exchange:
     def unread(self) -> bytes:
         return bytes(self._came)
 
-    def next(self) -> "_Acknowledge":
+    def next(self) -> Acknowledge:
         self._count += 1
-        return _Acknowledge(self, self._count - 1)
+        return partial(self.send, self._count - 1)
 
     def send(self, number: int, fate: str) -> None:
         """Called from the agent's thread, which must not wait: what cannot be sent now goes when the sender reads."""
@@ -191,12 +192,3 @@ class _Exchange:
             return
         except OSError:
             self._unsent.clear()  # nobody hears it
-
-
-@dataclass(frozen=True, slots=True)
-class _Acknowledge:
-    exchange: _Exchange
-    number: int
-
-    def __call__(self, fate: str) -> None:
-        self.exchange.send(self.number, fate)
