@@ -30,6 +30,7 @@ _STATISTICS_SECONDS = 60.0
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
 _PAUSE_SECONDS = 0.05
+_SILENCE_SECONDS = 10.0
 _ALONE_ARRIVALS = 256
 """After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
 
@@ -80,7 +81,7 @@ class Agent:
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
         self.door = Door()
-        self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
+        self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
 
     def close_door(self, door: Door) -> None:
         """Lets everything leave through this door from now on; to be called before `restore`."""
@@ -92,10 +93,9 @@ class Agent:
         """Where the privacy ledger is kept: beside the store, since neither may take the other with it."""
         return self._store_path.with_name(self._store_path.name + ".ledger")
 
-    @property
-    def training(self) -> bool:
-        """Whether it is taking part in a round right now."""
-        return self._training.locked()
+    def alive(self) -> bool:
+        """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
+        return self._training.locked() or time.monotonic() - self._last_step < _SILENCE_SECONDS
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Agent:
             if arrivals:
                 self.judge(arrivals)
                 self._value_alone()
-            now = time.monotonic()
+            now = self._last_step = time.monotonic()
             if now >= self._commit_due() or self.store.pending > self._reserve - self._batch:
                 self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:

@@ -142,8 +142,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     check_model(learner, config.samples.shape, config.samples.labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
-    identity = identity_of(config.model, config.samples.labels)
-    opened = open_file(config.store, config.form, layout, identity)
+    opened = open_file(config.store, config.form, layout, identity_of(config.model, config.samples.labels))
     try:
         return _around(config, opened, layout, learner, privacy)
     except BaseException:
@@ -181,8 +180,7 @@ def _around(
         store_path=config.store.file,
         magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
     )  # fmt: skip
-    identity = identity_of(config.model, config.samples.labels)
-    state = carried_over(store.load(opened.contents), opened.before, identity, learner, regions.count)
+    state = carried_over(store.load(opened.contents), opened, learner, regions.count)
     damaged = bool(opened.contents.damage)
     if privacy is not None:
         _guard(agent, privacy, state, damaged=damaged)

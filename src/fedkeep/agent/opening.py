@@ -44,6 +44,7 @@ class Opened:
     disk: FileDisk
     before: "Identity | None"
     """For what it was made, if that is known."""
+    now: "Identity"
 
 
 def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, identity: "Identity") -> Opened:
@@ -95,7 +96,7 @@ def _open(
         disk.close()
         raise
     before = Identity(found.form["labels"], found.form["model"]) if "model" in found.form else None
-    return Opened(file, contents, disk, before)
+    return Opened(file, contents, disk, before, Identity(wanted.form["labels"], wanted.form["model"]))
 
 
 def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
@@ -335,14 +336,12 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
         )
 
 
-def carried_over(state: State, before: Identity | None, now: Identity, learner: Learner, regions: int) -> State:
+def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
+    before, now = opened.before, opened.now
     if before is not None and before.labels != now.labels:
-        log.warning(
-            "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew",
-            before.labels,
-            now.labels,
-        )
+        said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
+        log.warning(said, before.labels, now.labels)
         return _without(state, _COUNTED)
     counts = state.get("device.shares.counts", state.get("device.store.quotas"))
     if counts is not None and counts.shape != (regions,):

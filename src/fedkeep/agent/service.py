@@ -66,8 +66,7 @@ class Service:
             case messages.AskStored():
                 return stored_summary(self._agent)
             case messages.AskRefused():
-                records = self._agent.intake.quarantine.records()
-                return messages.RefusedRecords(tuple(messages.RefusedRecord(*record) for record in records))
+                return messages.RefusedRecords(tuple(self._agent.intake.quarantine.records()))
             case messages.AskWhy():
                 return self._why(request.id)
             case messages.Erase():
