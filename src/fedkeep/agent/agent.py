@@ -10,9 +10,10 @@ import numpy as np
 from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
+from fedkeep.agent.layout import StoreOptions
+from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones
 from fedkeep.agent.opening import discard_copies
-from fedkeep.agent.options import AgentOptions
+from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.screening import Magnitudes, screen
 from fedkeep.core.device import Device, Prepared
@@ -43,14 +44,10 @@ class Agent:
         device: Device,
         store: DurableStore,
         form: SampleForm,
-        labels: int,
-        options: AgentOptions,
-        *,
-        commit_seconds: float,
-        ttl_seconds: float,
         reserve: int,
-        store_path: Path,
-        magnitudes: Magnitudes,
+        options: AgentOptions,
+        samples: SampleOptions,
+        keeping: StoreOptions,
         preset: str = "default",
     ) -> None:
         self.device, self.store, self.options = device, store, options
@@ -58,13 +55,13 @@ class Agent:
         self.intake = Intake(options.queue, form)
         self.counters = CounterBook()
         self.tombstones = Tombstones()
-        self.labels, self.preset = labels, preset
+        self.labels, self.preset = samples.labels, preset
         self.seconds_per_sample = 0.0
         self.model_date = ModelDate()
-        self._form, self._store_path, self._magnitudes = form, store_path, magnitudes
-        self._batch = min(options.batch, max(1, reserve // 2))
-        self._reserve = reserve
-        self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
+        self._form, self._store_path = form, keeping.file
+        self._magnitudes = Magnitudes(samples.limit, samples.outlier)
+        self._batch, self._reserve = min(options.batch, max(1, reserve // 2)), reserve
+        self._commit_seconds, self._ttl = keeping.commit_ms / 1000, keeping.ttl_days * DAY
         self._parts: dict[str, Kept] = {
             "device": device,
             "log": store.log,

@@ -13,11 +13,10 @@ from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
-from fedkeep.agent.ledgers import DAY, REMEMBERED, AgeClock
+from fedkeep.agent.ledgers import REMEMBERED, AgeClock
 from fedkeep.agent.opening import Opened, carried_over, check_model, identity_of, open_file
 from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
-from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.device import DeviceOptions
@@ -154,7 +153,7 @@ def _around(
     config: AgentConfig, opened: Opened, layout: StoreLayout, learner: Learner, privacy: "PrivacyOptions | None"
 ) -> AssembledAgent:
     """The agent around an open store."""
-    regions = regions_for(config.policy, config.samples.labels)
+    regions, seconds = regions_for(config.policy, config.samples.labels), config.agent.velocity_window_seconds
     index = memory_store(regions, config.after_use, config.device)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
@@ -167,19 +166,14 @@ def _around(
         labels=config.samples.labels,
         regions=regions,
         store=store,
-        meter=VelocityMeter(regions.count, _window(config.agent.velocity_window_seconds)),
+        meter=VelocityMeter(regions.count, MeterWindow(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))),
         weighting=config.weights,
         options=config.device,
         gist=config.gist,
         clip=_clip(privacy),
         seed=config.agent.seed,
     )
-    agent = Agent(
-        device, store, config.form, config.samples.labels, config.agent,
-        commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=config.store.file,
-        magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
-    )  # fmt: skip
+    agent = Agent(device, store, config.form, layout.reserve, config.agent, config.samples, config.store, config.preset)
     state = carried_over(store.load(opened.contents), opened, learner, regions.count)
     damaged = bool(opened.contents.damage)
     if privacy is not None:
@@ -188,10 +182,6 @@ def _around(
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
     return AssembledAgent(agent, layout, opened.disk)
-
-
-def _window(seconds: float) -> MeterWindow:
-    return MeterWindow(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:

@@ -200,7 +200,7 @@ class CellFile:
         self._places.clear()
         blobs = []
         for number, found in sorted(parts.items()):
-            blob = self._join(number, [found[part] for part in sorted(found)])
+            blob = self._join(number, [cell for _, (_, cell) in sorted(found.items())])
             if blob is None:
                 damage.blobs += 1
                 continue
@@ -209,18 +209,11 @@ class CellFile:
         self._live[[index for place in self._places.values() for index in place]] = True
         return Contents(blobs, damage)
 
-    def _join(self, number: int, parts: list[tuple[int, FileCell]]) -> Blob | None:
-        first = parts[0][1]
-        if len(parts) != first.parts:
-            return None
-        if first.parts == 1 and self._cipher is None:
-            return Blob(number, first.kind, first.data)
-        opened = [self._open(cell) for _, cell in parts]
+    def _join(self, number: int, cells: list[FileCell]) -> Blob | None:
+        """The blob of these parts, or None if one is missing or was tampered with."""
+        opened = [self._cipher.unseal(cell.data, _place(cell)) if self._cipher else cell.data for cell in cells]
         pieces = [piece for piece in opened if piece is not None]
-        return Blob(number, first.kind, b"".join(pieces)) if len(pieces) == len(parts) else None
-
-    def _open(self, cell: FileCell) -> bytes | None:
-        return self._cipher.unseal(cell.data, _place(cell)) if self._cipher else cell.data
+        return Blob(number, cells[0].kind, b"".join(pieces)) if len(pieces) == cells[0].parts else None
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

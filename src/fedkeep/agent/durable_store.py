@@ -7,7 +7,7 @@ import numpy as np
 from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.ledgers import AgeClock
-from fedkeep.agent.record import SAMPLE, Note, SampleForm, decode_sample, encode_sample
+from fedkeep.agent.record import META_BYTES, SAMPLE, Note, SampleForm, decode_note, encode_sample
 from fedkeep.agent.shelf import APART, COLUMNS, Ranks, Shelf
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
@@ -177,20 +177,17 @@ class DurableStore:
 
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
-        samples: dict[int, tuple[Blob, Note]] = {}
-        self._samples, self._staged, self._replaced, self._obsolete = {}, {}, {}, []
+        self._notes, self._blobs, self._samples = {}, {}, {}
+        self._staged, self._replaced, self._obsolete = {}, {}, []
         state = self._shelf.load(contents.blobs)
         self._sources = restore_codec(self.codec, state, contents.blobs)
         self._readable = self.codec.ready
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
-            note, x = decode_sample(blob, self._sources)
-            note = note._replace(region=note.label if self._index.regions > 1 else 0)  # the policy may be another
-            if note.id in samples:
-                self._obsolete.append(samples[note.id][0].number)
-            samples[note.id] = (blob, note)
-            self._samples[note.id] = x
-        self._notes = {id_: note for id_, (_, note) in samples.items()}
-        self._blobs = {id_: blob.number for id_, (blob, _) in samples.items()}
+            note = decode_note(blob, self._sources)
+            if note.id in self._blobs:
+                self._obsolete.append(self._blobs[note.id])
+            self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
+            self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
         return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(APART)}
 
     def reload(self) -> State:
@@ -277,8 +274,9 @@ class DurableStore:
 def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:
     """The notes and samples among a file's blobs."""
     sources = restore_codec(codec, Shelf().load(blobs), blobs)
-    pairs = [decode_sample(blob, sources) for blob in blobs if blob.kind == SAMPLE]
-    return [note for note, _ in pairs], codec.decode([row for _, row in pairs])
+    samples = [blob for blob in blobs if blob.kind == SAMPLE]
+    notes = [decode_note(blob, sources) for blob in samples]
+    return notes, codec.decode([blob.data[META_BYTES:] for blob in samples])
 
 
 def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:
