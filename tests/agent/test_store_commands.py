@@ -36,7 +36,7 @@ def filled(folder: Path, **tables: Any) -> tuple[Path, dict[int, np.ndarray]]:
 def test_check_and_show(tmp_path: Path) -> None:
     path, _ = filled(tmp_path)
     code, said = ask("check", path)
-    assert (code, "30 samples of <f4 [6], 3 labels" in said, "sound" in said) == (0, True, True)
+    assert (code, "30 samples of float32 [6], 3 labels" in said, "sound" in said) == (0, True, True)
     assert "label 0: 10, label 1: 10, label 2: 10" in ask("show", path)[1]
     image = path.read_bytes()
     assert path.read_bytes() == image

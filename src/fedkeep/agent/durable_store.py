@@ -287,5 +287,8 @@ def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[s
     kept = {name.split(".", 2)[2]: array for name, array in state.items() if name.startswith(APART)}
     codec.restore(kept)
     if not codec.ready and any(blob.kind == SAMPLE for blob in blobs):
-        raise ConfigError("the scales of the store's encoding are lost in both places: its samples cannot be read")
+        raise ConfigError(
+            "the scales of the store's encoding are lost in both places, and without them nobody can read its samples: "
+            "move the file away, and an agent begins a new one"
+        )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")

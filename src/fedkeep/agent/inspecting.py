@@ -39,6 +39,10 @@ class Inspected:
     """The bytes that some of the samples would take deflated, without loss, ascending; none where it does not pay."""
 
     @property
+    def dtype(self) -> str:
+        return str(np.dtype(self.label.form["dtype"]))
+
+    @property
     def counts(self) -> Counter[int]:
         return Counter(note.label for note in self.notes)
 

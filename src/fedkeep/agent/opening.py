@@ -143,11 +143,12 @@ def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) 
     if not found.form:
         return
     check_key(found.form["key"], cipher, path)
-    for name in ("shape", "dtype"):
-        if found.form[name] != wanted.form[name]:
+    for name, said in (("shape", list), ("dtype", np.dtype)):
+        before, now = found.form[name], wanted.form[name]
+        if before != now:
             raise ConfigError(
-                f"{path} holds samples of {name} {found.form[name]}, not {wanted.form[name]}: set [samples] shape and "
-                "dtype and [store] encoding as they were, or [store] path to another file "
+                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set [samples] shape and dtype and "
+                "[store] encoding as they were, or [store] path to another file "
                 "(`fedkeep agent store export` takes the samples out of this one)"
             )
 
