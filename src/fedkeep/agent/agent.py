@@ -115,7 +115,7 @@ class Agent:
 
     def _mended(self, found: State) -> State:
         """The device's state with what is missing as in a new device, or as the stored samples tell it."""
-        notes = self.store.notes_loaded()
+        notes = self.store.records()
         following = max((note.arrival for note in notes), default=-1) + 1
         arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
         state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}

@@ -143,12 +143,16 @@ class DurableStore:
 
     def notes(self) -> list[Note]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
-        ranks = self._index.ranks()
+        ranks = self.ranks()
         columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
         return [self._notes[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
 
-    def notes_loaded(self) -> list[Note]:
-        """What is known of each sample in the file, before `restore` has put them to use."""
+    def ranks(self) -> dict[str, AnyArray]:
+        """Scores, uses and what else decides which sample leaves first, by arrival."""
+        return self._index.ranks()
+
+    def records(self) -> list[Note]:
+        """What was known of each sample when it was stored; also before `restore` has put them to use."""
         return list(self._notes.values())
 
     def taken_before(self, age: float) -> list[int]:
@@ -205,7 +209,7 @@ class DurableStore:
         changed: dict[str, tuple[int, bytes]] = {}
         obsolete: list[int] = []
         if state is not None:
-            self._ranks.update(self._index.ranks(), self._notes)
+            self._ranks.update(self.ranks(), self._notes)
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             arrays = {**state, **self._ranks.arrays, **copies}

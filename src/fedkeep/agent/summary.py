@@ -19,13 +19,12 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def summarise(agent: Agent) -> Status:
     with agent.lock:
-        notes = agent.store.notes()
+        scores = agent.store.ranks()["scores"]
         received = agent.model_date.received
-        scores = np.array([note.score for note in notes])
         spending = agent.door.spending()
-        quantiles = np.quantile(scores, QUANTILES).tolist() if notes else []
+        quantiles = np.quantile(scores, QUANTILES).tolist() if len(scores) else []
         return Status(
-            samples=len(notes),
+            samples=len(scores),
             capacity=agent.device.capacity,
             bytes=agent.store.file.bytes_used,
             budget=agent.store.file.geometry.size,
@@ -36,7 +35,7 @@ def summarise(agent: Agent) -> Status:
             policy=agent.store.log.policy,
             preset=agent.preset,
             value_quantiles=tuple(quantiles),
-            labels_held=len({note.label for note in notes}),
+            labels_held=len({note.label for note in agent.store.records()}),
             labels=agent.labels,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
@@ -56,7 +55,7 @@ def _gist(device: Device) -> GistStatus | None:
 def vitals(agent: Agent) -> Vitals:
     """The store in the few numbers that a fleet's page shows."""
     with agent.lock:
-        labels = [note.label for note in agent.store.notes()]
+        labels = [note.label for note in agent.store.records()]
         counts = agent.counters.counts()
         gist = None if agent.device.gist is None else agent.device.gist.figures()
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
