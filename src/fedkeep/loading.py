@@ -34,10 +34,10 @@ def load_object(path: str) -> Any:
     try:
         _search_in(Path.cwd())
         loaded = _load_file(Path(module).resolve()) if module.endswith(".py") else importlib.import_module(module)
-    except (ImportError, ValueError, OSError) as error:
-        raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
     except SyntaxError as error:
         raise ConfigError(f"cannot import '{module}': {error.msg} in line {error.lineno}") from error
+    except Exception as error:  # whatever the module does when it is run
+        raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
     if not hasattr(loaded, name):
         public = [n for n in vars(loaded) if not n.startswith("_")]
         raise ConfigError(f"'{module}' has no '{name}': {did_you_mean(name, public)}")

@@ -329,3 +329,14 @@ def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
 def test_a_wrong_configuration_names_key_and_value(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(config_table(tmp_path, **changes))
+
+
+def test_looking_at_the_store_and_after_its_age_copies_no_sample(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    agent = assembly.agent
+    feed(agent, 0, 30)
+    feed(agent, 0, 3)  # renewed: their ranks are written
+    agent.remove_expired()
+    assert summarise(agent).samples == 30
+    assert agent.store._index._samples is None
+    assembly.disk.close()

@@ -69,7 +69,7 @@ def test_nothing_is_sent_when_the_ledger_cannot_be_written(tmp_path: Path) -> No
 def spent(folder: Path) -> float:
     assembly = make_agent(folder, privacy=PRIVACY)
     try:
-        return assembly.agent.spending().spent  # type: ignore[union-attr]
+        return assembly.agent.door.spending().spent  # type: ignore[union-attr]
     finally:
         assembly.disk.close()
 
@@ -95,9 +95,10 @@ def test_a_ledger_that_is_gone_or_older_than_the_store_is_refused(tmp_path: Path
     ledger.write_bytes(old)
     with pytest.raises(ConfigError, match="knows of less than its device has sent"):
         make_agent(tmp_path, privacy=PRIVACY)
-    ledger.write_bytes(old[:-9])
-    with pytest.raises(ConfigError, match="fails its checksum"):
-        make_agent(tmp_path, privacy=PRIVACY)
+    for damaged in (old[:-9], b"\xff\xfe", b""):
+        ledger.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="fails its checksum"):
+            make_agent(tmp_path, privacy=PRIVACY)
     ledger.unlink()
     with pytest.raises(ConfigError, match="is gone, so what was spent is not known"):
         make_agent(tmp_path, privacy=PRIVACY)
@@ -114,7 +115,7 @@ def test_a_sample_sent_in_every_round_costs_every_time(tmp_path: Path) -> None:
             pass
         told = TrainOrder(**{**vars(order(assembly, round_)), "accepted_round": round_ - 1})
         agent.participate(told)
-        epsilons.append(agent.spending().spent)  # type: ignore[union-attr]
+        epsilons.append(agent.door.spending().spent)  # type: ignore[union-attr]
     assembly.disk.close()
     assert epsilons[0] == 0.0
     assert all(later > earlier for earlier, later in pairwise(epsilons[1:]))

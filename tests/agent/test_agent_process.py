@@ -225,9 +225,15 @@ def test_metrics_are_served_on_the_loopback(tmp_path: Path) -> None:
         ('[[source]]\nkind = "lines"\npath = "none.jsonl"\n', "cannot read none.jsonl"),
         ("[device]\nmax_age = 0\n", "max_age must be 1 or more"),
         ("x = \n", "is not valid TOML"),
+        ("seed = -1\n", "seed must be between 0 and"),
+        (
+            '[[source]]\nkind = "iterator"\nfunction = "broken:samples"\n',
+            "cannot import 'broken' (of 'broken:samples')",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_one_sentence(tmp_path: Path, more: str, message: str) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
     write_config(tmp_path, more)
     code, errors = outcome(tmp_path, "agent.toml")
     assert code == 2
@@ -244,8 +250,9 @@ def test_a_pickle_is_not_a_model(tmp_path: Path) -> None:
     assert "a pickle" in errors
 
 
-def test_a_source_that_fails_is_tried_again_and_ends_no_agent(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("def samples():\n    yield [0.0] * 6, 1\n    raise ValueError('no more')\n")
+@pytest.mark.parametrize("failure", ["ValueError('no more')", "SystemExit('no more')"])
+def test_a_source_that_fails_is_tried_again_and_ends_no_agent(tmp_path: Path, failure: str) -> None:
+    (tmp_path / "broken.py").write_text(f"def samples():\n    yield [0.0] * 6, 1\n    raise {failure}\n")
     write_config(tmp_path, '[[source]]\nkind = "iterator"\nfunction = "broken:samples"\n')
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         deadline = time.monotonic() + 20

@@ -7,9 +7,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import zipfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from fedkeep.core.errors import ConfigError, DataError, FedkeepError
 from fedkeep.core.types import Batch
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
-from tests.agent.builders import arrival, feed, make_agent, order
+from tests.agent.builders import LABELS, arrival, feed, make_agent, order
 from tests.agent.test_agent_process import ENVIRONMENT, lines, outcome, running, wait_until_ready, write_config
 from tests.faults.hostile import SOUND, write_csv, write_lines
 
@@ -52,6 +54,22 @@ def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(tmp
         again.disk.close()
     with pytest.raises(ConfigError, match=f"holds {len(held)} samples .* set it to "):
         make_agent(tmp_path, store={"budget": 80_000})
+
+
+@pytest.mark.parametrize("policy", ["ode", "draw"])
+def test_another_budget_divides_its_own_slots(tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A plan or division for the budget before would leave slots empty, or write more than the file holds."""
+    tables: dict[str, Any] = {"policy": {"name": policy}}
+    assembly = make_agent(tmp_path, **tables, store={"budget": 200_000})
+    feed(assembly.agent, 0, 30)
+    assembly.agent.participate(order(assembly, quota=assembly.layout.capacity // LABELS))
+    assembly.disk.close()
+    for first, budget in ((100, 110_000), (5000, 150_000)):
+        assembly = make_agent(tmp_path, **tables, store={"budget": budget})
+        feed(assembly.agent, first, 4 * assembly.layout.capacity)
+        assert len(assembly.agent.store) == assembly.layout.capacity
+        assembly.disk.close()
+    assert "it counts no more" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
@@ -266,6 +284,49 @@ def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(tmp
             one.close()
         process.terminate()
         assert process.wait(20) == 0
+
+
+def test_senders_that_read_no_answers_hold_up_neither_another_nor_the_api(tmp_path: Path) -> None:
+    write_config(tmp_path, f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\n')
+
+    def records(first: int, count: int) -> bytes:
+        coded = [msgspec.msgpack.encode({"x": [id_] * 6, "y": 1, "id": id_}) for id_ in range(first, first + count)]
+        return b"".join(struct.pack(">I", len(one)) + one for one in coded)
+
+    def flood(sender: socket.socket, first: int) -> None:
+        with suppress(OSError):  # it is cut off
+            sender.sendall(records(first, 20_000))
+
+    with running(tmp_path, "agent.toml"), ExitStack() as stack:
+        senders = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+        for sender in senders:
+            sender.connect(str(tmp_path / "in.sock"))
+        *deaf, sound = senders
+        floods = [threading.Thread(target=flood, args=(one, 10**6 * number)) for number, one in enumerate(deaf)]
+        for thread in floods:
+            thread.start()
+        waits = []
+        for id_ in range(20):
+            start = time.monotonic()
+            sound.sendall(records(10**8 + id_, 1))
+            assert receive_frame(sound) is not None
+            waits.append(time.monotonic() - start)
+        with AgentClient(str(tmp_path / "a.sock"), timeout=10) as client:
+            assert client.status().samples > 0
+        for thread in floods:
+            thread.join(30)
+            assert not thread.is_alive()
+    assert max(waits) < 2, "once it was every one of them"
+
+
+def test_a_file_system_without_room_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    limited = f'ulimit -f 100; exec "{sys.executable}" -m fedkeep.agent agent.toml'
+    done = subprocess.run(
+        ["bash", "-c", limited], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "no room for the 196608 bytes" in done.stderr) == (1, True)
+    assert [file.name for file in tmp_path.iterdir()] == ["agent.toml"]
 
 
 def test_more_labels_keep_the_samples_and_fewer_are_refused_with_the_remedy(tmp_path: Path) -> None:

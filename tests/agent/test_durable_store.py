@@ -253,9 +253,9 @@ def test_samples_alone_are_committed_without_a_root_and_survive(tmp_path: Path) 
     for first in range(0, 6 * LAYOUT_AT.capacity, 8):
         batch = samples(first, 8)
         store.offer(batch, batch.y, batch.ids.astype(np.float64), batch.ids)
-        before = store._file._disk.written  # type: ignore[attr-defined]
+        before = store.file._disk.written  # type: ignore[attr-defined]
         store.commit(None)
-        written += store._file._disk.written - before  # type: ignore[attr-defined]
+        written += store.file._disk.written - before  # type: ignore[attr-defined]
     held = store.stored().batch
     store.close()  # type: ignore[attr-defined]
     assert written / first < 1.3 * LAYOUT_AT.geometry.cell_size

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -19,7 +20,9 @@ from fedkeep.agent.arrivals import Arrival, Intake, Source
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
+from tests.agent.test_agent_process import running, write_config
 
 FORM = SampleForm(np.dtype(np.float32), (2,))
 
@@ -224,14 +227,14 @@ def broker(tmp_path: Path) -> Iterator[int]:
         yield port
 
 
-def publish(port: int, payloads: list[bytes]) -> None:
+def publish(port: int, payloads: list[bytes], *, retain: bool = False) -> None:
     from paho.mqtt import client as paho
 
     client = paho.Client(paho.CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", port)
     client.loop_start()
     for payload in payloads:
-        client.publish("sensors/a", payload, qos=1).wait_for_publish(5)
+        client.publish("sensors/a", payload, qos=1, retain=retain).wait_for_publish(5)
     client.disconnect()
     client.loop_stop()
 
@@ -283,6 +286,25 @@ def test_a_broker_that_is_killed_and_comes_back_is_heard_again(tmp_path: Path) -
     thread.join()
     made.close()
     assert {1, 2} <= set(heard)
+
+
+def test_no_message_is_lost_where_agents_end_in_the_middle_of_bursts(tmp_path: Path, broker: int) -> None:
+    write_config(tmp_path, f'[[source]]\nkind = "mqtt"\ntopic = "sensors/#"\nport = {broker}\n')
+    publish(broker, [b"\xff garbage"], retain=True)
+    for number, end in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
+        with running(tmp_path, "agent.toml") as process, AgentClient(str(tmp_path / "a.sock")) as client:
+            deadline = time.monotonic() + 20
+            while "refused.malformed" not in client.status().counters and time.monotonic() < deadline:
+                time.sleep(0.05)  # what the broker retains comes with the subscription
+            first = 100 * number
+            publish(broker, [json.dumps({"x": [i] * 6, "y": 0, "id": i}).encode() for i in range(first, first + 60)])
+            process.send_signal(end)
+            process.wait()
+    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+        deadline = time.monotonic() + 20
+        while client.status().samples < 180 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert client.status().samples == 180
 
 
 def test_a_broker_that_comes_late_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

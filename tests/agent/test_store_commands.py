@@ -1,5 +1,6 @@
 """`fedkeep agent store` on files: sound, damaged, encrypted, encoded, foreign."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedkeep.agent import cells
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import AssembledAgent
@@ -34,7 +36,7 @@ def filled(folder: Path, **tables: Any) -> tuple[Path, dict[int, np.ndarray]]:
 def test_check_and_show(tmp_path: Path) -> None:
     path, _ = filled(tmp_path)
     code, said = ask("check", path)
-    assert (code, "30 samples of <f4 [6], 3 labels" in said, "sound" in said) == (0, True, True)
+    assert (code, "30 samples of float32 [6], 3 labels" in said, "sound" in said) == (0, True, True)
     assert "label 0: 10, label 1: 10, label 2: 10" in ask("show", path)[1]
     image = path.read_bytes()
     assert path.read_bytes() == image
@@ -93,9 +95,12 @@ def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_
     assert ask("check", path, "--key-file", key)[0] == 0
     other = tmp_path / "letters.txt"
     other.write_text("dear all " * 1000)
+    os.mkfifo(tmp_path / "pipe")
     for verb in ("check", "repair", "show"):
         with pytest.raises(ConfigError, match="is not a store of fedkeep"):
             ask(verb, other)
+        with pytest.raises(ConfigError, match="is not a file"):
+            ask(verb, tmp_path / "pipe")
     assert other.read_text() == "dear all " * 1000
 
 
@@ -193,3 +198,39 @@ def test_one_lost_copy_of_what_samples_are_read_with_costs_nothing(tmp_path: Pat
         again = make_agent(tmp_path, store={"encoding": "int8"})
         assert all(np.array_equal(x, held_by(again)[id_]) for id_, x in held.items())
         again.disk.close()
+
+
+def test_a_store_of_another_format_is_refused_untouched_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(cells, "FORMAT", cells.FORMAT - 1)
+        path, _ = filled(tmp_path)
+    image = path.read_bytes()
+    said = f"format {cells.FORMAT - 1} and this fedkeep reads {cells.FORMAT}: left untouched; take its samples out"
+    for verb in ("check", "repair", "show"):
+        with pytest.raises(ConfigError, match=said):
+            ask(verb, path)
+    with pytest.raises(ConfigError, match=said):
+        make_agent(tmp_path)
+    assert path.read_bytes() == image
+
+
+def test_bytes_behind_a_store_are_not_its_own(tmp_path: Path) -> None:
+    path, held = filled(tmp_path)
+    path.write_bytes(path.read_bytes() + b"behind" * 2000)
+    assert ask("check", path)[0] == 0
+    again = make_agent(tmp_path)
+    assert held_by(again).keys() == held.keys()
+    again.disk.close()
+
+
+def test_one_label_lost_is_said_and_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, _ = filled(tmp_path)
+    image = bytearray(path.read_bytes())
+    image[30] ^= 1
+    path.write_bytes(image)
+    assert ask("check", path)[0] == 1
+    make_agent(tmp_path).disk.close()
+    assert "nothing is lost" in caplog.text
+    assert ask("check", path)[0] == 0

@@ -14,6 +14,7 @@ from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.opening import discard_copies
 from fedkeep.agent.running import IdleMemory
+from fedkeep.agent.summary import summarise
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 
 FEATURES, LABELS = 60, 10
@@ -157,6 +158,8 @@ def soak(folder: Path, samples: int, budget: int = 1_000_000) -> Soak:
     memory.give_back()
     before = resident_kb()
     feed(agent, samples - samples // 5, first=samples // 5)
+    summarise(agent)
+    agent.remove_expired()  # as once a minute, which a fast run does not reach
     memory.give_back()
     after = resident_kb()
     disk.close()

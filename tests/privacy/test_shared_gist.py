@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.agent.assembly import AgentPrivacy
+from fedkeep.agent.assembly import privacy_options
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
@@ -84,7 +84,7 @@ def test_noise_for_a_sample_is_refused_with_a_shared_gist(tables: dict[str, Any]
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
         parse_fleet(fleet)
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
-        AgentPrivacy.configured({"epsilon": 8.0}, DeviceOptions(), GistOptions("shared"))
+        privacy_options({"epsilon": 8.0}, DeviceOptions(), GistOptions("shared"))
 
 
 @pytest.mark.parametrize(

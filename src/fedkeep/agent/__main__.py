@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     except (ConfigError, DataError, MissingExtraError) as error:
         sys.stderr.write(f"fedkeep: {error}\n")
         return _FINAL
-    except FedkeepError as error:
+    except (FedkeepError, OSError) as error:
         sys.stderr.write(f"fedkeep: {error}\n")
         return _PASSING
     return 0

@@ -3,18 +3,17 @@
 import logging
 import threading
 import time
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake
 from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.ledgers import CounterBook, ModelDate, Tombstones
+from fedkeep.agent.layout import StoreOptions
+from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones
 from fedkeep.agent.opening import discard_copies
-from fedkeep.agent.options import AgentOptions
+from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.screening import Magnitudes, screen
 from fedkeep.core.device import Device, Prepared
@@ -25,9 +24,6 @@ from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 from fedkeep.privacy.door import Door
 
-if TYPE_CHECKING:
-    from fedkeep.privacy.guard import Spending
-
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
 _STATISTICS_SECONDS = 60.0
@@ -35,6 +31,7 @@ _STATISTICS_SECONDS = 60.0
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
 _PAUSE_SECONDS = 0.05
+_SILENCE_SECONDS = 10.0
 _ALONE_ARRIVALS = 256
 """After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
 
@@ -47,14 +44,10 @@ class Agent:
         device: Device,
         store: DurableStore,
         form: SampleForm,
-        labels: int,
-        options: AgentOptions,
-        *,
-        commit_seconds: float,
-        ttl_seconds: float,
         reserve: int,
-        store_path: Path,
-        magnitudes: Magnitudes,
+        options: AgentOptions,
+        samples: SampleOptions,
+        keeping: StoreOptions,
         preset: str = "default",
     ) -> None:
         self.device, self.store, self.options = device, store, options
@@ -62,13 +55,13 @@ class Agent:
         self.intake = Intake(options.queue, form)
         self.counters = CounterBook()
         self.tombstones = Tombstones()
-        self.labels, self.preset = labels, preset
+        self.labels, self.preset = samples.labels, preset
         self.seconds_per_sample = 0.0
         self.model_date = ModelDate()
-        self._form, self._store_path, self._magnitudes = form, store_path, magnitudes
-        self._batch = min(options.batch, max(1, reserve // 2))
-        self._reserve = reserve
-        self._commit_seconds, self._ttl = commit_seconds, ttl_seconds
+        self._form, self._store_path = form, keeping.file
+        self._magnitudes = Magnitudes(samples.limit, samples.outlier)
+        self._batch, self._reserve = min(options.batch, max(1, reserve // 2)), reserve
+        self._commit_seconds, self._ttl = keeping.commit_ms / 1000, keeping.ttl_days * DAY
         self._parts: dict[str, Kept] = {
             "device": device,
             "log": store.log,
@@ -85,7 +78,7 @@ class Agent:
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
         self.door = Door()
-        self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
+        self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
 
     def close_door(self, door: Door) -> None:
         """Lets everything leave through this door from now on; to be called before `restore`."""
@@ -97,14 +90,9 @@ class Agent:
         """Where the privacy ledger is kept: beside the store, since neither may take the other with it."""
         return self._store_path.with_name(self._store_path.name + ".ledger")
 
-    @property
-    def training(self) -> bool:
-        """Whether it is taking part in a round right now."""
-        return self._training.locked()
-
-    def spending(self) -> "Spending | None":
-        """What the device's privacy ledger says; None where nothing is accounted for."""
-        return self.door.spending()
+    def alive(self) -> bool:
+        """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
+        return self._training.locked() or time.monotonic() - self._last_step < _SILENCE_SECONDS
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -119,16 +107,15 @@ class Agent:
             if own and part is not self.device:
                 part.restore(own)
         self.store.model_version = self.model_date.round
-        self._freeze_vectors()
         self._alone_from = max(_ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count)
         arrivals = found.get("counters")
         if arrivals is not None:
             caught_up = self.store.write_down_since(int(arrivals[0]))
-            self.counters.add_all(Counter({"seen": caught_up, "kept": caught_up} if caught_up else {}))
+            self.counters.update(seen=caught_up, kept=caught_up)
 
     def _mended(self, found: State) -> State:
         """The device's state with what is missing as in a new device, or as the stored samples tell it."""
-        notes = self.store.notes_loaded()
+        notes = self.store.records()
         following = max((note.arrival for note in notes), default=-1) + 1
         arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
         state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}
@@ -136,17 +123,19 @@ class Agent:
         counts = state["shares.counts"]
         state["shares.counts"] = np.where(counts > 0, counts, held)
         state["shares.arrivals"] = np.maximum(state["shares.arrivals"], len(notes))
-        if not found.keys() >= _ASSIGNMENT:
-            state = {name: array for name, array in state.items() if name not in _ASSIGNMENT}
-            if found.get("store.quotas", held).sum() != self.device.capacity:
-                state.pop("store.quotas", None)
-        return state
+        return self._redivided(state)
 
-    def _freeze_vectors(self) -> None:
-        """Models and directions are replaced, never written to; saying so lets a commit skip them unread."""
-        for vector in (self.device.model, self.device.direction):
-            if vector is not None:
-                vector.flags.writeable = False
+    def _redivided(self, state: State) -> State:
+        """The state without a division of slots that is not one of this store's, whose budget may be another now."""
+        room, gone = self.device.capacity, set() if state.keys() >= _ASSIGNMENT else _ASSIGNMENT
+        if not gone and state["assignment.quotas"].sum() > room:
+            log.warning("the plan was for more than the %d samples that now fit: it counts no more", room)
+            gone = _ASSIGNMENT
+        if state["shares.targets"].sum() != room:
+            state = {**state, "shares.targets": np.zeros_like(state["shares.targets"])}
+        if (gone or self.device.policy.balanced) and "store.quotas" in state and state["store.quotas"].sum() != room:
+            gone = {*gone, "store.quotas"}
+        return {name: array for name, array in state.items() if name not in gone}
 
     # -- the stream ------------------------------------------------------------------------------------------------
 
@@ -157,7 +146,7 @@ class Agent:
             if arrivals:
                 self.judge(arrivals)
                 self._value_alone()
-            now = time.monotonic()
+            now = self._last_step = time.monotonic()
             if now >= self._commit_due() or self.store.pending > self._reserve - self._batch:
                 self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
@@ -189,7 +178,7 @@ class Agent:
 
     def _judge_group(self, arrivals: list[Arrival]) -> None:
         batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids, self._magnitudes)
-        self.counters.add("seen", len(arrivals))
+        self.counters["seen"] += len(arrivals)
         for arrival, reason in refused:
             self._refuse(arrival, reason)
         if len(batch):
@@ -204,10 +193,9 @@ class Agent:
             return
         self._alone_from = 2 * seen  # each time all that is stored is valued and ranked anew, on the disk too
         device.adopt(device.model, device.window.mean().astype(np.float32))
-        self._freeze_vectors()
 
     def _refuse(self, arrival: Arrival, reason: str) -> None:
-        self.counters.add(f"refused.{reason}")
+        self.counters[f"refused.{reason}"] += 1
         if reason not in ("shape", "erased"):
             self.intake.quarantine.add(arrival.source, reason, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
         self._decide(arrival, f"refused.{reason}")
@@ -220,13 +208,13 @@ class Agent:
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
         coarse = self.store.codec.coarsened
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
-        self.counters.add("coarsened", self.store.codec.coarsened - coarse)
+        self.counters["coarsened"] += self.store.codec.coarsened - coarse
         measured = self.device.measure(batch)
         if measured is not None:
             self.door.see(batch.ids)
         outcome = self.device.take_in(batch, self.store.clock.now(), measured)
         names = [_FATES[fate] for fate in outcome.fates.tolist()]
-        self.counters.add_all(Counter(names))
+        self.counters.update(names)
         for arrival, fate in zip(arrivals, names, strict=True):
             self._decide(arrival, fate)
 
@@ -240,7 +228,7 @@ class Agent:
         whole = whole or self.store.needs_whole
         if whole:
             self._last_whole = self._last_commit
-        self.counters.add_all(self.intake.counted())
+        self.counters.update(self.intake.counted())
         judged, self._judged = self._judged, 0
         awaited, self._awaited = self._awaited, []
         lost: str | None = None
@@ -258,7 +246,7 @@ class Agent:
         counted = self.counters.snapshot()
         self.restore(self.store.reload())
         self.counters.restore(counted)
-        self.counters.add("dropped.disk", dropped)
+        self.counters["dropped.disk"] += dropped
 
     # -- retention -------------------------------------------------------------------------------------------------
 
@@ -268,9 +256,9 @@ class Agent:
             return 0
         oldest = self.store.clock.now() - self._ttl
         with self.lock:
-            expired = [note.id for note in self.store.notes() if note.taken < oldest]
+            expired = self.store.taken_before(oldest)
             if expired:
-                self.counters.add("expired", self.store.forget(expired, Verdict.EXPIRED))
+                self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
                 self.commit(wipe=True)
                 discard_copies(self._store_path)
         return len(expired)
@@ -289,7 +277,7 @@ class Agent:
                 self.device.install(self.device.model)  # its direction was a mean over them
                 self._alone_from = _ALONE_ARRIVALS
             self.tombstones.add(ids)
-            self.counters.add("erased", erased)
+            self.counters["erased"] += erased
             if not self.commit(wipe=True):
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
             discard_copies(self._store_path)

@@ -8,9 +8,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fedkeep.agent.record import SampleForm
+from fedkeep.link.messages import RefusedRecord
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,9 @@ class Intake:
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._stopped or len(self._queue) < self._limit)
-            taken = not self._stopped and (wait or self._let_in())
+            if self._stopped:
+                return  # unanswered: who waits for an answer sends it again to the agent that comes next
+            taken = wait or self._let_in()
             if taken:
                 self._queue.append(arrival)
                 self._changed.notify_all()
@@ -180,26 +183,18 @@ _RECORDS = 64
 _BYTES = 512
 
 
-class Refused(NamedTuple):
-    time: float
-    source: str
-    reason: str
-    raw: str
-    """The beginning of the record."""
-
-
 class Quarantine:
     """Holds the latest refusals."""
 
     def __init__(self) -> None:
-        self._records: deque[Refused] = deque(maxlen=_RECORDS)
+        self._records: deque[RefusedRecord] = deque(maxlen=_RECORDS)
         self._lock = threading.Lock()
 
     def add(self, source: str, reason: str, raw: Any) -> None:
         with self._lock:
-            self._records.append(Refused(time.time(), source, reason, shown(raw)))
+            self._records.append(RefusedRecord(time.time(), source, reason, shown(raw)))
 
-    def records(self) -> list[Refused]:
+    def records(self) -> list[RefusedRecord]:
         """The refusals, oldest first."""
         with self._lock:
             return list(self._records)

@@ -1,43 +1,35 @@
 """From a configuration file to an agent that is ready to run."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from fedkeep.agent.agent import Agent
-from fedkeep.config import Table, build
-from fedkeep.core.device import DeviceOptions
-from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.gist import GistOptions
-from fedkeep.core.state import take_under
-from fedkeep.core.types import State
-
-if TYPE_CHECKING:
-    from fedkeep.privacy.options import PrivacyOptions
-
-
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import fedkeep.core.policies
+from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
-from fedkeep.agent.ledgers import DAY, REMEMBERED, AgeClock
+from fedkeep.agent.ledgers import REMEMBERED, AgeClock
 from fedkeep.agent.opening import Opened, carried_over, check_model, identity_of, open_file
 from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
-from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources import make_source
-from fedkeep.config import merged, read_toml
+from fedkeep.config import Table, build, merged, read_toml
+from fedkeep.core.device import DeviceOptions
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.factory import make_device, memory_store, regions_for
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
+from fedkeep.core.state import take_under
 from fedkeep.core.store import AfterUse
+from fedkeep.core.types import State
 from fedkeep.core.velocity import MeterWindow, VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
@@ -46,6 +38,9 @@ from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.privacy.ledger import REMEMBERED as COSTED
 from fedkeep.privacy.ledger import ROW_BYTES as COST_BYTES
+
+if TYPE_CHECKING:
+    from fedkeep.privacy.options import PrivacyOptions
 
 assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
 _TABLES = (
@@ -82,12 +77,10 @@ class AgentConfig:
     sources: tuple[Source, ...]
 
     @property
-    def discounts(self) -> bool:
-        return self.after_use.name == "discount"
-
-    @property
     def form(self) -> SampleForm:
-        return SampleForm(np.dtype(self.samples.dtype), self.samples.shape, self.store.encoding, self.store.deflate_to)
+        stored, discounts = self.store, self.after_use.name == "discount"
+        dtype = np.dtype(self.samples.dtype)
+        return SampleForm(dtype, self.samples.shape, stored.encoding, stored.deflate_to, discounts)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -147,10 +140,9 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     check_model(learner, config.samples.shape, config.samples.labels)
-    privacy = AgentPrivacy.configured(config.privacy, config.device, config.gist) if config.privacy else None
-    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy), discounts=config.discounts)
-    identity = identity_of(config.model, config.samples.labels)
-    opened = open_file(config.store, config.form, layout, identity)
+    privacy = privacy_options(config.privacy, config.device, config.gist)
+    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
+    opened = open_file(config.store, config.form, layout, identity_of(config.model, config.samples.labels))
     try:
         return _around(config, opened, layout, learner, privacy)
     except BaseException:
@@ -159,10 +151,10 @@ def assemble(config: AgentConfig) -> AssembledAgent:
 
 
 def _around(
-    config: AgentConfig, opened: Opened, layout: StoreLayout, learner: Learner, privacy: "AgentPrivacy | None"
+    config: AgentConfig, opened: Opened, layout: StoreLayout, learner: Learner, privacy: "PrivacyOptions | None"
 ) -> AssembledAgent:
     """The agent around an open store."""
-    regions = regions_for(config.policy, config.samples.labels)
+    regions, seconds = regions_for(config.policy, config.samples.labels), config.agent.velocity_window_seconds
     index = memory_store(regions, config.after_use, config.device)
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
@@ -175,42 +167,32 @@ def _around(
         labels=config.samples.labels,
         regions=regions,
         store=store,
-        meter=VelocityMeter(regions.count, _window(config.agent.velocity_window_seconds)),
+        meter=VelocityMeter(regions.count, MeterWindow(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))),
         weighting=config.weights,
         options=config.device,
         gist=config.gist,
-        clip=None if privacy is None else privacy.clip,
+        clip=_clip(privacy),
         seed=config.agent.seed,
     )
-    agent = Agent(
-        device, store, config.form, config.samples.labels, config.agent,
-        commit_seconds=config.store.commit_ms / 1000, ttl_seconds=config.store.ttl_days * DAY, reserve=layout.reserve,
-        store_path=config.store.file,
-        magnitudes=Magnitudes(config.samples.limit, config.samples.outlier), preset=config.preset,
-    )  # fmt: skip
-    identity = identity_of(config.model, config.samples.labels)
-    state = carried_over(store.load(opened.contents), opened.before, identity, learner, regions.count)
+    agent = Agent(device, store, config.form, layout.reserve, config.agent, config.samples, config.store, config.preset)
+    state = carried_over(store.load(opened.contents), opened, learner, regions.count)
     damaged = bool(opened.contents.damage)
     if privacy is not None:
-        privacy.guard(agent, state, damaged=damaged)
+        _guard(agent, privacy, state, damaged=damaged)
     agent.restore(state, damaged=damaged)
     if device.model is None and "path" in config.model:
         device.install(learner.initial(0))
     return AssembledAgent(agent, layout, opened.disk)
 
 
-def _window(seconds: float) -> MeterWindow:
-    return MeterWindow(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))
-
-
 def budget_for(config: AgentConfig, samples: int) -> int:
     """The smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     state = _state_bytes(learner, config, None)
-    return least_budget(config.store, config.form, state, samples, discounts=config.discounts)
+    return least_budget(config.store, config.form, state, samples)
 
 
-def _state_bytes(learner: Learner, config: AgentConfig, privacy: "AgentPrivacy | None") -> int:
+def _state_bytes(learner: Learner, config: AgentConfig, privacy: "PrivacyOptions | None") -> int:
     """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
     of a secure sum's.
 
@@ -222,63 +204,51 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: "AgentPrivacy |
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
     kept = config.gist
     gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding, kept.block) if kept.kept else 0
-    told = 8 if privacy is not None and privacy.clip is not None else 0
+    told = 8 if _clip(privacy) is not None else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     return vectors + by_label + counted + 8 * REMEMBERED + 4096
 
 
-@dataclass(frozen=True)
-class AgentPrivacy:
+def privacy_options(table: Table, device: DeviceOptions, gist: GistOptions) -> "PrivacyOptions | None":
     """The table `[privacy]`; its libraries are loaded only where there is one, for they are not small."""
+    if not table:
+        return None
+    from fedkeep.privacy.options import PrivacyOptions
 
-    options: "PrivacyOptions"
+    options = build(PrivacyOptions, table, "privacy")
+    if options.counts_samples and device.gradient_from == "stored":
+        raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
+    if options.counts_samples and gist.shared:
+        raise ConfigError("a shared gist tells of a sample in many rounds: set privacy.unit = 'device'")
+    return options
 
-    @classmethod
-    def configured(cls, table: Table, device: DeviceOptions, gist: GistOptions) -> "AgentPrivacy":
-        from fedkeep.privacy.options import PrivacyOptions
 
-        options = build(PrivacyOptions, table, "privacy")
-        if options.protects("estimator") and options.unit == "sample" and device.gradient_from == "stored":
-            raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
-        if options.protects("estimator") and options.unit == "sample" and gist.shared:
-            raise ConfigError("a shared gist tells of a sample in many rounds: set privacy.unit = 'device'")
-        return cls(options)
+def _clip(privacy: "PrivacyOptions | None") -> float | None:
+    """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
+    return privacy.clip if privacy is not None and privacy.protects("estimator") else None
 
-    @property
-    def clip(self) -> float | None:
-        """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
-        return self.options.clip if self.options.protects("estimator") else None
 
-    @property
-    def counts_samples(self) -> bool:
-        """Whether the ledger tells samples apart by their ids."""
-        return self.options.counts_samples
+def _guard(agent: Agent, privacy: "PrivacyOptions", state: State, *, damaged: bool) -> None:
+    """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
+    from fedkeep.keyholder.parties import ProfileSealer
+    from fedkeep.privacy.door import Door
+    from fedkeep.privacy.ledger import LedgerFile
 
-    def guard(self, agent: Agent, state: State, *, damaged: bool) -> None:
-        """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
-        from fedkeep.keyholder.parties import ProfileSealer
-        from fedkeep.privacy.door import Door
-        from fedkeep.privacy.ledger import LedgerFile
+    file = LedgerFile(agent.ledger_path)
+    said = take_under("gate.ledger", state)
+    try:
+        ledger = file.found(said, damaged=damaged and not said)
+    except RefusedError as refusal:
+        raise ConfigError(str(refusal)) from None
 
-        file = LedgerFile(agent.ledger_path)
-        said = take_under("gate.ledger", state)
+    def keep(spent: State) -> None:
         try:
-            ledger = file.found(said, damaged=damaged and not said)
-        except RefusedError as refusal:
-            raise ConfigError(str(refusal)) from None
+            file.commit(spent)
+        except OSError as error:
+            why = f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
+            raise RefusedError("disk", why) from error
 
-        def keep(spent: State) -> None:
-            try:
-                file.commit(spent)
-            except OSError as error:
-                raise RefusedError(
-                    "disk", f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
-                ) from error
-
-        size = agent.device.learner.gradient_size
-        door = Door(self.options, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
-        agent.close_door(door)
-        if self.options.encrypted_profiles:
-            ProfileSealer(
-                self.options.public_context, self.options.context_digest
-            ).public()  # a file that is not there, or not the one pinned, is said now
+    size = agent.device.learner.gradient_size
+    agent.close_door(Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep))
+    if privacy.encrypted_profiles:  # a file that is not there, or not the one pinned, is said now
+        ProfileSealer(privacy.public_context, privacy.context_digest).public()

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedkeep.agent.record import Note
 from fedkeep.core.ports import Fate
-from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+from fedkeep.core.types import Batch, IntArray, Scores, State
 from fedkeep.link.messages import Reason
 
 CHUNK = 32
@@ -42,25 +42,18 @@ class DecisionLog:
     """
 
     def __init__(self, length: int, policy: str) -> None:
-        self._chunks = [np.zeros(CHUNK, dtype=_ROW) for _ in range(max(1, -(-length // CHUNK)))]
-        self._refused: NDArray[np.void] = np.zeros(len(self._chunks) * CHUNK, dtype=_ROW)
+        self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
+        self._refused = self._rows.copy()
         self._written = 0
         self._refusals = 0
         self.policy = policy
         self._policy = policy.encode()[:16]
 
-    def __len__(self) -> int:
-        return min(self._written, len(self._chunks) * CHUNK)
-
     def add(self, note: Note, verdict: Verdict) -> None:
-        chunk, row = divmod(self._written % (len(self._chunks) * CHUNK), CHUNK)
-        rows = self._chunks[chunk].copy()
-        rows[row] = (
+        self._rows[self._written % len(self._rows)] = (
             note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
             note.wall, self._policy,
         )  # fmt: skip
-        rows.flags.writeable = False
-        self._chunks[chunk] = rows
         self._written += 1
 
     def add_refusals(
@@ -77,28 +70,30 @@ class DecisionLog:
 
     def about(self, id_: int) -> list[Reason]:
         """All decisions on one sample that are still logged, oldest first, the one that displaced it included."""
-        rows = np.concatenate([self._refused, *self._chunks])
+        rows = np.concatenate([self._refused, self._rows])
         # A row without a policy was never written.
         found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
         return [_reason(row) for row in np.sort(found, order=("wall", "arrival"), kind="stable")]
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""
-        for number, chunk in enumerate(self._chunks):
-            if np.isin(chunk["id"], ids).any():
-                self._chunks[number] = _blanked(chunk, ids)
-        self._refused = _blanked(self._refused, ids).copy()
+        for rows in (self._rows, self._refused):
+            rows[np.isin(rows["id"], ids)] = np.zeros((), dtype=_ROW)
+            rows["displaced"][np.isin(rows["displaced"], ids)] = -1
 
     def snapshot(self) -> State:
-        """The chunks as they are: one that did not change is the same array as in the snapshot before."""
-        return {"written": np.array(self._written), **{str(i): chunk for i, chunk in enumerate(self._chunks)}}
+        """In chunks, of which a commit writes those that changed."""
+        return {"written": np.array(self._written), **self._chunks()}
 
     def restore(self, state: State) -> None:
-        for number in range(len(self._chunks)):
-            chunk = state.get(str(number))
+        for name, own in self._chunks().items():
+            chunk = state.get(name)
             if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:
-                self._chunks[number] = chunk
+                own[:] = chunk
         self._written = int(state.get("written", np.array(0)))
+
+    def _chunks(self) -> State:
+        return {str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)}
 
 
 def _reason(row: np.void) -> Reason:
@@ -114,11 +109,3 @@ def _reason(row: np.void) -> Reason:
         policy=row["policy"].decode(),
         time=float(row["wall"]),
     )
-
-
-def _blanked(rows: AnyArray, ids: IntArray) -> AnyArray:
-    rows = rows.copy()
-    rows[np.isin(rows["id"], ids)] = np.zeros((), dtype=_ROW)
-    rows["displaced"][np.isin(rows["displaced"], ids)] = -1
-    rows.flags.writeable = False
-    return rows

@@ -74,7 +74,7 @@ class CellFile:
 
     def __init__(self, disk: Disk, geometry: Geometry, cipher: Cipher | None = None) -> None:
         self._disk = disk
-        self._geometry = geometry
+        self.geometry = geometry
         self._cipher = cipher
         self.capacity = geometry.payload - (OVERHEAD if cipher else 0)
         """Bytes of a blob per cell."""
@@ -91,20 +91,12 @@ class CellFile:
 
     @property
     def free(self) -> int:
-        return int(self._geometry.cells - self._live.sum())
+        return int(self.geometry.cells - self._live.sum())
 
     @property
     def bytes_used(self) -> int:
         """Bytes of the cells that count, with everything around them."""
-        return self._geometry.size - self.free * self._geometry.cell_size
-
-    @property
-    def size(self) -> int:
-        return self._geometry.size
-
-    @property
-    def cell_size(self) -> int:
-        return self._geometry.cell_size
+        return self.geometry.size - self.free * self.geometry.cell_size
 
     def cells_for(self, length: int) -> int:
         """How many cells a blob of `length` bytes takes."""
@@ -114,7 +106,7 @@ class CellFile:
         """Puts the label at both ends of the file."""
         page = label.encode()
         self._disk.write(0, page)
-        self._disk.write(self._geometry.label_copy, page)
+        self._disk.write(self.geometry.label_copy, page)
         self._disk.sync()
 
     def format(self, label: Label) -> None:
@@ -133,11 +125,11 @@ class CellFile:
         self._disk.sync()
         roots, damage = self._read_roots()
         root = max(roots.values(), key=lambda r: r.sequence, default=None)
-        counted = np.ones(self._geometry.cells, dtype=bool)
+        counted = np.ones(self.geometry.cells, dtype=bool)
         if root is not None:
             self._half = next(half for half, found in roots.items() if found is root)
             self._wipe_due = bool(root.flags & WIPE)
-            counted = _bits(root.bitmap, self._geometry.cells)
+            counted = _bits(root.bitmap, self.geometry.cells)
         cells = dict(self._scan())
         since = -1 if root is None else root.sequence
         self._sequence = max([since, *(cell.sequence for cell in cells.values())])
@@ -183,16 +175,16 @@ class CellFile:
         return found, damage
 
     def _read_root(self, half: int, copy: int) -> Root | None:
-        area = self._disk.read(self._geometry.root(half, copy), self._geometry.root_size)
-        return decode_root(area, self._geometry.cells)
+        area = self._disk.read(self.geometry.root(half, copy), self.geometry.root_size)
+        return decode_root(area, self.geometry.cells)
 
     def _scan(self) -> Iterator[tuple[int, FileCell]]:
         """The cells that are whole, whether they count or not."""
-        size = self._geometry.cell_size
+        size = self.geometry.cell_size
         step = max(1, _STRIDE // size)
-        for start in range(0, self._geometry.cells, step):
-            count = min(step, self._geometry.cells - start)
-            chunk = self._disk.read(self._geometry.cell(start), count * size)
+        for start in range(0, self.geometry.cells, step):
+            count = min(step, self.geometry.cells - start)
+            chunk = self._disk.read(self.geometry.cell(start), count * size)
             soiled = np.frombuffer(chunk, np.uint8).reshape(count, size).any(axis=1)
             self._soiled[start : start + count] = soiled
             for index in np.flatnonzero(soiled):
@@ -208,7 +200,7 @@ class CellFile:
         self._places.clear()
         blobs = []
         for number, found in sorted(parts.items()):
-            blob = self._join(number, [found[part] for part in sorted(found)])
+            blob = self._join(number, [cell for _, (_, cell) in sorted(found.items())])
             if blob is None:
                 damage.blobs += 1
                 continue
@@ -217,18 +209,11 @@ class CellFile:
         self._live[[index for place in self._places.values() for index in place]] = True
         return Contents(blobs, damage)
 
-    def _join(self, number: int, parts: list[tuple[int, FileCell]]) -> Blob | None:
-        first = parts[0][1]
-        if len(parts) != first.parts:
-            return None
-        if first.parts == 1 and self._cipher is None:
-            return Blob(number, first.kind, first.data)
-        opened = [self._open(cell) for _, cell in parts]
+    def _join(self, number: int, cells: list[FileCell]) -> Blob | None:
+        """The blob of these parts, or None if one is missing or was tampered with."""
+        opened = [self._cipher.unseal(cell.data, _place(cell)) if self._cipher else cell.data for cell in cells]
         pieces = [piece for piece in opened if piece is not None]
-        return Blob(number, first.kind, b"".join(pieces)) if len(pieces) == len(parts) else None
-
-    def _open(self, cell: FileCell) -> bytes | None:
-        return self._cipher.unseal(cell.data, _place(cell)) if self._cipher else cell.data
+        return Blob(number, cells[0].kind, b"".join(pieces)) if len(pieces) == cells[0].parts else None
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -320,21 +305,21 @@ class CellFile:
         if not taken:
             return
         self._soiled[taken] = True
-        size = self._geometry.cell_size
+        size = self.geometry.cell_size
         for run in _runs(taken):
             raw = b"".join(cells[i].encode().ljust(size, b"\0") for i in run)
-            self._disk.write(self._geometry.cell(taken[run[0]]), raw)
+            self._disk.write(self.geometry.cell(taken[run[0]]), raw)
         self._disk.sync()
 
     def _write_root(self, live: NDArray[np.bool_]) -> None:
         """Goes into the older half; until its sync returns, either root may be the one on the disk."""
         self._sequence += 1
         flags = WIPE if self._wipe_due else 0
-        root = Root(self._sequence, np.packbits(live).tobytes(), flags).encode(self._geometry.cells)
+        root = Root(self._sequence, np.packbits(live).tobytes(), flags).encode(self.geometry.cells)
         self._in_doubt = True
-        self._disk.write(self._geometry.root(1 - self._half), root)
+        self._disk.write(self.geometry.root(1 - self._half), root)
         self._disk.sync()
-        self._disk.write(self._geometry.root(1 - self._half, 1), root)
+        self._disk.write(self.geometry.root(1 - self._half, 1), root)
         self._in_doubt = False
         self._half = 1 - self._half
         self._young[:] = False
@@ -349,9 +334,9 @@ class CellFile:
     def _wipe_free(self) -> None:
         """Overwrites every free cell that ever held something, then says so in a new root."""
         targets = [int(index) for index in np.flatnonzero(self._soiled & ~self._live)]
-        size = self._geometry.cell_size
+        size = self.geometry.cell_size
         for run in _runs(targets):
-            self._disk.write(self._geometry.cell(targets[run[0]]), bytes(len(run) * size))
+            self._disk.write(self.geometry.cell(targets[run[0]]), bytes(len(run) * size))
         self._disk.sync()
         self._soiled[targets] = False
         self._wipe_due = False

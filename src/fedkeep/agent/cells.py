@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from fedkeep.core.errors import ConfigError
+
 FORMAT = 4
 PAGE = 4096
 _LABEL = struct.Struct("<8sII")
@@ -94,15 +96,22 @@ def claims_to_be_a_store(page: bytes) -> bool:
     return page.startswith(_LABEL_MAGIC)
 
 
+class OtherFormatError(ConfigError):
+    """A whole label of another version of fedkeep."""
+
+
 def decode_label(page: bytes) -> Label | None:
-    """The label, or None if the page is damaged or of another format."""
+    """The label, or None if the page is damaged; a whole one of another format is none that could be mended."""
     magic, length, checksum = _LABEL.unpack_from(page)
     body = page[_LABEL.size : _LABEL.size + length]
     if magic != _LABEL_MAGIC or len(body) != length or crc32(body) != checksum:
         return None
     fields = json.loads(body)
-    if fields.pop("format") != FORMAT:
-        return None
+    if (version := fields.pop("format")) != FORMAT:
+        raise OtherFormatError(
+            f"is a store of format {version} and this fedkeep reads {FORMAT}: left untouched; take its samples out by "
+            "`fedkeep agent store export` of the version that wrote it, or set [store] path to another file"
+        )
     return Label(form=fields.pop("form"), geometry=Geometry(**fields))
 
 

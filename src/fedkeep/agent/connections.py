@@ -23,72 +23,62 @@ class AddressTakenError(FedkeepError):
         super().__init__(f"cannot listen at {address}: {detail}; choose another address or stop what is there")
 
 
-class Connections:
-    """The open connections of one listener, with when each last did something."""
+class Listener:
+    """Serves each connection in a thread of its own; beyond `limit` the one silent the longest makes room."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._active: dict[socket.socket, float] = {}
+    def __init__(self, server: socket.socket, limit: int) -> None:
+        self._server, self._limit = server, limit
+        self._heard: dict[socket.socket, float] = {}
+        """The open connections, with when each last did something."""
         self._lock = threading.Lock()
+        self._closed = False
 
-    def __len__(self) -> int:
-        return len(self._active)
+    def start(self, serve: Callable[[socket.socket], None]) -> None:
+        """Listens in a thread, until it is closed."""
+        threading.Thread(target=self.run, args=(serve, lambda: False), daemon=True).start()
 
-    def admit(self, connection: socket.socket) -> None:
-        """Takes a connection in; its thread must call `leave` when it ends."""
-        with self._lock:
-            if len(self._active) >= self._limit:
-                silent = min(self._active, key=self._active.__getitem__)
-                del self._active[silent]
-                _shut(silent)
-            self._active[connection] = time.monotonic()
+    def run(self, serve: Callable[[socket.socket], None], stopped: Callable[[], bool]) -> None:
+        """Listens until it is closed or `stopped`; nothing that goes wrong with a connection ends it."""
+        self._server.settimeout(_PAUSE)
+        while not self._closed and not stopped():
+            try:
+                connection, _ = self._server.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._closed:
+                    log.warning("a connection could not be taken (%s)", error.strerror)
+                    time.sleep(_PAUSE)  # descriptors run out; others may be closed meanwhile
+                continue
+            connection.settimeout(None)
+            self._admit(connection)
+            try:
+                threading.Thread(target=self._serve, args=(connection, serve), daemon=True).start()
+            except RuntimeError:
+                self._leave(connection)
 
     def touch(self, connection: socket.socket) -> None:
         """It has just been heard of."""
         with self._lock:
-            if connection in self._active:
-                self._active[connection] = time.monotonic()
-
-    def leave(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._active.pop(connection, None)
+            if connection in self._heard:
+                self._heard[connection] = time.monotonic()
 
     def close(self) -> None:
+        self._closed = True
+        self._server.close()
         with self._lock:
-            for connection in self._active:
+            for connection in self._heard:
                 _shut(connection)
 
+    def _admit(self, connection: socket.socket) -> None:
+        with self._lock:
+            if len(self._heard) >= self._limit:
+                silent = min(self._heard, key=self._heard.__getitem__)
+                del self._heard[silent]
+                _shut(silent)
+            self._heard[connection] = time.monotonic()
 
-def accept_until(
-    listener: socket.socket,
-    connections: Connections,
-    serve: Callable[[socket.socket], None],
-    stopped: Callable[[], bool],
-) -> None:
-    """Serves each connection in a thread of its own; nothing that goes wrong with one ends the listening."""
-    listener.settimeout(_PAUSE)
-    while not stopped():
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            continue
-        except OSError as error:
-            if not stopped() and listener.fileno() >= 0:
-                log.warning("a connection could not be taken (%s)", error.strerror)
-                time.sleep(_PAUSE)  # descriptors run out; others may be closed meanwhile
-                continue
-            return
-        connection.settimeout(None)
-        connections.admit(connection)
-        try:
-            threading.Thread(target=_serve, args=(connection, connections, serve), daemon=True).start()
-        except RuntimeError:
-            connections.leave(connection)
-            connection.close()
-
-
-def _serve(connection: socket.socket, connections: Connections, serve: Callable[[socket.socket], None]) -> None:
-    with connection:
+    def _serve(self, connection: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         try:
             serve(connection)
         except OSError:
@@ -96,7 +86,12 @@ def _serve(connection: socket.socket, connections: Connections, serve: Callable[
         except Exception:
             log.exception("a connection was ended")
         finally:
-            connections.leave(connection)
+            self._leave(connection)
+
+    def _leave(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._heard.pop(connection, None)
+        connection.close()
 
 
 def _shut(connection: socket.socket) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.ledgers import AgeClock
-from fedkeep.agent.record import SAMPLE, Note, SampleForm, decode_sample, encode_sample
+from fedkeep.agent.record import META_BYTES, SAMPLE, Note, SampleForm, decode_note, encode_sample
 from fedkeep.agent.shelf import APART, COLUMNS, Ranks, Shelf
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
@@ -31,14 +31,14 @@ class DurableStore:
     def __init__(
         self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
     ) -> None:
-        self._file, self._index, self.codec = file, index, form.codec()
+        self.file, self._index, self.codec = file, index, form.codec()
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
         self._capacity = capacity
-        self._ranks = Ranks(capacity, discounts=index.after_use.name == "discount")
+        self._ranks = Ranks(capacity, discounts=form.discounts)
         self._shelf = Shelf()
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
@@ -85,17 +85,13 @@ class DurableStore:
         return self._index.stored()
 
     def revalue(self, scores: Scores) -> list[int]:
-        dropped = self._let_go_of(self._index.revalue(scores))
-        self._ranks.touch_all()
-        return dropped
+        return self._let_go_of(self._index.revalue(scores))
 
     def mark_used(self, ids: IntArray) -> None:
         self._index.mark_used(ids)
-        self._ranks.touch_all()
 
     def expire(self, before: int) -> None:
         self._index.expire(before)
-        self._ranks.touch_all()
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""
@@ -121,23 +117,13 @@ class DurableStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    def __contains__(self, id_: int) -> bool:
+        return id_ in self._notes
+
     @property
     def pending(self) -> int:
         """Samples that the next commit has to write."""
         return len(self._staged)
-
-    @property
-    def bytes_used(self) -> int:
-        return self._file.bytes_used
-
-    @property
-    def budget(self) -> int:
-        return self._file.size
-
-    @property
-    def bytes_per_sample(self) -> int:
-        """Of the budget: the sample, what is known of it, and what makes both readable by themselves."""
-        return self._file.cell_size
 
     @property
     def needs_whole(self) -> bool:
@@ -157,13 +143,21 @@ class DurableStore:
 
     def notes(self) -> list[Note]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
-        stored = self._index.stored()
-        columns = zip(stored.batch.ids.tolist(), stored.scores.tolist(), stored.uses.tolist(), strict=True)
+        ranks = self.ranks()
+        columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
         return [self._notes[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
 
-    def notes_loaded(self) -> list[Note]:
-        """What is known of each sample in the file, before `restore` has put them to use."""
+    def ranks(self) -> dict[str, AnyArray]:
+        """Scores, uses and what else decides which sample leaves first, by arrival."""
+        return self._index.ranks()
+
+    def records(self) -> list[Note]:
+        """What was known of each sample when it was stored; also before `restore` has put them to use."""
         return list(self._notes.values())
+
+    def taken_before(self, age: float) -> list[int]:
+        """The samples stored before then, by the age clock; it is asked often, so nothing else is looked up."""
+        return [id_ for id_, note in self._notes.items() if note.taken < age]
 
     def write_down_since(self, arrival: int) -> int:
         """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
@@ -187,25 +181,22 @@ class DurableStore:
 
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
-        samples: dict[int, tuple[Blob, Note]] = {}
-        self._samples, self._staged, self._replaced, self._obsolete = {}, {}, {}, []
+        self._notes, self._blobs, self._samples = {}, {}, {}
+        self._staged, self._replaced, self._obsolete = {}, {}, []
         state = self._shelf.load(contents.blobs)
         self._sources = restore_codec(self.codec, state, contents.blobs)
         self._readable = self.codec.ready
         for blob in (b for b in contents.blobs if b.kind == SAMPLE):
-            note, x = decode_sample(blob, self._sources)
-            note = note._replace(region=note.label if self._index.regions > 1 else 0)  # the policy may be another
-            if note.id in samples:
-                self._obsolete.append(samples[note.id][0].number)
-            samples[note.id] = (blob, note)
-            self._samples[note.id] = x
-        self._notes = {id_: note for id_, (_, note) in samples.items()}
-        self._blobs = {id_: blob.number for id_, (blob, _) in samples.items()}
+            note = decode_note(blob, self._sources)
+            if note.id in self._blobs:
+                self._obsolete.append(self._blobs[note.id])
+            self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
+            self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
         return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(APART)}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
-        return self.load(self._file.reload())
+        return self.load(self.file.reload())
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
@@ -218,8 +209,7 @@ class DurableStore:
         changed: dict[str, tuple[int, bytes]] = {}
         obsolete: list[int] = []
         if state is not None:
-            if self._ranks.stale:
-                self._ranks.update(self._index.snapshot())
+            self._ranks.update(self.ranks(), self._notes)
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             arrays = {**state, **self._ranks.arrays, **copies}
@@ -230,7 +220,7 @@ class DurableStore:
         remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
-        numbers = self._file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
         if state is not None:
             self._shelf.committed(arrays, changed, numbers[len(staged) :])
             self._readable = self.codec.ready
@@ -244,7 +234,6 @@ class DurableStore:
     def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
         self.log.add(note, Verdict(fate))
         if fate is Fate.REFRESHED:
-            self._touch(note.id)
             return
         if fate is Fate.REPLACED:
             self._discard(note.displaced, note.id)
@@ -261,7 +250,6 @@ class DurableStore:
             self._replaced[by] = blob
         elif blob is not None:
             self._obsolete.append(blob)
-        self._ranks.forget(id_)
         return self._notes.pop(id_, None)
 
     def _let_go(self, id_: int, verdict: Verdict) -> None:
@@ -275,12 +263,6 @@ class DurableStore:
         for id_ in dropped:
             self._let_go(id_, Verdict.DROPPED)
         return dropped
-
-    def _touch(self, id_: int) -> None:
-        if self._index.after_use.name == "discount":
-            self._ranks.touch_all()
-        else:
-            self._ranks.touch(id_)
 
     def _indexed(self, quotas: IntArray) -> State:
         """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
@@ -296,8 +278,9 @@ class DurableStore:
 def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:
     """The notes and samples among a file's blobs."""
     sources = restore_codec(codec, Shelf().load(blobs), blobs)
-    pairs = [decode_sample(blob, sources) for blob in blobs if blob.kind == SAMPLE]
-    return [note for note, _ in pairs], codec.decode([row for _, row in pairs])
+    samples = [blob for blob in blobs if blob.kind == SAMPLE]
+    notes = [decode_note(blob, sources) for blob in samples]
+    return notes, codec.decode([blob.data[META_BYTES:] for blob in samples])
 
 
 def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:
@@ -308,5 +291,8 @@ def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[s
     kept = {name.split(".", 2)[2]: array for name, array in state.items() if name.startswith(APART)}
     codec.restore(kept)
     if not codec.ready and any(blob.kind == SAMPLE for blob in blobs):
-        raise ConfigError("the scales of the store's encoding are lost in both places: its samples cannot be read")
+        raise ConfigError(
+            "the scales of the store's encoding are lost in both places, and without them nobody can read its samples: "
+            "move the file away, and an agent begins a new one"
+        )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")

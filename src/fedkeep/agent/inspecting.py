@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from fedkeep.core.encoding import EncodingName
 from fedkeep.core.errors import ConfigError, needing
 from fedkeep.core.types import AnyArray
 
-_ENCODINGS: dict[str, EncodingName] = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "uint8"}
 _TRIED = 1000
 """About how many samples are deflated to see what it would give."""
 _PAYS = 0.9
@@ -37,6 +37,10 @@ class Inspected:
     bytes_used: int
     deflated: list[int]
     """The bytes that some of the samples would take deflated, without loss, ascending; none where it does not pay."""
+
+    @property
+    def dtype(self) -> str:
+        return str(np.dtype(self.label.form["dtype"]))
 
     @property
     def counts(self) -> Counter[int]:
@@ -75,8 +79,8 @@ def repair(path: Path, cipher: Cipher | None = None) -> Inspected:
 
 
 def _label(path: Path, cipher: Cipher | None) -> tuple[Label, bool]:
-    if not path.exists():
-        raise ConfigError(f"there is no file {path}")
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file" if path.exists() else f"there is no file {path}")
     label, whole = find_label(path, None)
     check_key(label.form["key"], cipher, path)
     return label, whole
@@ -100,7 +104,7 @@ def _read(disk: Disk, label: Label, whole: bool, cipher: Cipher | None) -> Inspe
 
 def _form(label: Label) -> SampleForm:
     name, shape = label.form["dtype"], tuple(label.form["shape"])
-    encoding = _ENCODINGS.get(name)
+    encoding = name if name in get_args(EncodingName) else None
     return SampleForm(np.dtype("<f4" if encoding else name), shape, encoding, label.form["deflate_to"])
 
 

@@ -81,36 +81,31 @@ class StoreLayout:
     """The samples that one commit may replace; there is room for both the old and the new ones."""
     state_bytes: int
     """What is committed besides samples."""
-    discounts: bool
-    """Whether scores count for less after use: then there is more to keep of each sample."""
 
 
-def plan(options: StoreOptions, form: SampleForm, state_bytes: int, *, discounts: bool = False) -> StoreLayout:
+def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     """The most samples for a budget, with room for a second copy of whatever one commit can change.
 
     `state_bytes` is what the device commits besides samples: model, direction, estimator.
     """
-    layout = _layout(options, form, state_bytes, discounts=discounts)
+    layout = _layout(options, form, state_bytes)
     if layout.capacity:
         return layout
-    least = least_budget(options, form, state_bytes, 1, discounts=discounts)
+    least = least_budget(options, form, state_bytes, 1)
     raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
 
 
-def least_budget(
-    options: StoreOptions, form: SampleForm, state_bytes: int, samples: int, *, discounts: bool = False
-) -> int:
+def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
     """The smallest budget, in whole pages, that holds this many samples."""
     low, high = 8, (8 * state_bytes + 64 * (form.nbytes + 512) * (samples + 64)) // PAGE + 1024
     while low + 1 < high:
         middle = (low + high) // 2
-        tried = _layout(replace(options, budget=middle * PAGE), form, state_bytes, discounts=discounts)
-        fits = tried.capacity >= samples
+        fits = _layout(replace(options, budget=middle * PAGE), form, state_bytes).capacity >= samples
         low, high = (low, middle) if fits else (middle, high)
     return high * PAGE
 
 
-def _layout(options: StoreOptions, form: SampleForm, state_bytes: int, *, discounts: bool) -> StoreLayout:
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
@@ -120,7 +115,7 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int, *, discou
 
     def cells(capacity: int) -> int:
         state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
-        ranks = -(-rank_bytes(discounts=discounts) * capacity // payload) + capacity // 64 + 1
+        ranks = -(-rank_bytes(discounts=form.discounts) * capacity // payload) + capacity // 64 + 1
         chunks = -(-options.decisions // CHUNK) + _reserve(capacity) // CHUNK + 2
         log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
         return capacity + _reserve(capacity) + 2 * (state + ranks) + log_cells
@@ -129,7 +124,7 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int, *, discou
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
-    return StoreLayout(geometry, low, _reserve(low), state_bytes, discounts)
+    return StoreLayout(geometry, low, _reserve(low), state_bytes)
 
 
 def _reserve(capacity: int) -> int:

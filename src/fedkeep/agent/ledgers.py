@@ -13,27 +13,18 @@ from fedkeep.core.types import State
 REMEMBERED = 512
 
 
-class CounterBook:
+class CounterBook(Counter[str]):
     """Counts by name since the store was made."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def add(self, name: str, count: int = 1) -> None:
-        if count:
-            self._counts[name] += count
-
-    def add_all(self, counts: Counter[str]) -> None:
-        self._counts.update(counts)
-
     def counts(self) -> dict[str, int]:
-        return dict(sorted(self._counts.items()))
+        return {name: count for name, count in sorted(self.items()) if count}
 
     def snapshot(self) -> State:
         return {"json": np.frombuffer(json.dumps(self.counts()).encode(), dtype=np.uint8)}
 
     def restore(self, state: State) -> None:
-        self._counts = Counter(json.loads(state["json"].tobytes()))
+        self.clear()
+        self.update(json.loads(state["json"].tobytes()))
 
 
 class ModelDate:

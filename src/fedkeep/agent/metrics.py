@@ -1,14 +1,13 @@
 """The agent's numbers for Prometheus, gathered when they are asked for."""
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.connections import AddressTakenError, Connections, accept_until
+from fedkeep.agent.connections import AddressTakenError, Listener
 from fedkeep.agent.summary import QUANTILES, summarise
 from fedkeep.core.errors import needing
 from fedkeep.fleet.options import MetricsOptions
@@ -88,10 +87,9 @@ def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] |
     registry = CollectorRegistry()
     registry.register(Collector(agent))
     try:
-        listener = socket.create_server((options.host, options.port))
+        listener = Listener(socket.create_server((options.host, options.port)), _CLIENTS)
     except OSError as error:
         raise AddressTakenError(f"{options.host}:{options.port}", error.strerror) from error
-    connections, stopped = Connections(_CLIENTS), threading.Event()
 
     def answer(connection: socket.socket) -> None:
         """Whatever is asked for, the metrics are the answer."""
@@ -105,12 +103,5 @@ def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] |
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(page)}\r\n"
         connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + page)
 
-    arguments = (listener, connections, answer, stopped.is_set)
-    threading.Thread(target=accept_until, args=arguments, name="metrics", daemon=True).start()
-
-    def stop() -> None:
-        stopped.set()
-        listener.close()
-        connections.close()
-
-    return stop
+    listener.start(answer)
+    return listener.close

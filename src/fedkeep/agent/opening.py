@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
-from fedkeep.agent.cells import PAGE, Geometry, Label, claims_to_be_a_store, decode_label
+from fedkeep.agent.cells import PAGE, Geometry, Label, OtherFormatError, claims_to_be_a_store, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
@@ -44,6 +44,7 @@ class Opened:
     disk: FileDisk
     before: "Identity | None"
     """For what it was made, if that is known."""
+    now: "Identity"
 
 
 def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, identity: "Identity") -> Opened:
@@ -80,7 +81,7 @@ def _open(
         if not found.form:
             contents.damage.label = True
             _check_records(contents, form, path)
-        _report(path, contents, options)
+        _report(path, contents, options, both=both)
         _check_labels(contents, wanted, path)
         _fit(path, file, contents, options, form, layout)
         if found.geometry != wanted.geometry:
@@ -95,7 +96,7 @@ def _open(
         disk.close()
         raise
     before = Identity(found.form["labels"], found.form["model"]) if "model" in found.form else None
-    return Opened(file, contents, disk, before)
+    return Opened(file, contents, disk, before, Identity(wanted.form["labels"], wanted.form["model"]))
 
 
 def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
@@ -104,17 +105,22 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
     Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
     else's, and nothing of it may change.
     """
-    with path.open("rb") as file:
-        first = file.read(PAGE).ljust(PAGE, b"\0")
-        file.seek(max(0, path.stat().st_size - PAGE))
-        last = file.read(PAGE).ljust(PAGE, b"\0")
-    label = decode_label(first) or decode_label(last)
+    disk = ReadOnlyDisk(path)
+    try:
+        first = disk.read(0, PAGE)
+        label = decode_label(first)
+        last = disk.read(max(0, path.stat().st_size - PAGE) if label is None else label.geometry.label_copy, PAGE)
+        label = label or decode_label(last)
+    except OtherFormatError as error:
+        raise ConfigError(f"{path} {error}") from None
+    finally:
+        disk.close()
     if label is not None:
         return label, first == last
     if likely is not None and _holds_cells(path, likely):
         return Label(likely, {}), False
     if claims_to_be_a_store(first):
-        raise ConfigError(f"{path} was made by another version of fedkeep, or is damaged at both ends: left untouched")
+        raise ConfigError(f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was")
     raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 
@@ -137,11 +143,12 @@ def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) 
     if not found.form:
         return
     check_key(found.form["key"], cipher, path)
-    for name in ("shape", "dtype"):
-        if found.form[name] != wanted.form[name]:
+    for name, said in (("shape", list), ("dtype", np.dtype)):
+        before, now = found.form[name], wanted.form[name]
+        if before != now:
             raise ConfigError(
-                f"{path} holds samples of {name} {found.form[name]}, not {wanted.form[name]}: set [samples] shape and "
-                "dtype and [store] encoding as they were, or [store] path to another file "
+                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set [samples] shape and dtype and "
+                "[store] encoding as they were, or [store] path to another file "
                 "(`fedkeep agent store export` takes the samples out of this one)"
             )
 
@@ -157,12 +164,12 @@ def _check_records(contents: Contents, form: SampleForm, path: Path) -> None:
         )
 
 
-def _report(path: Path, contents: Contents, options: StoreOptions) -> None:
+def _report(path: Path, contents: Contents, options: StoreOptions, *, both: bool) -> None:
     if contents.damage:
         log.warning("%s is damaged: %s; all else goes on", path, contents.damage)
         set_aside(path, options.damaged_bytes)
-    elif contents.damage.root_copies:
-        log.warning("%s: %d copies of a root are damaged; nothing is lost", path, contents.damage.root_copies)
+    elif contents.damage.root_copies or not both:
+        log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
 
 
 def _check_labels(contents: Contents, wanted: Label, path: Path) -> None:
@@ -185,7 +192,7 @@ def _fit(
         file.discard(gone)
     count = len({decode_note(blob).id for blob in contents.blobs if blob.kind == SAMPLE})
     if count > layout.capacity:
-        least = least_budget(options, form, layout.state_bytes, count, discounts=layout.discounts)
+        least = least_budget(options, form, layout.state_bytes, count)
         raise ConfigError(
             f"{path} holds {count} samples and [store] budget = {options.budget} has room for {layout.capacity}: "
             f"set it to {least} or more, or first erase some (`fedkeep agent store export` takes them out)"
@@ -330,14 +337,12 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
         )
 
 
-def carried_over(state: State, before: Identity | None, now: Identity, learner: Learner, regions: int) -> State:
+def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
+    before, now = opened.before, opened.now
     if before is not None and before.labels != now.labels:
-        log.warning(
-            "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew",
-            before.labels,
-            now.labels,
-        )
+        said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
+        log.warning(said, before.labels, now.labels)
         return _without(state, _COUNTED)
     counts = state.get("device.shares.counts", state.get("device.store.quotas"))
     if counts is not None and counts.shape != (regions,):

@@ -41,6 +41,7 @@ class AgentOptions:
         within(self, "cpu_cap", above=0, most=1)
         within(self, "nice", least=0, most=19)
         within(self, "linger_ms", least=0, most=1000)
+        within(self, "seed", least=0, most=(1 << 63) - 1)
         within(self, "velocity_window_seconds", above=0)
 
 

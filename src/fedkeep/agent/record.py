@@ -61,11 +61,6 @@ def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
     return Note(id_, label, label, arrival, score, 0, version, floor, displaced, float(taken), wall, name)
 
 
-def decode_sample(blob: Blob, sources: Sequence[str]) -> tuple[Note, bytes]:
-    """The parts of a record."""
-    return decode_note(blob, sources), blob.data[META_BYTES:]
-
-
 def encode_array(name: str, array: AnyArray) -> bytes:
     """Any array of numbers or of fixed-width text, by name; Python objects are not arrays here."""
     array = np.asarray(array)
@@ -94,6 +89,8 @@ class SampleForm:
     """In how few bytes it is stored; None: as it arrives."""
     deflate_to: int | None = None
     """Into how many bytes it is deflated; None: it is not."""
+    discounts: bool = False
+    """Whether its score counts for less after use: then there is more to keep of its rank."""
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -79,7 +78,7 @@ class Reading:
             except ConfigError as error:
                 self.error = error
                 return
-            except Exception as error:  # noqa: BLE001 - a source may fail in any way; the others go on
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way; the others go on
                 log.warning("source '%s' failed: %s: %s", self._source.name, type(error).__name__, error)
                 self._agent.intake.refuse("source-failed", self._source.name, str(error))
                 if self._once:
@@ -120,39 +119,22 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         _value(agent, readings, config, stop, memory, until_sources_end=until_sources_end)
 
 
-class Pulse:
-    """Whether the loop that values still turns: a watchdog asks."""
-
-    _SILENCE = 10.0
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._last = time.monotonic()
-
-    def beat(self) -> None:
-        self._last = time.monotonic()
-
-    def alive(self) -> bool:
-        return self._agent.training or time.monotonic() - self._last < self._SILENCE
-
-
 def _value(
     agent: Agent,
     readings: list[Reading],
     config: AgentConfig,
-    stop: Callable[[], bool],
+    stop: threading.Event,
     memory: IdleMemory,
     *,
     until_sources_end: bool,
 ) -> None:
-    throttle, pulse, voice, ended = Throttle(config.agent.cpu_cap), Pulse(agent), Voice(agent), threading.Event()
-    watch(pulse.alive, ended)
+    throttle, voice, ended = Throttle(config.agent.cpu_cap), Voice(agent), threading.Event()
+    watch(agent.alive, ended)
     notify("READY=1")
     wait = config.store.commit_ms / 1000
-    while not stop():
+    while not stop.is_set():
         done = until_sources_end and not any(reading.thread.is_alive() for reading in readings)
         judged = agent.step(wait)
-        pulse.beat()
         voice.speak()
         throttle.rest()
         memory.after(judged)
@@ -161,7 +143,7 @@ def _value(
     notify("STOPPING=1")
     agent.intake.stop()
     while agent.step(0.0):
-        pulse.beat()
+        pass
     agent.commit()
     ended.set()
     voice.conclude()
@@ -172,8 +154,8 @@ def _value(
         raise FedkeepError(f"not one record was a sample ({refused}): docs/agent.md says what each source reads")
 
 
-def _stop_on_signals() -> Callable[[], bool]:
-    """True once the process was asked to stop."""
+def _stop_on_signals() -> threading.Event:
+    """Set once the process was asked to stop."""
     asked = threading.Event()
 
     def ask(_signal: int, _frame: FrameType | None) -> None:
@@ -181,4 +163,4 @@ def _stop_on_signals() -> Callable[[], bool]:
 
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, ask)
-    return asked.is_set
+    return asked

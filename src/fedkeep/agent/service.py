@@ -2,12 +2,11 @@
 
 import logging
 import socket
-import threading
 from pathlib import Path
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
-from fedkeep.agent.connections import AddressTakenError, Connections, accept_until, listen_unix
+from fedkeep.agent.connections import AddressTakenError, Listener, listen_unix
 from fedkeep.agent.record import Note
 from fedkeep.agent.summary import Evaluator, stored_summary, summarise
 from fedkeep.core.errors import FedkeepError, RefusedError
@@ -28,30 +27,22 @@ class Service:
     def __init__(self, agent: Agent, evaluator: Evaluator, path: Path) -> None:
         self._agent, self._evaluator, self._path = agent, evaluator, path
         try:
-            self._socket = listen_unix(path)
+            self._listener = Listener(listen_unix(path), _CONNECTIONS)
         except OSError as error:
             raise AddressTakenError(str(path), error.strerror) from error
-        self._connections = Connections(_CONNECTIONS)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self._listener.start(self._serve)
 
     def close(self) -> None:
-        self._closed.set()
         self._path.unlink(missing_ok=True)
-        self._socket.close()
-        self._connections.close()
-
-    def _accept(self) -> None:
-        accept_until(self._socket, self._connections, self._serve, self._closed.is_set)
+        self._listener.close()
 
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(_PATIENCE)
         try:
             while (payload := receive_frame(connection)) is not None:
-                self._connections.touch(connection)
+                self._listener.touch(connection)
                 send_frame(connection, to_bytes(self.answer(payload)))
         except RefusedError as refusal:
             send_frame(connection, to_bytes(messages.Failed(refusal.reason, refusal.detail)))
@@ -75,8 +66,7 @@ class Service:
             case messages.AskStored():
                 return stored_summary(self._agent)
             case messages.AskRefused():
-                records = self._agent.intake.quarantine.records()
-                return messages.RefusedRecords(tuple(messages.RefusedRecord(*record) for record in records))
+                return messages.RefusedRecords(tuple(self._agent.intake.quarantine.records()))
             case messages.AskWhy():
                 return self._why(request.id)
             case messages.Erase():
@@ -88,8 +78,8 @@ class Service:
         id_ = sample_id(name, b"")
         with self._agent.lock:
             decisions = self._agent.store.log.about(id_)
-            stored = id_ in self._agent.store.stored().batch.ids
-        return messages.Reasons(id_, bool(stored), tuple(decisions))
+            stored = id_ in self._agent.store
+        return messages.Reasons(id_, stored, tuple(decisions))
 
     def _erase(self, request: messages.Erase) -> messages.Erased:
         if request == messages.Erase():

@@ -28,13 +28,11 @@ class Shelf:
 
     def __init__(self) -> None:
         self._blobs: dict[str, int] = {}
-        self._frozen: dict[str, AnyArray] = {}
         self._digests: dict[str, bytes] = {}
         self._stale: list[int] = []
 
     def load(self, blobs: list[Blob]) -> State:
         """The newest array of each name; what was known before is forgotten."""
-        self._blobs, self._frozen, self._digests = {}, {}, {}
         self._stale = sorted(older_arrays(blobs))
         newest = {_name(b): b for b in blobs if b.kind in _ARRAYS and b.number not in self._stale}
         self._blobs = {name: blob.number for name, blob in newest.items()}
@@ -51,10 +49,8 @@ class Shelf:
         if self._digests.get(_PACK_NAME) != _digest(pack):
             changed[_PACK_NAME] = (PACK, pack)
         for name, array in state.items():
-            if name in small or self._frozen.get(name) is array:
-                continue
-            data = encode_array(name, array)
-            if self._digests.get(name) != _digest(data):
+            data = b"" if name in small else encode_array(name, array)
+            if data and self._digests.get(name) != _digest(data):
                 changed[name] = (FAR if name.startswith(f"{APART}1") else ARRAY, data)
         large = state.keys() - small.keys()
         gone = [name for name in self._blobs if name in changed or (name and name not in large)]
@@ -68,8 +64,6 @@ class Shelf:
         large = {name for name, array in state.items() if not _is_small(name, array)} | {_PACK_NAME}
         self._blobs = {name: number for name, number in self._blobs.items() if name in large}
         self._digests = {name: digest for name, digest in self._digests.items() if name in large}
-        # What nobody may write to is unchanged as long as it is the same object; a large model is hashed only once.
-        self._frozen = {name: array for name, array in state.items() if not array.flags.writeable}
 
 
 def _is_small(name: str, array: AnyArray) -> bool:
@@ -128,50 +122,29 @@ def rank_bytes(*, discounts: bool) -> int:
 
 
 class Ranks:
-    """The arrays as they stand in the file, and the samples of which they no longer tell the truth."""
+    """The ranks that are no longer as the samples' records have them, as arrays in the file."""
 
     def __init__(self, capacity: int, *, discounts: bool) -> None:
         self._buckets = max(1, -(-capacity // _BUCKET))
         self._dtype = _DISCOUNTED if discounts else _RANK
-        self._changed: set[int] | None = set()
-        """Samples whose rank differs from what is written; None stands for all."""
         self.arrays: State = {}
 
     def load(self, state: State) -> State:
         """Takes its own arrays out of a file's state and returns the others."""
         self.arrays = {name: array for name, array in state.items() if name.startswith(_PREFIX)}
-        self._changed = set()
         return {name: array for name, array in state.items() if name not in self.arrays}
 
-    def touch(self, id_: int) -> None:
-        if self._changed is not None:
-            self._changed.add(id_)
-
-    def touch_all(self) -> None:
-        self._changed = None
-
-    def forget(self, id_: int) -> None:
-        if self._changed is not None:
-            self._changed.discard(id_)
-
-    @property
-    def stale(self) -> bool:
-        return self._changed is None or bool(self._changed)
-
-    def update(self, state: State) -> None:
-        """Brings the arrays up to date with the snapshot of a `MemoryStore`."""
-        written = self._changed if self._changed is not None else set(state["ids"].tolist())
-        known = {int(id_) for array in self.arrays.values() for id_ in array["ids"]}
-        keep = np.isin(state["ids"], np.array(sorted(known | written), dtype=np.int64))
-        rows = np.zeros(int(keep.sum()), dtype=self._dtype)
+    def update(self, ranks: dict[str, AnyArray], notes: dict[int, Note]) -> None:
+        """Brings the arrays up to date with the ranks of a `MemoryStore`."""
+        recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
+        differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
+        differ |= ranks["scores"] != np.array([note.score for note in recorded])
+        differ |= ranks["arrivals"] != np.array([note.arrival for note in recorded])
+        rows = np.zeros(int(differ.sum()), dtype=self._dtype)
         for name in self._dtype.names or ():
-            rows[name] = state[name][keep]
+            rows[name] = ranks[name][differ]
         buckets = rows["ids"] % self._buckets
-        changed = {id_ % self._buckets for id_ in written}
-        for bucket in range(self._buckets) if self._changed is None else changed:
-            self.arrays[f"{_PREFIX}{bucket}"] = rows[buckets == bucket]
-        self.arrays = {name: array for name, array in self.arrays.items() if len(array)}
-        self._changed = set()
+        self.arrays = {f"{_PREFIX}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
 
     def columns(self, notes: Iterable[Note]) -> dict[str, AnyArray]:
         """The ranks of these samples, by arrival: as written here, or as their records have it."""

@@ -19,16 +19,15 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def summarise(agent: Agent) -> Status:
     with agent.lock:
-        notes = agent.store.notes()
+        scores = agent.store.ranks()["scores"]
         received = agent.model_date.received
-        scores = np.array([note.score for note in notes])
-        spending = agent.spending()
-        quantiles = np.quantile(scores, QUANTILES).tolist() if notes else []
+        spending = agent.door.spending()
+        quantiles = np.quantile(scores, QUANTILES).tolist() if len(scores) else []
         return Status(
-            samples=len(notes),
+            samples=len(scores),
             capacity=agent.device.capacity,
-            bytes=agent.store.bytes_used,
-            budget=agent.store.budget,
+            bytes=agent.store.file.bytes_used,
+            budget=agent.store.file.geometry.size,
             round=agent.store.model_version,
             model_age_seconds=None if received is None else agent.store.clock.now() - received,
             counters=agent.counters.counts(),
@@ -36,11 +35,11 @@ def summarise(agent: Agent) -> Status:
             policy=agent.store.log.policy,
             preset=agent.preset,
             value_quantiles=tuple(quantiles),
-            labels_held=len({note.label for note in notes}),
+            labels_held=len({note.label for note in agent.store.records()}),
             labels=agent.labels,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
-            sample_bytes=agent.store.bytes_per_sample,
+            sample_bytes=agent.store.file.geometry.cell_size,
             gist=_gist(agent.device),
         )
 
@@ -56,7 +55,7 @@ def _gist(device: Device) -> GistStatus | None:
 def vitals(agent: Agent) -> Vitals:
     """The store in the few numbers that a fleet's page shows."""
     with agent.lock:
-        labels = [note.label for note in agent.store.notes()]
+        labels = [note.label for note in agent.store.records()]
         counts = agent.counters.counts()
         gist = None if agent.device.gist is None else agent.device.gist.figures()
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
@@ -72,7 +71,7 @@ def stored_summary(agent: Agent) -> StoredSummary:
     by_label: dict[int, list[Note]] = {}
     for note in notes:
         by_label.setdefault(note.label, []).append(note)
-    size = agent.store.bytes_per_sample
+    size = agent.store.file.geometry.cell_size
     return StoredSummary(tuple(_of_label(label, found, size, now) for label, found in sorted(by_label.items())))
 
 

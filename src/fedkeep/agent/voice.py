@@ -47,8 +47,7 @@ class Voice:
 
     def __init__(self, agent: "Agent") -> None:
         self._agent = agent
-        self._told = Counter(agent.counters.counts())
-        self._start = self._told.copy()
+        self._told = self._start = Counter(agent.counters)
         self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
         self._live = sys.stderr.isatty()
 
@@ -57,31 +56,31 @@ class Voice:
         now = time.monotonic()
         if self._live and now >= self._next_live:
             self._next_live = now + _LIVE_SECONDS
-            sys.stderr.write(f"\r\x1b[K{self._summary(self._start)}")
+            sys.stderr.write(f"\r\x1b[K{self._summary()}")
             sys.stderr.flush()
         if now < self._next:
             return
-        refused = _refusals(Counter(self._agent.counters.counts()) - self._told)
+        refused = _refusals(Counter(self._agent.counters) - self._told)
         if refused:
             log.warning("refused: %s; `fedkeep agent refused` shows the last of them", refused)
             self._next = now + _LINE_SECONDS
-        self._told = Counter(self._agent.counters.counts())
-        notify(f"STATUS={self._summary(self._start)}")
+        self._told = Counter(self._agent.counters)
+        notify(f"STATUS={self._summary()}")
 
     def conclude(self) -> None:
         """What came of it all."""
         if self._live:
             sys.stderr.write("\r\x1b[K")
-        log.info("ended: %s", self._summary(self._start))
+        log.info("ended: %s", self._summary())
 
     def all_refused(self) -> str:
         """What was wrong with the records, where none of them was sound; nothing where one was, or none came."""
-        counts = Counter(self._agent.counters.counts()) - self._start
+        counts = Counter(self._agent.counters) - self._start
         judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
         return "" if judged else _refusals(counts)
 
-    def _summary(self, since: Counter[str]) -> str:
-        counts = Counter(self._agent.counters.counts()) - since
+    def _summary(self) -> str:
+        counts = Counter(self._agent.counters) - self._start
         kept = counts["kept"] + counts["replaced"]
         unread = sum(n for name, n in counts.items() if name in _UNREAD)
         said = [f"{counts['seen'] + unread} arrived", f"{kept} kept"]
@@ -94,13 +93,12 @@ class Voice:
 
 _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 """What never became an arrival."""
-_ORDINARY = ("refused.score",)
 
 
 def _refusals(counts: Counter[str]) -> str:
     """What was wrong with records, by reason; a sample that is merely worth less is not wrong."""
-    found = {name.removeprefix("refused."): n for name, n in counts.items() if name.startswith("refused.")}
-    return ", ".join(f"{n} {name}" for name, n in sorted(found.items()) if f"refused.{name}" not in _ORDINARY)
+    wrong = sorted(name for name in counts if name.startswith("refused.") and name != "refused.score")
+    return ", ".join(f"{counts[name]} {name.removeprefix('refused.')}" for name in wrong)
 
 
 def notify(message: str) -> None:
@@ -120,7 +118,7 @@ def watchdog_seconds() -> float | None:
 
 
 def watch(alive: Callable[[], bool], stopped: threading.Event) -> None:
-    """Says that the agent is alive for as long as it is; training may hold up the stream, and counts as life."""
+    """Says that the agent is alive for as long as it is."""
     period = watchdog_seconds()
     if period is None:
         return

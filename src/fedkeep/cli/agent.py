@@ -99,7 +99,8 @@ def why(
     for decision in reasons.decisions:
         console.print(f"  {when(decision.time)}  {explain(decision, reasons.id)}")
     if not reasons.decisions:
-        console.print("  no decision on it is remembered: it never came, or too many came since")
+        never = "" if reasons.stored else "it never came, or "
+        console.print(f"  no decision on it is remembered: {never}too many came since")
 
 
 @agent.command()

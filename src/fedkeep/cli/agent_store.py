@@ -46,7 +46,7 @@ def show(
     file: File,
     key_file: KeyFile = None,
     key_env: KeyEnv = None,
-    limit: Annotated[int, typer.Option(help="Samples to list, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Samples to list, newest first.")] = 20,
 ) -> None:
     """Show what is stored: samples per label, and the newest of them."""
     found = inspect(file, _cipher(key_file, key_env))
@@ -78,7 +78,7 @@ def when(time: float) -> str:
 
 def _summary(file: Path, found: Inspected) -> str:
     geometry, form, damage = found.label.geometry, found.label.form, found.contents.damage
-    what = f"{len(found.notes)} samples of {form['dtype']} {form['shape']}, {len(found.counts)} labels"
+    what = f"{len(found.notes)} samples of {found.dtype} {form['shape']}, {len(found.counts)} labels"
     size = f"{found.bytes_used} of {geometry.size} bytes, {geometry.cell_size} per sample"
     wrong = [str(damage)] if damage else []
     wrong += [f"{damage.root_copies} copies of a root are damaged"] if damage.root_copies else []

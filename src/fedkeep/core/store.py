@@ -152,21 +152,22 @@ class MemoryStore:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
-    def snapshot(self) -> State:
-        stored = self.stored()
-        keys = [e.key for e in self._by_arrival()]
+    def ranks(self) -> dict[str, AnyArray]:
+        """What decides which sample leaves first, by arrival; without the samples, of which `stored` makes a copy."""
+        entries = self._by_arrival()
         return {
-            "x": stored.batch.x,
-            "y": stored.batch.y,
-            "ids": stored.batch.ids,
-            "regions": stored.regions,
-            "scores": stored.scores,
-            "arrivals": stored.arrivals,
-            "uses": stored.uses,
-            "tiers": _ints([key[0] for key in keys]),
-            "effective": np.array([key[1] for key in keys], dtype=np.float64),
-            "quotas": _ints(self._quotas),
+            "ids": _ints([e.id for e in entries]),
+            "regions": _ints([e.region for e in entries]),
+            "arrivals": _ints([e.arrival for e in entries]),
+            "uses": _ints([e.uses for e in entries]),
+            "scores": np.array([e.score for e in entries], dtype=np.float64),
+            "tiers": _ints([e.key[0] for e in entries]),
+            "effective": np.array([e.key[1] for e in entries], dtype=np.float64),
         }
+
+    def snapshot(self) -> State:
+        batch = self.stored().batch
+        return {"x": batch.x, "y": batch.y, **self.ranks(), "quotas": _ints(self._quotas)}
 
     def restore(self, state: State) -> None:
         self._set_quotas(state["quotas"])

@@ -207,7 +207,7 @@ class LedgerFile:
     def open(self) -> Ledger:
         """The ledger as last committed; a missing or damaged file is refused, never taken as an empty one."""
         try:
-            line = self._path.read_text()
+            line = self._path.read_text(errors="replace")
         except FileNotFoundError:
             raise RefusedError(
                 "lost privacy ledger",

@@ -63,7 +63,7 @@ class FolderSource:
         """Hands over a file's samples; the file goes only when the last of them is acknowledged."""
         arrays = self._read(file, sink)
         if arrays is None:
-            self._move(file, "refused")
+            self._put_away(file, "refused")
             return
         x, y, ids = arrays
         left = len(y)
@@ -72,7 +72,7 @@ class FolderSource:
             nonlocal left
             left -= 1
             if not left:
-                self._put_away(file)
+                self._put_away(file, "done" if self._options.afterwards == "keep" else None)
 
         for i in range(len(y)):
             if sink.stopped:
@@ -97,19 +97,13 @@ class FolderSource:
             return None
         return x, y, ids
 
-    def _put_away(self, file: Path) -> None:
-        if self._options.afterwards == "keep":
-            self._move(file, "done")
-            return
+    def _put_away(self, file: Path, folder: str | None) -> None:
+        """Removes a file, or puts it where it is not read again, beside whatever has its name there."""
         try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            self._leave(file, error)
-
-    def _move(self, file: Path, folder: str) -> None:
-        """Puts a file where it is not read again, beside whatever has its name there."""
-        target = self._folder / folder / file.name
-        try:
+            if folder is None:
+                file.unlink()
+                return
+            target = self._folder / folder / file.name
             target.parent.mkdir(exist_ok=True)
             number = 0
             while target.exists():
@@ -117,12 +111,9 @@ class FolderSource:
                 target = target.with_name(f"{file.stem}-{number}{file.suffix}")
             file.rename(target)
         except OSError as error:
-            self._leave(file, error)
-
-    def _leave(self, file: Path, error: OSError) -> None:
-        if file.exists():
-            self._stuck.add(file)
-            log.warning("source '%s': %s stays where it is and is not read again (%s)", self.name, file, error.strerror)
+            if file.exists():
+                self._stuck.add(file)
+                log.warning("source '%s': %s stays and is not read again (%s)", self.name, file, error.strerror)
 
 
 _ENTRY = b"PK\1\2"

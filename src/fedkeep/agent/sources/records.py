@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -15,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Sink
-from fedkeep.agent.connections import AddressTakenError, Connections, accept_until, listen_unix
+from fedkeep.agent.arrivals import Acknowledge, Arrival, Sink
+from fedkeep.agent.connections import AddressTakenError, Listener, listen_unix
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
 
@@ -76,34 +77,34 @@ class RecordsSource:
         self._options = options
         self._limit = 4096 + 16 * sample_bytes
         self._dtype = np.dtype(options.dtype).newbyteorder("<")
-        self._socket: socket.socket | None = None
-        self._connections = Connections(options.connections)
+        self._listener: Listener | None = None
 
     def open(self) -> None:
         parts = urlsplit(self._options.address)
         try:
             if parts.scheme == "unix":
-                self._socket = listen_unix(Path(parts.path))
+                server = listen_unix(Path(parts.path))
             else:
-                self._socket = socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0))
+                server = socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0))
         except OSError as error:
             raise AddressTakenError(self._options.address, error.strerror) from error
+        self._listener = Listener(server, self._options.connections)
 
     def run(self, sink: Sink) -> None:
-        assert self._socket is not None
-        accept_until(self._socket, self._connections, lambda one: self._serve(one, sink), lambda: sink.stopped)
+        assert self._listener is not None
+        listener = self._listener
+        listener.run(lambda connection: self._serve(connection, sink, listener), lambda: sink.stopped)
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._connections.close()
+        if self._listener is not None:
+            self._listener.close()
 
-    def _serve(self, connection: socket.socket, sink: Sink) -> None:
+    def _serve(self, connection: socket.socket, sink: Sink, listener: Listener) -> None:
         exchange = _Exchange(connection, self._limit, self._options.record_seconds)
         try:
             while not sink.stopped and exchange.turn():
                 for payload in exchange.frames():
-                    self._connections.touch(connection)
+                    listener.touch(connection)
                     self._take(payload, sink, exchange)
         except RefusedError as refusal:
             sink.refuse(refusal.reason, self.name, exchange.unread())
@@ -165,9 +166,9 @@ class _Exchange:
     def unread(self) -> bytes:
         return bytes(self._came)
 
-    def next(self) -> "_Acknowledge":
+    def next(self) -> Acknowledge:
         self._count += 1
-        return _Acknowledge(self, self._count - 1)
+        return partial(self.send, self._count - 1)
 
     def send(self, number: int, fate: str) -> None:
         """Called from the agent's thread, which must not wait: what cannot be sent now goes when the sender reads."""
@@ -191,12 +192,3 @@ class _Exchange:
             return
         except OSError:
             self._unsent.clear()  # nobody hears it
-
-
-@dataclass(frozen=True, slots=True)
-class _Acknowledge:
-    exchange: _Exchange
-    number: int
-
-    def __call__(self, fate: str) -> None:
-        self.exchange.send(self.number, fate)
