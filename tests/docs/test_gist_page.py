@@ -22,6 +22,7 @@ def test_the_options_are_those_of_the_code() -> None:
         ("fading", "3.0"),
         ("matched", "true"),
         ("memory", "100.0"),
+        ("contrast", "10.0"),
         ("encoding", '"float32"'),
         ("block", "64"),
         ("last_layers", "left out"),

@@ -19,7 +19,7 @@ def opened(folder: Path) -> AssembledAgent:
 def participations(assembly: AssembledAgent) -> tuple[int, int]:
     """How many the device remembers, and how many its gist does."""
     state = assembly.agent.device.snapshot()
-    return int(state["counters"][1]) + 1, int(state["gist.state"][1])
+    return int(state["counters"][1]) + 1, int(state["gist.changes"])
 
 
 def main(folder: Path) -> None:
