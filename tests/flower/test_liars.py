@@ -14,8 +14,8 @@ from fedkeep.core.types import Report, Vector
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import make_client_app
+from fedkeep.flower.codec import MASK
 from fedkeep.flower.rounds import RoundOptions, RoundOutcome
-from fedkeep.flower.secure_rounds import MASK
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.link.messages import DeviceRequest, Evaluated
 from fedkeep.privacy.door import Door
