@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -78,7 +79,7 @@ class Prepared:
     probe: Probe | None = None
     """The order's model, where it has been measured with already."""
 
-    @property
+    @cached_property
     def ahead(self) -> Vector | None:
         """The model after one local step; None where there is nothing to mend, or no second step to come."""
         if self.stored is None or self.job.correction is None or self.steps < 2:

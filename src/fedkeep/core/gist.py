@@ -125,11 +125,8 @@ def echo(weights: FloatArray, one: Measurements, means: tuple[Vector, Vector], o
     """
     both, first, second = weights @ other.inner(one), weights @ one.norms() ** 2, weights @ other.norms() ** 2
     if len(weights) > 1:
-        both, first, second = (
-            both - _inner(*means),
-            first - _inner(means[0], means[0]),
-            second - _inner(means[1], means[1]),
-        )
+        a, b = means
+        both, first, second = both - _inner(a, b), first - _inner(a, a), second - _inner(b, b)
     return Echo(float(both), float(first), float(second))
 
 
@@ -145,8 +142,8 @@ class Mending:
     """How much of the gist is used, 0 to 1: beta, and how long it holds while the device trains."""
     likeness: float
     """rho: how alike a sample's gradients are under the old model and the new, 0 to 1."""
-    reach: float
-    """The correction's length over that of the stored samples' gradient."""
+    length: float
+    """That of the stored samples' gradient, a(w_new)."""
     gist: Vector | None
     """m, carried over to the new model."""
     making: Making | None
@@ -156,6 +153,12 @@ class Mending:
     def correction(self) -> Vector | None:
         """Added to the gradient of each local step."""
         return self.own if self.own is None or self.turn is None else self.own + self.turn
+
+    @cached_property
+    def reach(self) -> float:
+        """The correction's length over that of the stored samples' gradient."""
+        correction = self.correction
+        return 0.0 if correction is None else float(np.sqrt(_inner(correction, correction)) / max(self.length, 1e-15))
 
     @property
     def worth(self) -> float:
@@ -218,20 +221,20 @@ class Gist:
         holding = stored.holding if self.options.matched else stored.holding.undivided()
         heard = echo(holding.weights, stored.before, stored.means, stored.after) if moved else Echo(1.0, 1.0, 1.0)
         gist, making = self._taken_in(stored, holding, window, shares)
+        nothing = Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
         if gist is None or making is None:
-            return Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
+            return nothing
         beta = heard.slope * making.pull(holding) if heard.second > 0 else 0.0
         own = beta * (gist - self._own(before))
         # Times the trust as well, or the noise of a gist that few samples made would come into every step.
         turned = self.options.kappa * beta * heard.likeness**self.options.fading
         turn = None if fleet is None else turned * (fleet - gist)
-        correction = own if turn is None else own + turn
-        reach = float(np.sqrt(_inner(correction, correction) / max(_inner(after, after), 1e-30)))
-        if not np.isfinite(reach):  # a huge sample: better no correction than one that ends the model
-            return Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
         told = (heard.back, heard.scale) if beta > 0 else (0.0, 0.0)
         left = making.carried(holding, beta, *told).bounded(self.options.memory)
-        return Mending(own, turn, beta, heard.likeness, reach, self._own(after) + own, left)
+        length = float(np.sqrt(_inner(after, after)))
+        mending = Mending(own, turn, beta, heard.likeness, length, self._own(after) + own, left)
+        # A huge sample: better no correction than one that ends the model.
+        return mending if np.isfinite(mending.reach) else nothing
 
     def keep(self, mending: Mending | None) -> None:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
