@@ -10,7 +10,7 @@ import numpy as np
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
-from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients, echo
+from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.making import Holding
 from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy
@@ -84,8 +84,10 @@ class Prepared:
         """The model after one local step; None where there is nothing to mend, or no second step to come."""
         if self.stored is None or self.job.correction is None or self.steps < 2:
             return None
-        model, step = self.order.model.copy(), self.stored.means[1] + self.job.correction
-        model[len(model) - len(step) :] -= np.float32(self.order.local.learning_rate) * step
+        step = self.stored.means[1] + self.job.correction
+        step *= np.float32(self.order.local.learning_rate)
+        model = self.order.model.copy()
+        model[len(model) - len(step) :] -= step
         return model
 
     @property
@@ -264,9 +266,7 @@ class Device:
         if model is None or stored is None or mending is None:
             return drafted
         ahead = self.learner.probe(model).measure(drafted.job.batch) if ahead is None else ahead
-        weights, now = stored.holding.weights, stored.means[1]
-        slope = echo(weights, stored.after, (now, stored.under(ahead)), ahead).slope
-        mending = mending.lasting(slope, drafted.steps)
+        mending = mending.lasting(stored.slope_to(ahead), drafted.steps)
         return replace(drafted, mending=mending, job=replace(drafted.job, correction=self._correction(mending)))
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:

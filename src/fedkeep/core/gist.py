@@ -86,6 +86,33 @@ class StoredGradients:
         """a(w_old) and a(w_new)."""
         return self.under(self.before), self.under(self.after)
 
+    @cached_property
+    def lengths(self) -> tuple[float, float]:
+        """The squared lengths of both."""
+        before, after = self.means
+        return _inner(before, before), _inner(after, after)
+
+    @cached_property
+    def echo(self) -> "Echo":
+        """How the noise of the one comes back in the other.
+
+        A single sample has no variance: its gradients themselves are compared.
+        """
+        weights, several = self.holding.weights, len(self.holding.weights) > 1
+        first, second = (
+            float(weights @ measured.norms() ** 2) - several * squared
+            for measured, squared in zip((self.before, self.after), self.lengths, strict=True)
+        )
+        return Echo(self._covariance(self.before, self.means[0], self.after, self.means[1]), first, second)
+
+    def slope_to(self, ahead: Measurements) -> float:
+        """How much of the stored samples' deviations under the new model is left under a next one, 0 to 1."""
+        return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo.second)
+
+    def _covariance(self, one: Measurements, mean: Vector, other: Measurements, other_mean: Vector) -> float:
+        both = float(self.holding.weights @ other.inner(one))
+        return both - _inner(mean, other_mean) if len(self.holding.weights) > 1 else both
+
 
 @dataclass(frozen=True)
 class Echo:
@@ -116,18 +143,6 @@ class Echo:
     def scale(self) -> float:
         """The old variance over the new."""
         return self.first / self.second
-
-
-def echo(weights: FloatArray, one: Measurements, means: tuple[Vector, Vector], other: Measurements) -> Echo:
-    """The same samples under two models, with their mean gradients.
-
-    A single sample has no variance: its gradients themselves are compared.
-    """
-    both, first, second = weights @ other.inner(one), weights @ one.norms() ** 2, weights @ other.norms() ** 2
-    if len(weights) > 1:
-        a, b = means
-        both, first, second = both - _inner(a, b), first - _inner(a, a), second - _inner(b, b)
-    return Echo(float(both), float(first), float(second))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +234,7 @@ class Gist:
         """
         before, after = stored.means
         holding = stored.holding if self.options.matched else stored.holding.undivided()
-        heard = echo(holding.weights, stored.before, stored.means, stored.after) if moved else Echo(1.0, 1.0, 1.0)
+        heard = stored.echo if moved else Echo(1.0, 1.0, 1.0)
         gist, making = self._taken_in(stored, holding, window, shares)
         nothing = Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
         if gist is None or making is None:
@@ -231,7 +246,7 @@ class Gist:
         turn = None if fleet is None else turned * (fleet - gist)
         told = (heard.back, heard.scale) if beta > 0 else (0.0, 0.0)
         left = making.carried(holding, beta, *told).bounded(self.options.memory)
-        length = float(np.sqrt(_inner(after, after)))
+        length = float(np.sqrt(stored.lengths[1]))
         mending = Mending(own, turn, beta, heard.likeness, length, self._own(after) + own, left)
         # A huge sample: better no correction than one that ends the model.
         return mending if np.isfinite(mending.reach) else nothing
