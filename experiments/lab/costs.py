@@ -15,10 +15,13 @@ _FLOAT, _BLOCK = 4, 64
 
 
 def forward_passes(experiment: Experiment, curve: Curve) -> float:
-    """Over a whole run: training, measuring what arrives, and measuring what is stored under every new model."""
+    """Over a whole run: training, measuring what arrives, and measuring what is stored under every new model.
+
+    A gist measures what is stored under the old model, the new one, and one step ahead.
+    """
     arrival = _passes_per_arrival(experiment)
     stored = curve.samples_trained / experiment.train.epochs
-    measured_again = 2 * _GRADIENT if experiment.gist.name != "none" else arrival
+    measured_again = 3 * _GRADIENT if experiment.gist.name != "none" else arrival
     return _GRADIENT * curve.samples_trained + arrival * curve.samples_valued + measured_again * stored
 
 

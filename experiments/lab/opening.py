@@ -163,7 +163,7 @@ def _by_compute(arena: Table) -> Iterator[Block]:
     crosses = {
         method: [(row["forward_passes"] / fifo, (row["own_rate"] or row["shared_rate"])[0])]
         for method, row in methods.items()
-        if fifo and method != UNLIMITED and (row["own_rate"] or row["shared_rate"])
+        if fifo and not method.startswith(UNLIMITED) and (row["own_rate"] or row["shared_rate"])
     }
     if crosses:
         title = f"{SHOWN}: accuracy by device compute, FIFO's forward passes being 1"

@@ -266,6 +266,8 @@ def test_fifo_only_trains_and_ode_looks_at_every_arrival(tmp_path: Path) -> None
     assert forward_passes(fifo, curve) == 3 * 50
     ode = resolve({"task": {"name": "embedded"}, "policy": {"name": "ode"}})
     assert forward_passes(ode, curve) == 3 * 50 + 3 * 20 + 3 * 50 / 5
+    gist = resolve({"task": {"name": "embedded"}, "policy": {"name": "draw"}})
+    assert forward_passes(gist, curve) == 3 * 50 + 3 * 20 + 3 * 3 * 50 / 5
 
 
 def test_the_default_is_the_candidate_that_falls_behind_least_then_leads_most() -> None:
