@@ -1,6 +1,10 @@
-"""What all tests share: the figures that they measure are shown."""
+"""What all tests share: the figures that they measure are shown, and no example of hypothesis is judged by the clock."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
