@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedkeep.core.rounds import Refusal, cuts
-from fedkeep.core.screening import Limits, most_claimed
+from fedkeep.core.screening import most_claimed
 from fedkeep.core.types import DeviceId, FloatArray
 
 Told = tuple[int, float, int]
@@ -15,7 +15,7 @@ _WORST_LOSS = 100.0
 """No mean loss of a device counts for more than so many times the median of all."""
 
 
-def merge_evaluations(told: Mapping[DeviceId, Told], limits: Limits) -> tuple[dict[str, float], list[Refusal]]:
+def merge_evaluations(told: Mapping[DeviceId, Told]) -> tuple[dict[str, float], list[Refusal]]:
     """Loss and accuracy over all samples, the robust accuracy beside them, and whose counts or losses were cut.
 
     No device counts more samples than the fleet's own counts allow. The robust accuracy leaves out the fifth of the
@@ -25,7 +25,7 @@ def merge_evaluations(told: Mapping[DeviceId, Told], limits: Limits) -> tuple[di
     if not devices:
         return {}, []
     samples, losses, correct = (np.array([told[d][i] for d in devices], dtype=np.float64) for i in range(3))
-    counted = np.minimum(samples, most_claimed(samples, limits))
+    counted = np.minimum(samples, most_claimed(samples))
     means = losses / samples
     worst = np.minimum(means, _WORST_LOSS * (np.median(means) or np.inf))
     merged = {

@@ -192,7 +192,7 @@ class FedkeepStrategy(Strategy):
             with self._refusals.naming(device):
                 self._evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
         told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
-        merged, cut = merge_evaluations(told, self.server.limits)
+        merged, cut = merge_evaluations(told)
         self._refusals.add(*cut)
         return MetricRecord(dict(merged)) if merged else None
 
