@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
-from fedkeep.keys import about, keys_of, summary, toml
+from fedkeep.keys import about, keys_of, toml
 from fedkeep.learn.models import DENSE, TORCH
 from fedkeep.loading import find_component
 from fedkeep.presets import PRESETS
@@ -58,12 +58,11 @@ def explain(
     What it takes, its default, what the presets say, and where the paper has it.
     """
     table, _, name = key.partition(".")
-    if table not in {*TABLES, *COMPONENTS, *_OTHERS}:
-        raise ConfigError(
-            f"no table of an experiment is called '{table}': {did_you_mean(table, [*TABLES, *COMPONENTS])}"
-        )
     if table in _OTHERS:
         shown: Iterable[RenderableType] = [_described(table, None, [_OTHERS[table]])]
+    elif table not in {*TABLES, *COMPONENTS}:
+        hint = did_you_mean(table, [*TABLES, *COMPONENTS])
+        raise ConfigError(f"no table of an experiment is called '{table}': {hint}")
     elif name:
         shown = _key(table, name)
     elif table in TABLES:
@@ -75,7 +74,8 @@ def explain(
 
 
 def _summaries(members: Mapping[str, type[Any]]) -> dict[str, str]:
-    return {name: summary(cls) for name, cls in members.items()}
+    """The first paragraph of each docstring."""
+    return {name: about(cls).partition("\n\n")[0] for name, cls in members.items()}
 
 
 def _listed(kinds: Mapping[str, Mapping[str, str]]) -> Table:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fedkeep.core.errors import ConfigError
 
 Thing = TypeVar("Thing")
-Registered = TypeVar("Registered")
+Registered = TypeVar("Registered", bound=type)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -43,24 +43,17 @@ class Registry(dict[str, Thing]):
     """
 
     def __init__(
-        self,
-        kind: str,
-        members: Mapping[str, Thing] | None = None,
-        *,
-        methods: tuple[str, ...] = (),
-        base: type = object,
+        self, kind: str, members: Mapping[str, Thing] | None = None, *, methods: Iterable[str] = (), base: type = object
     ) -> None:
         super().__init__(members or {})
-        self.kind = kind
-        self._methods = methods
-        """What a class must be able to do to be admitted."""
-        self._base = base
+        self.kind, self._base, self._methods = kind, base, methods
+        """What a class must be and be able to do to be admitted."""
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Puts what it stands above under a name; a class becomes a frozen dataclass, its fields keys of a table."""
+        """Puts the class it stands above under a name, as a frozen dataclass whose fields are keys of a table."""
 
         def add(thing: Registered) -> Registered:
-            made: Any = dataclass(frozen=True)(thing) if isinstance(thing, type) else thing
+            made: Any = dataclass(frozen=True)(thing)
             self[name] = made
             return thing
 

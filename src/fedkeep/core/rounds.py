@@ -29,17 +29,15 @@ class Schedule:
     """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
     decay_every: int = 100
     """Rounds between two such steps."""
-    floor: float = 0.0
-    """The least that the learning rate falls to."""
 
     def __post_init__(self) -> None:
         within(self, "learning_rate", above=0)
         within(self, "epochs", "decay_every", "batch_size", least=1)
         within(self, "decay", above=0, most=1)
-        within(self, "proximal", "floor", least=0)
+        within(self, "proximal", least=0)
 
     def local(self, round_: int) -> LocalTraining:
-        rate = max(self.learning_rate * self.decay ** (round_ // self.decay_every), self.floor)
+        rate = self.learning_rate * self.decay ** (round_ // self.decay_every)
         return LocalTraining(rate, self.epochs, self.batch_size, self.proximal)
 
 
