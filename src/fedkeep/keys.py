@@ -32,9 +32,9 @@ def keys_of(options: type[Any]) -> list[Key]:
     hints, texts = get_type_hints(options), _texts(options)
     found = []
     for field in dataclasses.fields(options):
-        default: Any = field.default
-        if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+        default, factory = field.default, field.default_factory
+        if factory is not dataclasses.MISSING:
+            default = factory()
         if field.init:
             value = "needed" if default is dataclasses.MISSING else toml(default)
             text = texts.get(field.name) or _mentioned(field.name, options)

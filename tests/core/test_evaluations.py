@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedkeep.core.evaluations import merge_evaluations
+from fedkeep.core.rounds import merge_evaluations
 
 
 def test_honest_counts_are_pooled() -> None:

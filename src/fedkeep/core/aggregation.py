@@ -51,6 +51,7 @@ class Aggregation:
         updates = np.stack([r.model.astype(np.float64) - start for r in counted])
         weights = np.array([r.weight for r in counted])
         weights = weights / weights.sum()
+        step: FloatArray
         if self.name == "fednova":
             steps = np.array([r.steps for r in counted], dtype=np.float64)
             step = float(weights @ steps) * ((weights / np.maximum(steps, 1)) @ updates)

@@ -37,7 +37,12 @@ class _OpenRound:
     """Reports of earlier rounds, of which the estimator alone counts."""
     refusals: list[Refusal] = field(default_factory=list)
 
+    def refuse(self, device: DeviceId, reason: str, detail: str) -> Refusal:
+        self.refusals.append(Refusal(device, reason, detail))
+        return self.refusals[-1]
 
+
+@dataclass(eq=False, kw_only=True)
 class Server:
     """The one place where the global model and g_hat change, at the close of a round and nowhere else.
 
@@ -61,25 +66,20 @@ class Server:
     staleness = 50
     """Rounds after which a late g_hat_c is no news any more."""
 
-    def __init__(
-        self,
-        *,
-        model: Vector,
-        gradient_size: int,
-        regions: int,
-        schedule: Schedule,
-        coordinator: Coordinator,
-        estimator: GlobalEstimator,
-        aggregation: Aggregation = Aggregation(),
-        limits: Limits = Limits(),
-        seed: int = 0,
-    ) -> None:
-        self.model, self.schedule, self.coordinator, self.estimator = model, schedule, coordinator, estimator
-        self.aggregation, self.limits, self.seed = aggregation, limits, seed
+    model: Vector
+    gradient_size: int
+    regions: int
+    schedule: Schedule
+    coordinator: Coordinator
+    estimator: GlobalEstimator
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    limits: Limits = field(default_factory=Limits)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
         self.plan: Plan | None = None
         self.round = 0
         """The next round to open."""
-        self._gradient_size, self._regions = gradient_size, regions
         self._rates: dict[DeviceId, float] = {}
         self._rates_known = True
         """False where the plan came from profiles that this server cannot read."""
@@ -101,7 +101,7 @@ class Server:
         self._profiles, refusals = {}, []
         for device, profile in profiles.items():
             try:
-                self._profiles[device] = screen_profile(profile, self._regions)
+                self._profiles[device] = screen_profile(profile, self.regions)
             except RefusedError as error:
                 refusals.append(Refusal(device, error.reason, error.detail))
         founded = {device: self._claims.founded(device, profile) for device, profile in sorted(self._profiles.items())}
@@ -156,9 +156,7 @@ class Server:
         try:
             self._screen(opened, device, report)
         except RefusedError as error:
-            refusal = Refusal(device, error.reason, error.detail)
-            opened.refusals.append(refusal)
-            return refusal
+            return opened.refuse(device, error.reason, error.detail)
         return None
 
     def close_round(self) -> RoundSummary:
@@ -290,13 +288,12 @@ class Server:
             news = report.local_gradient is not None and known < report.round >= opened.round - self.staleness
             # A robust mean takes none: it believes a g_hat_c that the device's own update of the round bears out.
             if news and self.aggregation.name != "robust":
-                opened.late[device] = screen_report(report, report.model, self._gradient_size, 0.0, self.limits)
+                opened.late[device] = screen_report(report, report.model, self.gradient_size, 0.0, self.limits)
             raise RefusedError("late", f"round {report.round} is closed; round {opened.round} is open")
         heaviest = self.heaviest(device)
-        opened.reports[device] = screen_report(report, self.model, self._gradient_size, heaviest, self.limits)
+        opened.reports[device] = screen_report(report, self.model, self.gradient_size, heaviest, self.limits)
         if report.weight > heaviest:
-            detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
-            opened.refusals.append(Refusal(device, "weight-cut", detail))
+            opened.refuse(device, "weight-cut", f"a weight of {report.weight:g} counts as {heaviest:g}")
 
     def _screen_lengths(self, opened: _OpenRound) -> list[float]:
         """Shortens updates beyond what the fleet has shown to be usual; refuses those that cannot be honest.
@@ -311,13 +308,12 @@ class Server:
             if length > _FAR * longest:
                 del opened.reports[device]
                 detail = f"the model moved by {length:g}; more than {_FAR * longest:.3g} is unheard of"
-                opened.refusals.append(Refusal(device, "large-update", detail))
+                opened.refuse(device, "large-update", detail)
             elif length > longest:
                 report = opened.reports[device]
                 shorter = (model + (report.model - model) * (longest / length)).astype(np.float32)
                 opened.reports[device] = replace(report, model=shorter)
-                detail = f"the model moved by {length:g}, which counts as {longest:.3g}"
-                opened.refusals.append(Refusal(device, "update-cut", detail))
+                opened.refuse(device, "update-cut", f"the model moved by {length:g}, which counts as {longest:.3g}")
         return lengths
 
     def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
@@ -331,7 +327,7 @@ class Server:
         for device, share in found.items():
             if share < 1:
                 detail = f"its claims count for {share:.0%} of what they say: so much of them has come true"
-                opened.refusals.append(Refusal(device, "claim-unfounded", detail))
+                opened.refuse(device, "claim-unfounded", detail)
         if found:
             self.coordinate(self._profiles)
 

@@ -18,9 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.evaluations import merge_evaluations
 from fedkeep.core.ports import Kept
-from fedkeep.core.rounds import Refusal, RoundSummary
+from fedkeep.core.rounds import Refusal, RoundSummary, merge_evaluations
 from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
