@@ -10,7 +10,7 @@ from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import Holdings, largest_per_row
 from fedkeep.core.names import Registry, find
-from fedkeep.core.plan import Plan, find_shortfalls, make_plan
+from fedkeep.core.plan import Plan, Shortfall, make_plan
 from fedkeep.core.quantities import QUANTITIES
 from fedkeep.core.types import AnyArray, BoolArray, IntArray
 
@@ -76,10 +76,20 @@ class LabelLimits:
         return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
     def settle(self, fleet: Fleet, quotas: AnyArray) -> Plan:
-        """The plan of these quotas, and what they lack by the limits."""
-        holders = np.count_nonzero(quotas, axis=0)
-        shortfalls = find_shortfalls(fleet, holders, self.clients_per_label, self.labels_per_client)
-        return make_plan(fleet, quotas, shortfalls=shortfalls)
+        """The plan of these quotas, and what lacks: holders of labels, then in one shortfall slots of devices."""
+        short: list[Shortfall] = []
+        holders: IntArray = np.count_nonzero(quotas, axis=0)
+        for label, (owners, got) in enumerate(zip(fleet.owners.tolist(), holders.tolist(), strict=True)):
+            wanted = max(1, owners) if self.clients_per_label is None else self.clients_per_label
+            if got < wanted:
+                short.append(Shortfall.of_label(label, wanted, got, owners))
+        labels = fleet.seen if self.labels_per_client is None else np.minimum(fleet.seen, self.labels_per_client)
+        crowded = np.flatnonzero(fleet.capacities < labels)
+        if len(crowded):
+            wanted, fitting = int(labels[crowded].sum()), int(fleet.capacities[crowded].sum())
+            devices = tuple(fleet.devices[crowded].tolist())
+            short.append(Shortfall(None, wanted, fitting, "every label held needs a slot", devices))
+        return make_plan(fleet, quotas, shortfalls=tuple(short))
 
 
 @dataclass(frozen=True)

@@ -87,5 +87,4 @@ class Fleet:
     @cached_property
     def label_mass(self) -> FloatArray:
         """||V_y||_1 per label: the arrivals of each label over the whole fleet."""
-        mass: FloatArray = self.velocities.sum(axis=0, dtype=np.float64)
-        return mass
+        return np.asarray(self.velocities.sum(axis=0, dtype=np.float64))

@@ -21,6 +21,18 @@ class Shortfall:
     devices: tuple[DeviceId, ...] = ()
     """The devices that lack slots."""
 
+    @staticmethod
+    def of_label(label: int, wanted: int, got: int, owners: int) -> "Shortfall":
+        """Of a label that so many devices see."""
+        reason = "the others that see it hold as many labels as they may"
+        if owners == 0:
+            reason = "no device sees it, so it has no weight until one does"
+        elif got == owners:
+            reason = f"no more than {owners} see it"
+        elif got == 0:
+            reason += ", so it has no weight"
+        return Shortfall(label, wanted, got, reason)
+
     def tell(self, labels: Sequence[str] | None = None, devices: Sequence[str] | None = None) -> str:
         """The shortfall in a sentence, with names for labels and devices where there are any."""
         if self.label is not None:
@@ -66,14 +78,12 @@ class Plan:
     @property
     def slots(self) -> IntArray:
         """||D_y||_1: how many slots each region has over the fleet, (Y,)."""
-        slots: IntArray = self.quotas.sum(axis=0, dtype=np.int64)
-        return slots
+        return np.asarray(self.quotas.sum(axis=0, dtype=np.int64))
 
     @property
     def holders(self) -> IntArray:
         """How many devices hold each region, (Y,)."""
-        holders: IntArray = np.count_nonzero(self.quotas, axis=0)
-        return holders
+        return np.asarray(np.count_nonzero(self.quotas, axis=0))
 
     def rows_for(self, fleet: Fleet) -> AnyArray:
         """The quotas that the devices of `fleet` have now, zero for those that joined since."""
@@ -96,30 +106,3 @@ def make_plan(
         weights = label_weights(mass, stored)
     slots = int(stored.sum())
     return Plan(fleet.devices, quotas, weights, float(mass.sum()) / slots if slots else 0.0, shortfalls)
-
-
-def find_shortfalls(
-    fleet: Fleet, holders: IntArray, clients_per_label: int | None, labels_per_client: int | None
-) -> tuple[Shortfall, ...]:
-    """The labels that lack holders, then in one shortfall the devices with fewer slots than labels to hold."""
-    short: list[Shortfall] = []
-    for label, (owners, got) in enumerate(zip(fleet.owners.tolist(), holders.tolist(), strict=True)):
-        wanted = max(1, owners) if clients_per_label is None else clients_per_label
-        if got < wanted:
-            short.append(Shortfall(label, wanted, got, _reason(owners, got)))
-    labels = fleet.seen if labels_per_client is None else np.minimum(fleet.seen, labels_per_client)
-    crowded = np.flatnonzero(fleet.capacities < labels)
-    if len(crowded):
-        wanted, fitting = int(labels[crowded].sum()), int(fleet.capacities[crowded].sum())
-        devices = tuple(fleet.devices[crowded].tolist())
-        short.append(Shortfall(None, wanted, fitting, "every label held needs a slot", devices))
-    return tuple(short)
-
-
-def _reason(owners: int, holders: int) -> str:
-    if owners == 0:
-        return "no device sees it, so it has no weight until one does"
-    if holders == owners:
-        return f"no more than {owners} see it"
-    reason = "the others that see it hold as many labels as they may"
-    return reason if holders else f"{reason}, so it has no weight"

@@ -54,5 +54,4 @@ def apportion(total: int, weights: FloatArray, minimum: int = 0) -> IntArray:
     exact = free * (weights / weights.sum())
     shares = np.floor(exact).astype(np.int64)
     shares[np.argsort(shares - exact, kind="stable")[: free - int(shares.sum())]] += 1
-    shared: IntArray = shares + minimum
-    return shared
+    return np.asarray(shares + minimum)

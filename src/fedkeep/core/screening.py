@@ -66,8 +66,7 @@ def screen_profile(profile: Profile, regions: int) -> Profile:
 def cap_rates(rates: FloatArray, before: FloatArray, growth: float) -> FloatArray:
     """Declared rates as far as they count: bounded by the fleet's and by the device's own past (NaN: none)."""
     grown = np.where(before > 0, growth * before, np.inf)
-    capped: FloatArray = np.minimum(np.minimum(rates, most_claimed(rates)), grown)
-    return capped
+    return np.asarray(np.minimum(np.minimum(rates, most_claimed(rates)), grown))
 
 
 def most_claimed(claims: FloatArray) -> float:
