@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import Registry, did_you_mean
+from fedkeep.core.names import Registry, did_you_mean, find
 
 Thing = TypeVar("Thing")
 
@@ -21,7 +21,7 @@ def find_component(known: Registry[Thing], name: str) -> Thing:
     >>> find_component(POLICIES, "fifo") is find_component(POLICIES, "fedkeep.core.policies.fifo:Fifo") is Fifo
     True
     """
-    return known.admit(name, load_object(name)) if ":" in name else known.find(name)
+    return known.admit(name, load_object(name)) if ":" in name else find(name, known, known.kind)
 
 
 def load_object(path: str) -> Any:

@@ -38,7 +38,7 @@ class Registry(dict[str, Thing]):
     ...     side: float = 1.0
     ...     def area(self) -> float:
     ...         return self.side**2
-    >>> shapes.find("square")(side=3.0).area()
+    >>> shapes["square"](side=3.0).area()
     9.0
     """
 
@@ -58,10 +58,6 @@ class Registry(dict[str, Thing]):
             return thing
 
         return add
-
-    def find(self, name: str) -> Thing:
-        """The member of that name."""
-        return find(name, self, self.kind)
 
     def admit(self, name: str, found: Any) -> Thing:
         """What somebody found elsewhere under `name`, if it is a class of this kind."""

@@ -42,7 +42,7 @@ class _OpenRound:
         return self.refusals[-1]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Server:
     """The one place where the global model and g_hat change, at the close of a round and nowhere else.
 
