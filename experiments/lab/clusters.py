@@ -1,6 +1,6 @@
 """Regions by clustering, agreed upon without samples leaving a device: centroids and counts travel instead.
 
-`regions = { name = "lab.clusters:Clusters", count = 4 }`, as in the journal version.
+`regions = { name = "experiments/lab/clusters.py:Clusters", count = 4 }`, as in the journal version.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Problem (9) by a solver, HiGHS, as a mixed-integer program: `coordinator = { name = "lab.exact:Exact" }`."""
+"""Problem (9) by a solver, HiGHS, as a mixed-integer program: `name = "experiments/lab/exact.py:Exact"`."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import did_you_mean
+from fedkeep.core.names import Registry, did_you_mean
 from fedkeep.keys import about, keys_of, toml
 from fedkeep.learn.models import DENSE, TORCH
 from fedkeep.loading import find_component
@@ -88,12 +88,13 @@ def _listed(kinds: Mapping[str, Mapping[str, str]]) -> Table:
 
 def _components(name: str) -> Iterator[RenderableType]:
     """All that goes by a name: a policy may be called like a partition."""
+    if ":" in name:
+        own: Registry[type] = Registry("class")
+        yield _described(f'name = "{name}"', find_component(own, name), [])
     for kind, members in COMPONENTS.items():
-        if name in members or ":" in name:
+        if name in members:
             said = _said(policy=name) if kind == "policy" else []
-            yield _described(f'{kind} = {{ name = "{name}" }}', find_component(members, name), said)
-            if ":" in name:
-                return
+            yield _described(f'{kind} = {{ name = "{name}" }}', members[name], said)
     if name in _MODELS:
         yield _described(f'model = {{ name = "{name}" }}', None, [f"Needs: {_MODELS[name]}."])
     if name in PRESETS:
