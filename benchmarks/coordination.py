@@ -8,6 +8,7 @@ rest. (9d) is dropped on all sides, since the label weights supply it; what it w
 import argparse
 import json
 import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from fedkeep.core.coordination import Fleet, Greedy, LabelLimits, Plan
+from fedkeep.core.coordination import Greedy, LabelLimits
+from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import largest_per_row
-from fedkeep.core.plan import find_shortfalls, make_plan
-from fedkeep.core.quantities import quantity_rule
-from fedkeep.planning.solvers import Exact, Problem
+from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.quantities import frequent
+
+sys.path.append(str(Path(__file__).parents[1] / "experiments"))
+from lab.exact import Exact, Problem
 
 LABELS, LIMIT = 10, 2
 UNDER_9D = "optimum under (9d), tenth"
@@ -44,9 +48,7 @@ class Relaxed(LabelLimits):
         fractions = np.zeros(fleet.velocities.shape)
         fractions[problem.rows, problem.labels] = problem.solve(relaxed=True)[problem.held]
         held = largest_per_row(fractions, self.of_devices(fleet))
-        quotas = quantity_rule("frequent")(fleet, held)
-        shortfalls = find_shortfalls(fleet, held, self.clients_per_label, self.labels_per_client)
-        return make_plan(fleet, quotas, shortfalls=shortfalls)
+        return self.settle(fleet, frequent(fleet, held))
 
     def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - knows no history
         return self.plan(fleet)
@@ -87,7 +89,7 @@ def random_labels(fleet: Fleet) -> Plan:
     """Greedy with made-up rates: within the limits, yet blind."""
     rates = np.random.default_rng(0).random(fleet.velocities.shape) * (fleet.velocities > 0)
     blind = Greedy(LIMIT, LIMIT, improve_up_to=0).plan(Fleet(fleet.devices, fleet.capacities, rates))
-    return make_plan(fleet, quantity_rule("frequent")(fleet, blind.quotas > 0))
+    return make_plan(fleet, frequent(fleet, blind.quotas > 0))
 
 
 def measure(fleet: Fleet, *, with_9d: bool) -> dict[str, tuple[float, int]]:

@@ -68,12 +68,16 @@ def override(table: Table, settings: list[str]) -> Table:
     >>> override({"train": {"rounds": 100}}, ["train.rounds=20", "policy.name=ode"])
     {'train': {'rounds': 20}, 'policy': {'name': 'ode'}}
     """
-    result = msgspec.convert(msgspec.to_builtins(table), dict[str, Any])
+    result = merged(table, {})
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set takes key=value, got '{setting}'")
-        put(result, key.strip(), _value(text.strip()))
+        try:
+            value = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        put(result, key.strip(), value)
     return result
 
 
@@ -120,13 +124,6 @@ def flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _explain(options: type[Any], table: Table, message: str, where: str) -> str:

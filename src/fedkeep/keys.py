@@ -30,21 +30,16 @@ def keys_of(options: type[Any]) -> list[Key]:
     (['value', 'clip'], '"projection"')
     """
     hints, texts = get_type_hints(options), _texts(options)
-    return [
-        Key(
-            field.name,
-            _in_words(hints[field.name]),
-            _default(field),
-            texts.get(field.name) or _mentioned(field.name, options),
-        )
-        for field in dataclasses.fields(options)
-        if field.init
-    ]
-
-
-def summary(thing: Any) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return about(thing).partition("\n\n")[0]
+    found = []
+    for field in dataclasses.fields(options):
+        default, factory = field.default, field.default_factory
+        if factory is not dataclasses.MISSING:
+            default = factory()
+        if field.init:
+            value = "needed" if default is dataclasses.MISSING else toml(default)
+            text = texts.get(field.name) or _mentioned(field.name, options)
+            found.append(Key(field.name, _in_words(hints[field.name]), value, text))
+    return found
 
 
 def about(thing: Any) -> str:
@@ -81,23 +76,15 @@ def _texts(options: type[Any]) -> dict[str, str]:
     """The string below each field, those of base classes included."""
     found: dict[str, str] = {}
     for cls in reversed(options.__mro__):
-        if dataclasses.is_dataclass(cls):
-            found |= _texts_in(cls)
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        except (OSError, TypeError):  # made at run time: nobody wrote anything below its fields
+            continue
+        for pair in pairwise(getattr(tree.body[0], "body", ())):
+            match pair:
+                case (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text))):
+                    found[name] = " ".join(str(text).split())
     return found
-
-
-def _texts_in(cls: type[Any]) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    return {
-        field.target.id: " ".join(str(below.value.value).split())
-        for field, below in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
 
 
 def _mentioned(name: str, options: type[Any]) -> str:
@@ -106,18 +93,10 @@ def _mentioned(name: str, options: type[Any]) -> str:
     return " ".join(f"{sentence}." for sentence in sentences if f"`{name}`" in sentence)
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return toml(field.default)
-    return "needed" if field.default_factory is dataclasses.MISSING else toml(field.default_factory())
-
-
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
 def _in_words(hint: Any) -> str:
-    if hint in _WORDS:
-        return _WORDS[hint]
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    if hint in words:
+        return words[hint]
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(map(toml, parts))

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import Registry, did_you_mean
+from fedkeep.core.names import Registry, did_you_mean, find
 
 Thing = TypeVar("Thing")
 
@@ -21,7 +21,7 @@ def find_component(known: Registry[Thing], name: str) -> Thing:
     >>> find_component(POLICIES, "fifo") is find_component(POLICIES, "fedkeep.core.policies.fifo:Fifo") is Fifo
     True
     """
-    return known.admit(name, load_object(name)) if ":" in name else known.find(name)
+    return known.admit(name, load_object(name)) if ":" in name else find(name, known, known.kind)
 
 
 def load_object(path: str) -> Any:
@@ -32,8 +32,11 @@ def load_object(path: str) -> Any:
     """
     module, _, name = path.rpartition(":")
     try:
-        _search_in(Path.cwd())
-        loaded = _load_file(Path(module).resolve()) if module.endswith(".py") else importlib.import_module(module)
+        file = Path(module).resolve() if module.endswith(".py") else None
+        for folder in (Path.cwd(), file.parent if file else Path.cwd()):
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))
+        loaded = _load_file(file) if file else importlib.import_module(module)
     except SyntaxError as error:
         raise ConfigError(f"cannot import '{module}': {error.msg} in line {error.lineno}") from error
     except Exception as error:  # whatever the module does when it is run
@@ -46,23 +49,13 @@ def load_object(path: str) -> Any:
 
 def _load_file(file: Path) -> ModuleType:
     """The file as a module called by its whole path: another of the same name elsewhere is not taken for it."""
-    known = sys.modules.get(str(file))
-    if known is not None:
-        return known
-    spec = importlib.util.spec_from_file_location(str(file), file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not a Python file")
-    _search_in(file.parent)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[str(file)] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[str(file)]
-        raise
-    return module
-
-
-def _search_in(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    if str(file) not in sys.modules:
+        spec = importlib.util.spec_from_file_location(str(file), file)
+        assert spec is not None and spec.loader is not None  # noqa: PT018 - its name ends in .py
+        module = sys.modules[str(file)] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[str(file)]
+            raise
+    return sys.modules[str(file)]

@@ -16,11 +16,7 @@ DEFAULT_POLICY = "draw"
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
         "*": {"aggregation": {"name": "robust"}},
-        "draw": {
-            "storage": {"after_use": "renew"},
-            "weights": {"client_label": 1.0},
-            "gist": {"name": "shared"},
-        },
+        "draw": {"storage": {"after_use": "renew"}, "weights": {"client_label": 1.0}, "gist": {"name": "shared"}},
         "ode": {
             "policy": {"choice": "drawn"},
             "storage": {"after_use": "renew"},
@@ -69,13 +65,7 @@ def device_tables(preset: str, policy: str) -> Table:
     """The same, in the tables of an agent: what a device decides; the rest is the server's."""
     said = experiment_tables(preset, policy)
     storage = said.get("storage", {})
-    return {
-        "policy": said.get("policy", {}),
-        "weights": said.get("weights", {}),
-        "after_use": {new: storage[old] for old, new in _AFTER_USE.items() if old in storage},
-        "device": {rule.name: storage[rule.name] for rule in fields(StoreRules) if rule.name in storage},
-        "gist": said.get("gist", {}),
-    }
-
-
-_AFTER_USE = {"after_use": "name", "discount": "discount"}
+    tables = {key: said.get(key, {}) for key in ("policy", "weights", "gist")}
+    tables["after_use"] = {"name": storage["after_use"]} if "after_use" in storage else {}
+    tables["device"] = {rule.name: storage[rule.name] for rule in fields(StoreRules) if rule.name in storage}
+    return tables

@@ -3,7 +3,6 @@
 from typing import Any
 
 import fedkeep.core.policies
-import fedkeep.planning
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS
 from fedkeep.core.names import Registry
@@ -12,8 +11,7 @@ from fedkeep.core.regions import Regions
 from fedkeep.data import PARTITIONS, TASKS
 from fedkeep.loading import find_component
 
-assert fedkeep.core.policies  # importing these is what registers their components
-assert fedkeep.planning
+assert fedkeep.core.policies  # importing them is what registers them
 
 COMPONENTS: dict[str, Registry[Any]] = {
     "policy": POLICIES,

@@ -100,7 +100,7 @@ def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
         "import sys; from fedkeep.agent.__main__ import main\n"
         "code = main(['agent.toml', '--until-sources-end'])\n"
         "heavy = {'scipy', 'rich', 'typer', 'click', 'torch', 'sklearn', 'onnxruntime', 'paho', 'cryptography',"
-        " 'fedkeep.data', 'fedkeep.planning', 'numpy.random'}\n"
+        " 'fedkeep.data', 'numpy.random'}\n"
         "print(sorted(heavy & sys.modules.keys()), file=sys.stderr); sys.exit(code)"
     )
     code, errors = outcome(tmp_path, entry=("-c", probe))

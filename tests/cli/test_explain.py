@@ -67,6 +67,16 @@ def test_examples_for_python_are_not_shown() -> None:
     assert ">>>" not in told("list", "embedded")
 
 
+def test_a_class_of_ones_own_is_shown_whatever_it_is() -> None:
+    for own, key in (
+        ("fedkeep.core.policies.ode:Ode", "sharpness"),
+        ("fedkeep.core.coordination:Greedy", "quantities"),
+    ):
+        text = told("list", own)
+        assert text.startswith(f'name = "{own}"')
+        assert key in text
+
+
 def test_every_table_and_every_name_can_be_shown() -> None:
     for table in (*TABLES, *COMPONENTS, "seed", "sweep", "methods"):
         assert told("explain", table)

@@ -93,7 +93,7 @@ def test_a_mistake_is_one_sentence_that_says_what_to_do(tmp_path: Path) -> None:
         (("run", "tiny.toml", "--out", "tiny.toml"), "cannot keep records in tiny.toml: File exists"),
         (("run", "tiny.toml", "--out", "tiny.toml/below"), "Not a directory; choose another with --out"),
         (("demo", "--out", "tiny.toml"), "cannot keep records in tiny.toml"),
-        (("plan", "tiny.toml", "--plot", "."), ".: Is a directory"),
+        (("fleet", "init", "tiny.toml/below"), "tiny.toml/below/nodes: Not a directory"),
         (("report", "."), "no runs in ."),
         (("run", "tiny.toml", "--set", "sweep.seed=[0,0]"), "two runs would both be called 'ode-seed0'"),
         (("run", "nowhere.toml"), "there is no file nowhere.toml"),

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.coordination import Fleet, Greedy, Plan, Uncoordinated
+from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.quantities import Held
-from fedkeep.core.types import Profile
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan
+from fedkeep.core.types import BoolArray, Profile
 
 
 @st.composite
@@ -179,13 +180,13 @@ def test_a_fleet_that_can_never_meet_its_minimum_still_moves_little() -> None:
     assert ((plan.quotas[4:] > 0) & (after.quotas == 0)).sum() <= 4 * 3, "no more than left with the four devices"
 
 
-def _lacks(coordinator: Greedy, fleet: Fleet, held: Held, old: Held) -> tuple[int, ...]:
+def _lacks(coordinator: Greedy, fleet: Fleet, held: BoolArray, old: BoolArray) -> tuple[int, ...]:
     """The holders missing, stage by stage, then the assignments dropped."""
     missing = [int(np.maximum(0, least - held.sum(axis=0)).sum()) for least in coordinator.stages(fleet)]
     return (*missing, int((old & ~held).sum()))
 
 
-def _all_holdings(coordinator: Greedy, fleet: Fleet) -> Iterator[Held]:
+def _all_holdings(coordinator: Greedy, fleet: Fleet) -> Iterator[BoolArray]:
     limits = coordinator.of_devices(fleet)
     choices = [list(combinations(np.flatnonzero(fleet.velocities[c]), limits[c])) for c in range(len(fleet))]
     for chosen in product(*choices):

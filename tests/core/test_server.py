@@ -113,6 +113,21 @@ def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(estima
     assert server.order(0).accepted_round == 0
 
 
+@pytest.mark.parametrize(("others", "length"), [(4, 10.0), (3, 500.0)])
+def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(others: int, length: float) -> None:
+    server = server_of()
+    server.estimator = ParticipantsEstimator()
+    told = {d: report(0, gradient=0.5**0.5) for d in range(others)}
+    told[5] = replace(report(0), local_gradient=np.array([300.0, 400.0], dtype=np.float32))
+    server.open_round(told)
+    for device, one in told.items():
+        server.receive(device, one)
+    server.close_round()
+    rates = np.array([6.0 * (d + 1) for d in told])
+    expected = (rates[:-1].sum() * np.full(2, 0.5**0.5) + rates[-1] * length * np.array([0.6, 0.8])) / rates.sum()
+    np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
+
+
 def test_a_report_later_than_the_staleness_bound_is_discarded_whole() -> None:
     server = server_of()
     server.staleness = 1
@@ -235,8 +250,8 @@ def test_a_restored_server_goes_on_to_the_bit() -> None:
 
 
 def test_the_learning_rate_falls_by_rounds() -> None:
-    schedule = Schedule(learning_rate=1.0, epochs=1, decay=0.5, decay_every=10, floor=0.2)
-    assert [schedule.local(r).learning_rate for r in (0, 9, 10, 20, 90)] == [1.0, 1.0, 0.5, 0.25, 0.2]
+    schedule = Schedule(learning_rate=1.0, epochs=1, decay=0.5, decay_every=10)
+    assert [schedule.local(r).learning_rate for r in (0, 9, 10, 20, 30)] == [1.0, 1.0, 0.5, 0.25, 0.125]
 
 
 def foreign_plan(*devices: int) -> Plan:

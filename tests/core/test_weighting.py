@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.coordination import Fleet, Greedy
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import Assignment
 from fedkeep.core.weighting import Weighting, label_weights
 

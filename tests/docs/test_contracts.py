@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-HOMES = {"torch": {"learn"}, "flwr": {"flower"}, "scipy": {"planning"}}
+HOMES = {"torch": {"learn"}, "flwr": {"flower"}}
 
 
 def rooms() -> set[str]:

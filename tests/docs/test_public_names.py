@@ -24,7 +24,6 @@ PUBLIC = {
         "partition_from",
     ],
     "fedkeep.flower": ["FedkeepStrategy", "Keeper", "Keeping", "make_client_app"],
-    "fedkeep.planning": ["Exact", "Profiles", "read_profiles"],
     "fedkeep.records": [
         "Change",
         "Comparison",

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedkeep.core.coordination import Fleet, Greedy
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.fleet import Fleet
 
 EXAMPLE = Fleet.numbered([20, 40, 20], [[400, 200, 300], [200, 300, 200], [300, 0, 400]])
 

@@ -154,10 +154,10 @@ def test_learns(policy: str) -> None:
         {"preset": "authors"},
         {"policy": {"name": "fifo"}, "coordinator": {"name": "greedy", "applies_to": "all"}},
         {"profile": {"velocity_error": 0.5}},
-        {"regions": {"name": "k-means", "count": 4}},
-        {"regions": {"name": "hierarchical", "count": 3, "space": "activations"}},
-        {"coordinator": {"name": "exact", "clients_per_label": 2}},
-        {"coordinator": {"quantities": "lp"}},
+        {"regions": {"name": "lab.clusters:Clusters", "count": 4}},
+        {"regions": {"name": "lab.clusters:Clusters", "method": "hierarchical", "count": 3, "space": "activations"}},
+        {"coordinator": {"name": "lab.exact:Exact", "clients_per_label": 2}},
+        {"coordinator": {"quantities": "frequent"}},
         {"stream": {"label_noise": 0.2, "drift": 0.5}},
         {"stream": {"burst": 10.0}},
         {"profile": {"measured": True, "every": 7}},
@@ -348,8 +348,8 @@ def test_a_refused_report_is_no_dropout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "names"),
     [
-        ({"regions": {"name": "k-means", "count": 4}}, tuple(f"cluster {n}" for n in range(4))),
-        ({"coordinator": {"name": "exact", "clients_per_label": 2}}, ()),
+        ({"regions": {"name": "lab.clusters:Clusters", "count": 4}}, tuple(f"cluster {n}" for n in range(4))),
+        ({"coordinator": {"name": "lab.exact:Exact", "clients_per_label": 2}}, ()),
     ],
     ids=str,
 )

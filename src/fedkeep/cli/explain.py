@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import did_you_mean
-from fedkeep.keys import about, keys_of, summary, toml
+from fedkeep.core.names import Registry, did_you_mean
+from fedkeep.keys import about, keys_of, toml
 from fedkeep.learn.models import DENSE, TORCH
 from fedkeep.loading import find_component
 from fedkeep.presets import PRESETS
@@ -58,12 +58,11 @@ def explain(
     What it takes, its default, what the presets say, and where the paper has it.
     """
     table, _, name = key.partition(".")
-    if table not in {*TABLES, *COMPONENTS, *_OTHERS}:
-        raise ConfigError(
-            f"no table of an experiment is called '{table}': {did_you_mean(table, [*TABLES, *COMPONENTS])}"
-        )
     if table in _OTHERS:
         shown: Iterable[RenderableType] = [_described(table, None, [_OTHERS[table]])]
+    elif table not in {*TABLES, *COMPONENTS}:
+        hint = did_you_mean(table, [*TABLES, *COMPONENTS])
+        raise ConfigError(f"no table of an experiment is called '{table}': {hint}")
     elif name:
         shown = _key(table, name)
     elif table in TABLES:
@@ -75,7 +74,8 @@ def explain(
 
 
 def _summaries(members: Mapping[str, type[Any]]) -> dict[str, str]:
-    return {name: summary(cls) for name, cls in members.items()}
+    """The first paragraph of each docstring."""
+    return {name: about(cls).partition("\n\n")[0] for name, cls in members.items()}
 
 
 def _listed(kinds: Mapping[str, Mapping[str, str]]) -> Table:
@@ -88,12 +88,13 @@ def _listed(kinds: Mapping[str, Mapping[str, str]]) -> Table:
 
 def _components(name: str) -> Iterator[RenderableType]:
     """All that goes by a name: a policy may be called like a partition."""
+    if ":" in name:
+        own: Registry[type] = Registry("class")
+        yield _described(f'name = "{name}"', find_component(own, name), [])
     for kind, members in COMPONENTS.items():
-        if name in members or ":" in name:
+        if name in members:
             said = _said(policy=name) if kind == "policy" else []
-            yield _described(f'{kind} = {{ name = "{name}" }}', find_component(members, name), said)
-            if ":" in name:
-                return
+            yield _described(f'{kind} = {{ name = "{name}" }}', members[name], said)
     if name in _MODELS:
         yield _described(f'model = {{ name = "{name}" }}', None, [f"Needs: {_MODELS[name]}."])
     if name in PRESETS:

@@ -1,9 +1,13 @@
 """`fedkeep plan`: which labels each device of an operator's fleet should store."""
 
+import csv
 import json
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import typer
 from rich.console import Console
@@ -11,15 +15,33 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from fedkeep.config import read_experiment
-from fedkeep.core.coordination import Greedy, Plan
-from fedkeep.core.errors import ConfigError
-from fedkeep.core.fleet import Fleet
-from fedkeep.planning import Exact, Profiles, read_profiles
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.fleet import FASTEST, Fleet
+from fedkeep.core.plan import Plan
 from fedkeep.sim.assembly import assemble
 from fedkeep.sim.experiment import expand
-from fedkeep.web.distribution import distribution_svg
 
 _ROWS_SHOWN = 50
+_LARGEST = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class Profiles:
+    """A fleet with the names the operator gave, and limits if the file holds any."""
+
+    fleet: Fleet
+    device_names: tuple[str, ...]
+    label_names: tuple[str, ...]
+    clients_per_label: int | None = None
+    labels_per_client: int | None = None
+
+
+class _JsonProfiles(msgspec.Struct, forbid_unknown_fields=True):
+    capacity: list[int]
+    velocity: list[list[float]]
+    clients_per_label: int | None = None
+    labels_per_client: int | None = None
 
 
 def plan(
@@ -33,69 +55,125 @@ def plan(
     labels_per_client: Annotated[
         int | None, typer.Option(help="The most labels a device stores (default: all it sees, or the file's).")
     ] = None,
-    coordinator: Annotated[
-        Literal["greedy", "exact"] | None, typer.Option(help="exact is optimal, for small fleets (default: greedy).")
-    ] = None,
     quantities: Annotated[
-        Literal["even", "frequent", "lp"] | None,
-        typer.Option(help="How greedy divides a device's slots among its labels (default: even)."),
+        Literal["even", "frequent"] | None,
+        typer.Option(help="How a device's slots are divided among its labels (default: even)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw an experiment's devices, sizes and labels, as SVG.")
-    ] = None,
 ) -> None:
     """Say which labels each device should store.
 
     How many samples of each it keeps, and what a sample of each counts in training.
     """
     if file.suffix.lower() == ".toml":
-        if any(option is not None for option in (clients_per_label, labels_per_client, coordinator, quantities)):
+        if any(option is not None for option in (clients_per_label, labels_per_client, quantities)):
             raise ConfigError(f"{file} says itself how to plan: change its [coordinator] instead of giving options")
-        made, profiles = _of_experiment(file, plot)
+        made, profiles = _of_experiment(file)
     else:
-        if plot is not None:
-            raise ConfigError(f"--plot draws an experiment's data; {file} holds none")
         profiles = read_profiles(file)
-        made = _of_profiles(profiles, clients_per_label, labels_per_client, coordinator, quantities)
+        fewest = profiles.clients_per_label if clients_per_label is None else clients_per_label
+        most = profiles.labels_per_client if labels_per_client is None else labels_per_client
+        try:
+            greedy = Greedy(Greedy.clients_per_label if fewest is None else fewest, most, quantities or "even")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        made = greedy.plan(profiles.fleet)
+    shortfalls = [shortfall.tell(profiles.label_names, profiles.device_names) for shortfall in made.shortfalls]
     if as_json:
         said = {"quotas": made.quotas.tolist(), "label_weights": made.label_weights.tolist()}
-        print(json.dumps({**said, "shortfalls": _sentences(made, profiles)}))
+        print(json.dumps({**said, "shortfalls": shortfalls}))
     else:
-        _show(made, profiles)
+        _show(made, profiles, shortfalls)
 
 
-def _of_profiles(
-    profiles: Profiles, fewest: int | None, most: int | None, name: str | None, quantities: str | None
-) -> Plan:
-    """By the limits that are given, else the file's, else the default."""
-    given = (limit for limit in (fewest, profiles.clients_per_label, Greedy.clients_per_label) if limit is not None)
-    fewest, most = next(given, None), profiles.labels_per_client if most is None else most
-    if name == "exact" and quantities is not None:
-        raise ConfigError("the exact coordinator decides on quantities itself: leave out --quantities")
+def read_profiles(path: Path) -> Profiles:
+    """The profiles in a `.json` or `.csv` file; a mistake in it is named in one sentence.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "fleet.csv")
+    ...     _ = file.write_text("device,capacity,walking,sitting\\npump,4,0.5,2\\ndoor,2,0,1\\n")
+    ...     found = read_profiles(file)
+    >>> found.device_names, found.label_names, found.fleet.velocities.tolist()
+    (('pump', 'door'), ('walking', 'sitting'), [[0.5, 2.0], [0.0, 1.0]])
+    """
+    readers = {".json": _read_json, ".csv": _read_csv}
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path}: profiles are read from a .json or .csv file, experiments from .toml")
     try:
-        chosen = Exact(fewest, most) if name == "exact" else Greedy(fewest, most, quantities or "even")
+        return readers[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: is not valid JSON: {error}") from error
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: {error}; the keys are {', '.join(_JsonProfiles.__struct_fields__)}") from error
     except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return chosen.plan(profiles.fleet)
+        raise DataError(f"{path}: {error}") from error
 
 
-def _of_experiment(file: Path, plot: Path | None) -> tuple[Plan, Profiles]:
-    """The plan of the first coordinated run of an experiment, by the options in its file."""
+def _read_json(text: str) -> Profiles:
+    found = msgspec.convert(json.loads(text), _JsonProfiles)
+    names = tuple(map(str, range(len(found.capacity))))
+    labels = tuple(map(str, range(len(found.velocity[0]) if found.velocity else 0)))
+    fleet = _fleet(found.capacity, found.velocity, names, labels)
+    return Profiles(fleet, names, labels, found.clients_per_label, found.labels_per_client)
+
+
+def _read_csv(text: str) -> Profiles:
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    header = [cell.strip() for cell in rows[0]] if rows else []
+    if header[:2] != ["device", "capacity"] or len(header) < 3:
+        raise ValueError("the first line must be 'device,capacity' and one column for each label")
+    names, labels = tuple(row[0].strip() for row in rows[1:]), tuple(header[2:])
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"device '{name}' is there twice")
+    numbers = [[_number(cell, row[0]) for cell in row[1:]] or [0.0] for row in rows[1:]]
+    return Profiles(_fleet([row[0] for row in numbers], [row[1:] for row in numbers], names, labels), names, labels)
+
+
+def _number(cell: str, device: str) -> float:
+    try:
+        return float(cell)
+    except ValueError as error:
+        raise ValueError(f"device {device}: '{cell}' is not a number") from error
+
+
+def _fleet(capacities: list[Any], velocities: list[Any], names: tuple[str, ...], labels: tuple[str, ...]) -> Fleet:
+    if not names:
+        raise ValueError("there is no device in it")
+    if len(velocities) != len(names):
+        raise ValueError(f"{len(names)} capacities but {len(velocities)} rows of velocity; each device needs both")
+    if not labels:
+        raise ValueError("there is no label in it: velocity needs a column for each")
+    for name, capacity, row in zip(names, capacities, velocities, strict=True):
+        if len(row) != len(labels):
+            raise ValueError(f"device {name} has {len(row)} velocities, but there are {len(labels)} labels")
+        if not (1 <= capacity < _LARGEST and capacity % 1 == 0):
+            raise ValueError(f"device {name}: capacity must be a whole number of at least 1, got {capacity:g}")
+        if not all(0 <= rate <= FASTEST for rate in row):
+            raise ValueError(f"device {name}: velocities must be finite numbers of at least 0")
+    return Fleet.numbered(capacities, velocities)
+
+
+def _of_experiment(file: Path) -> tuple[Plan, Profiles]:
+    """The plan of the first coordinated run of an experiment file."""
     coordinated = [cell for cell in expand(read_experiment(file)) if cell.experiment.names["coordinator"] != "none"]
     if not coordinated:
         raise ConfigError(f"no run of {file} divides labels among devices: nothing to plan")
     parts = assemble(coordinated[0].experiment)
     data, made = parts.data, parts.server.plan
-    if plot is not None:
-        plot.write_text(distribution_svg(data), encoding="utf-8")
     assert made is not None
     names = data.label_names if len(made.holders) == data.labels else tuple(map(str, range(len(made.holders))))
     fleet = Fleet.numbered([coordinated[0].experiment.storage.capacity] * data.devices, parts.velocities)
     return made, Profiles(fleet, tuple(map(data.device_name, range(data.devices))), names)
 
 
-def _show(made: Plan, profiles: Profiles) -> None:
+def _show(made: Plan, profiles: Profiles, shortfalls: list[str]) -> None:
+    """A table of the plan, and how much of the stream comes by on devices that do not hold its label."""
     console = Console()
     table = Table(title=f"{len(made.devices)} devices, {len(profiles.label_names)} labels: slots to keep")
     table.add_column("device")
@@ -109,22 +187,11 @@ def _show(made: Plan, profiles: Profiles) -> None:
     table.add_row("slots", *map(str, made.slots))
     table.add_row("holders", *map(str, made.holders))
     table.add_row("weight", *(f"{weight:.4g}" for weight in made.label_weights))
-    console.width = max(
-        console.width, Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-    )
+    widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    console.width = max(console.width, widest)
     console.print(table)
-    console.print(_unheld(made, profiles), markup=False, highlight=False, soft_wrap=True)
-    for sentence in _sentences(made, profiles):
-        console.print(f"shortfall: {sentence}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _unheld(made: Plan, profiles: Profiles) -> str:
-    """How much of the stream comes by on devices that do not hold its label: its weight goes to others."""
     velocities = profiles.fleet.velocities
-    total = float(velocities.sum(dtype=np.float64))
-    share = float(velocities[made.quotas == 0].sum(dtype=np.float64)) / total if total else 0.0
-    return f"{share:.1%} of all arrivals have a label that their device does not hold."
-
-
-def _sentences(made: Plan, profiles: Profiles) -> list[str]:
-    return [shortfall.tell(profiles.label_names, profiles.device_names) for shortfall in made.shortfalls]
+    total, unheld = (float(v.sum(dtype=np.float64)) for v in (velocities, velocities[made.quotas == 0]))
+    told = f"{unheld / (total or 1.0):.1%} of all arrivals have a label that their device does not hold."
+    for sentence in (told, *(f"shortfall: {shortfall}" for shortfall in shortfalls)):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -30,7 +30,7 @@ class Aggregation:
     `fedavg` is Eq. 2 with the weights of Eq. 12 (FedProx differs on the device only: `train.proximal`). `fednova`
     divides each update by its local steps before it averages them, so that devices that take more steps do not
     pull harder. `trimmed` drops at least the share `trim` of the largest and of the smallest values of each coordinate;
-    `norm-bounded` scales updates longer than `norm_bound` times the round's median length down to that length.
+    `norm-bounded` scales updates longer than the round's median length down to that length.
     `robust` is Eq. 2 over updates that the server has tamed by what is usual in the fleet (`core.usual`).
     """
 
@@ -38,12 +38,9 @@ class Aggregation:
     """`fedavg` is Eq. 2; or `module:Class`, a subclass of Aggregation of your own."""
     trim: float = 0.1
     """The share of values that `trimmed` drops at either end of each coordinate."""
-    norm_bound: float = 1.0
-    """How many times the round's median length an update may have under `norm-bounded`."""
 
     def __post_init__(self) -> None:
         within(self, "trim", least=0, below=0.5)
-        within(self, "norm_bound", above=0)
 
     def aggregate(self, model: Vector, reports: Sequence[Report]) -> Vector:
         """The new global model; the old one if no report carries weight."""
@@ -54,7 +51,21 @@ class Aggregation:
         updates = np.stack([r.model.astype(np.float64) - start for r in counted])
         weights = np.array([r.weight for r in counted])
         weights = weights / weights.sum()
-        return (start + self._merge(updates, weights, counted)).astype(np.float32)
+        step: FloatArray
+        if self.name == "fednova":
+            steps = np.array([r.steps for r in counted], dtype=np.float64)
+            step = float(weights @ steps) * ((weights / np.maximum(steps, 1)) @ updates)
+        elif self.name == "trimmed":
+            cut = min(ceil(self.trim * len(updates)), (len(updates) - 1) // 2)
+            order = np.argsort(updates, axis=0)[cut : len(updates) - cut]
+            kept = weights[order]
+            step = (np.take_along_axis(updates, order, axis=0) * kept).sum(axis=0) / kept.sum(axis=0)
+        else:
+            if self.name == "norm-bounded":
+                norms = np.linalg.norm(updates, axis=1)
+                updates = updates * np.minimum(1.0, np.median(norms) / np.maximum(norms, 1e-30))[:, None]
+            step = weights @ updates
+        return (start + step).astype(np.float32)
 
     def apply(self, model: Vector, total: UpdateSum) -> Vector:
         """The same model from sums alone; robust means must see single updates and cannot do it."""
@@ -64,23 +75,3 @@ class Aggregation:
             return model
         scale = total.steps / total.weight if self.name == "fednova" else 1.0
         return (model.astype(np.float64) + scale * total.updates / total.weight).astype(np.float32)
-
-    def _merge(self, updates: FloatArray, weights: FloatArray, reports: Sequence[Report]) -> FloatArray:
-        if self.name == "fednova":
-            steps = np.array([r.steps for r in reports], dtype=np.float64)
-            return float(weights @ steps) * ((weights / np.maximum(steps, 1)) @ updates)
-        if self.name == "trimmed":
-            return _trimmed_mean(updates, weights, min(ceil(self.trim * len(updates)), (len(updates) - 1) // 2))
-        if self.name == "norm-bounded":
-            norms = np.linalg.norm(updates, axis=1)
-            bound = self.norm_bound * float(np.median(norms))
-            updates = updates * np.minimum(1.0, bound / np.maximum(norms, 1e-30))[:, None]
-        return weights @ updates
-
-
-def _trimmed_mean(updates: FloatArray, weights: FloatArray, cut: int) -> FloatArray:
-    """The weighted mean of each coordinate without its `cut` smallest and `cut` largest values."""
-    order = np.argsort(updates, axis=0)[cut : len(updates) - cut]
-    kept = weights[order]
-    mean: FloatArray = (np.take_along_axis(updates, order, axis=0) * kept).sum(axis=0) / kept.sum(axis=0)
-    return mean

@@ -1,14 +1,14 @@
 """Bounds of options: the same sentence wherever a number is out of them."""
 
-import math
+from math import inf, isfinite
 
 
 def within(
     options: object,
     *names: str,
-    least: float = -math.inf,
-    above: float = -math.inf,
-    most: float = math.inf,
+    least: float = -inf,
+    above: float = -inf,
+    most: float = inf,
     below: float | None = None,
 ) -> None:
     """Raises where one of these fields is out of its bounds; None is in all of them, NaN in none.
@@ -19,18 +19,16 @@ def within(
     Traceback (most recent call last):
     ValueError: rounds must be 1 or more, got 0
     """
-    lower = f"at least {least}" if math.isfinite(least) else f"above {above}"
+    lower = f"at least {least}" if isfinite(least) else f"above {above}"
     upper = f"at most {most}" if below is None else f"below {below}"
     must = f"be {lower} and {upper}"
-    if below == math.inf:
+    if below == inf:
         must = f"be a finite number {lower}"
-    elif below is None and most == math.inf:
-        must = f"be {least} or more" if math.isfinite(least) else f"be {lower}"
-    elif below is None and math.isfinite(least):
+    elif below is None and most == inf:
+        must = f"be {least} or more" if isfinite(least) else f"be {lower}"
+    elif below is None and isfinite(least):
         must = f"be between {least} and {most}"
     for name in names:
         value = getattr(options, name)
-        if value is not None and not (
-            value >= least and value > above and value <= most and (below is None or value < below)
-        ):
+        if value is not None and not (least <= value <= most and above < value and (below is None or value < below)):
             raise ValueError(f"{name} must {must}, got {value}")

@@ -1,8 +1,7 @@
 """Profiles to a plan: which labels each device stores, how many samples of each, and what they count (steps 1, 2)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, dataclass_transform
+from typing import Protocol
 
 import numpy as np
 
@@ -10,21 +9,10 @@ from fedkeep.core.bounds import within
 from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import Holdings, largest_per_row
-from fedkeep.core.names import Registry
-from fedkeep.core.plan import Plan, find_shortfalls, make_plan
-from fedkeep.core.quantities import Held, quantity_rule
-from fedkeep.core.types import IntArray
-
-__all__ = [
-    "COORDINATORS",
-    "Coordinator",
-    "Fleet",
-    "Greedy",
-    "LabelLimits",
-    "Plan",
-    "Uncoordinated",
-    "coordinator",
-]
+from fedkeep.core.names import Registry, find
+from fedkeep.core.plan import Plan, Shortfall, make_plan
+from fedkeep.core.quantities import QUANTITIES
+from fedkeep.core.types import AnyArray, BoolArray, IntArray
 
 
 class Coordinator(Protocol):
@@ -37,18 +25,7 @@ class Coordinator(Protocol):
         """A plan for the fleet as it is now, after devices joined, left or drifted."""
 
 
-Coordinating = TypeVar("Coordinating", bound=type[Coordinator])
-
-COORDINATORS: Registry[type[Coordinator]] = Registry("coordinator", methods=("plan", "replan"))
-
-
-@dataclass_transform(frozen_default=True)
-def coordinator(name: str) -> Callable[[Coordinating], Coordinating]:
-    """Registers a coordinator under its name, and makes it a frozen dataclass."""
-    return COORDINATORS.register(name)
-
-
-@coordinator("none")
+@dataclass(frozen=True)
 class Uncoordinated:
     """No division of labour: all that a device sees is one region, and every stored sample counts 1.
 
@@ -84,15 +61,13 @@ class LabelLimits:
         most = fleet.labels if self.labels_per_client is None else self.labels_per_client
         return np.minimum(np.minimum(fleet.seen, most), fleet.capacities)
 
-    def of_labels(self, fleet: Fleet) -> IntArray:
-        """The holders each label should have: n_label, or all its owners where they are fewer."""
-        if self.clients_per_label is None:
-            return fleet.owners
-        return np.minimum(fleet.owners, self.clients_per_label)
-
     def stages(self, fleet: Fleet) -> list[IntArray]:
-        """The holders to find for each label: first what the fleet can give to all alike, then what is wanted."""
-        wanted, slots = self.of_labels(fleet), int(self.of_devices(fleet).sum())
+        """The holders to find for each label: first what the fleet can give to all alike, then what is wanted.
+
+        Wanted is n_label, or all who see the label where they are fewer.
+        """
+        most, slots = self.clients_per_label, int(self.of_devices(fleet).sum())
+        wanted = fleet.owners if most is None else np.minimum(fleet.owners, most)
         low, high = 1, int(wanted.max(initial=1))
         while low < high:
             level = (low + high + 1) // 2
@@ -100,8 +75,24 @@ class LabelLimits:
         modest = np.minimum(wanted, low)
         return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
+    def settle(self, fleet: Fleet, quotas: AnyArray) -> Plan:
+        """The plan of these quotas, and what lacks: holders of labels, then in one shortfall slots of devices."""
+        short: list[Shortfall] = []
+        holders: IntArray = np.count_nonzero(quotas, axis=0)
+        for label, (owners, got) in enumerate(zip(fleet.owners.tolist(), holders.tolist(), strict=True)):
+            wanted = max(1, owners) if self.clients_per_label is None else self.clients_per_label
+            if got < wanted:
+                short.append(Shortfall.of_label(label, wanted, got, owners))
+        labels = fleet.seen if self.labels_per_client is None else np.minimum(fleet.seen, self.labels_per_client)
+        crowded = np.flatnonzero(fleet.capacities < labels)
+        if len(crowded):
+            wanted, fitting = int(labels[crowded].sum()), int(fleet.capacities[crowded].sum())
+            devices = tuple(fleet.devices[crowded].tolist())
+            short.append(Shortfall(None, wanted, fitting, "every label held needs a slot", devices))
+        return make_plan(fleet, quotas, shortfalls=tuple(short))
 
-@coordinator("greedy")
+
+@dataclass(frozen=True)
 class Greedy(LabelLimits):
     """The paper's greedy: scarce labels first, each to the devices that see most of it.
 
@@ -118,32 +109,27 @@ class Greedy(LabelLimits):
     """
 
     quantities: str = "even"
-    """How slots are divided among a device's labels: "even", "frequent", or "lp" (Eq. 10, needs the plan extra)."""
+    """How slots are divided among a device's labels: "even", or "frequent", all but one each for the most frequent."""
 
     improve_up_to: int = 1000
     """Fleets of up to so many devices are improved by local search; in larger ones the greedy choice is as good."""
 
     def plan(self, fleet: Fleet) -> Plan:
-        holdings = Holdings(fleet.velocities, self.of_devices(fleet))
-        self._divide(fleet, holdings)
-        if len(fleet) <= self.improve_up_to:
-            stages = self.stages(fleet)
-            improve(holdings, fleet.capacities, stages, concentrated=self.quantities == "frequent")
-        return self._settle(fleet, holdings.held)
+        return self.settle(fleet, self._divide(fleet, None, improving=len(fleet) <= self.improve_up_to))
 
     def replan(self, plan: Plan, fleet: Fleet) -> Plan:
         """Keeps every assignment that still can be kept; only devices whose labels change get new quotas."""
-        old = plan.rows_for(fleet)
-        limits = self.of_devices(fleet)
-        held = _still_held(old > 0, fleet, limits)
-        holdings = Holdings(fleet.velocities, limits, held)
-        self._divide(fleet, holdings)
-        renewed = self._settle(fleet, holdings.held)
-        unchanged = ((renewed.quotas > 0) == (old > 0)).all(axis=1) & (old.sum(axis=1) == fleet.capacities)
-        quotas = np.where(unchanged[:, None], old, renewed.quotas).astype(renewed.quotas.dtype)
-        return make_plan(fleet, quotas, shortfalls=renewed.shortfalls)
+        old, limits = plan.rows_for(fleet), self.of_devices(fleet)
+        held = (old > 0) & (fleet.velocities > 0)
+        over = np.flatnonzero(held.sum(axis=1) > limits)
+        held[over] = largest_per_row(np.where(held[over], fleet.velocities[over], 0), limits[over])
+        quotas = self._divide(fleet, held, improving=False)
+        unchanged = ((quotas > 0) == (old > 0)).all(axis=1) & (old.sum(axis=1) == fleet.capacities)
+        return self.settle(fleet, np.where(unchanged[:, None], old, quotas).astype(quotas.dtype))
 
-    def _divide(self, fleet: Fleet, holdings: Holdings) -> None:
+    def _divide(self, fleet: Fleet, held: BoolArray | None, *, improving: bool) -> AnyArray:
+        """The quotas of who holds what: on top of what is held, in the greedy's order."""
+        holdings = Holdings(fleet.velocities, self.of_devices(fleet), held)
         order = np.lexsort((-fleet.label_mass, fleet.owners))
         stages = self.stages(fleet)
         for least in stages:
@@ -152,17 +138,11 @@ class Greedy(LabelLimits):
         holdings.fill()
         for least in stages:
             holdings.repair(least)
-
-    def _settle(self, fleet: Fleet, held: Held) -> Plan:
-        quotas = quantity_rule(self.quantities)(fleet, held)
-        shortfalls = find_shortfalls(fleet, held, self.clients_per_label, self.labels_per_client)
-        return make_plan(fleet, quotas, shortfalls=shortfalls)
+        if improving:
+            improve(holdings, fleet.capacities, stages, concentrated=self.quantities == "frequent")
+        return find(self.quantities, QUANTITIES, "rule for coordinator.quantities")(fleet, holdings.held)
 
 
-def _still_held(held: Held, fleet: Fleet, limits: IntArray) -> Held:
-    """What devices held and still see, without their slowest labels where their limit has shrunk."""
-    held = held & (fleet.velocities > 0)
-    over = np.flatnonzero(held.sum(axis=1) > limits)
-    if len(over):
-        held[over] = largest_per_row(np.where(held[over], fleet.velocities[over], 0), limits[over])
-    return held
+COORDINATORS: Registry[type[Coordinator]] = Registry(
+    "coordinator", {"none": Uncoordinated, "greedy": Greedy}, methods=("plan", "replan")
+)

@@ -26,14 +26,22 @@ class Fleet:
     velocities: Velocities
 
     def __post_init__(self) -> None:
-        _check_shapes(self)
-        if len(self.devices) and np.any(np.diff(self.devices) <= 0):
+        count = len(self.devices)
+        if self.capacities.shape != (count,) or self.velocities.ndim != 2 or len(self.velocities) != count:
+            raise ValueError(
+                f"a fleet of {count} devices needs capacities of shape ({count},) and velocities of shape "
+                f"({count}, labels), got {self.capacities.shape} and {self.velocities.shape}"
+            )
+        if np.any(np.diff(self.devices) <= 0):
             raise ValueError("devices must be unique and in ascending order")
-        _refuse(self.capacities < 0, self.devices, "its capacity must be at least 0")
-        slowest = self.velocities.min(axis=1, initial=0.0)
-        fastest = self.velocities.max(axis=1, initial=0.0)
+        slowest, fastest = self.velocities.min(axis=1, initial=0.0), self.velocities.max(axis=1, initial=0.0)
         usable = (slowest >= 0) & (fastest <= FASTEST)
-        _refuse(~usable, self.devices, "its velocities must be finite numbers of at least 0")
+        for sound, rule in (
+            (self.capacities >= 0, "its capacity must be at least 0"),
+            (usable, "its velocities must be finite numbers of at least 0"),
+        ):
+            if not sound.all():
+                raise RefusedError("profile", f"device {self.devices[int(sound.argmin())]}: {rule}")
 
     @staticmethod
     def of(profiles: Mapping[DeviceId, Profile]) -> "Fleet":
@@ -53,8 +61,7 @@ class Fleet:
         >>> len(fleet), fleet.labels, fleet.owners.tolist(), fleet.label_mass.tolist()
         (2, 3, [1, 0, 2], [1.0, 0.0, 7.0])
         """
-        capacity = np.asarray(capacities, dtype=np.int64)
-        velocity = np.asarray(velocities)
+        capacity, velocity = np.asarray(capacities, dtype=np.int64), np.asarray(velocities)
         if velocity.dtype != np.float32:
             velocity = velocity.astype(np.float64)
         return Fleet(np.arange(len(capacity)), capacity, velocity)
@@ -70,33 +77,14 @@ class Fleet:
     @cached_property
     def owners(self) -> IntArray:
         """How many devices see each label, (Y,)."""
-        return _positive(self.velocities, axis=0)
+        return np.asarray((self.velocities > 0).sum(axis=0, dtype=np.int32), dtype=np.int64)
 
     @cached_property
     def seen(self) -> IntArray:
         """How many labels each device sees, (C,)."""
-        return _positive(self.velocities, axis=1)
+        return np.asarray((self.velocities > 0).sum(axis=1, dtype=np.int32), dtype=np.int64)
 
     @cached_property
     def label_mass(self) -> FloatArray:
         """||V_y||_1 per label: the arrivals of each label over the whole fleet."""
-        mass: FloatArray = self.velocities.sum(axis=0, dtype=np.float64)
-        return mass
-
-
-def _check_shapes(fleet: Fleet) -> None:
-    count = len(fleet.devices)
-    if fleet.capacities.shape != (count,) or fleet.velocities.ndim != 2 or len(fleet.velocities) != count:
-        raise ValueError(
-            f"a fleet of {count} devices needs capacities of shape ({count},) and velocities of shape "
-            f"({count}, labels), got {fleet.capacities.shape} and {fleet.velocities.shape}"
-        )
-
-
-def _positive(velocities: Velocities, axis: int) -> IntArray:
-    return np.asarray((velocities > 0).sum(axis=axis, dtype=np.int32), dtype=np.int64)
-
-
-def _refuse(bad: NDArray[np.bool_], devices: IntArray, rule: str) -> None:
-    if bad.any():
-        raise RefusedError("profile", f"device {devices[int(bad.argmax())]}: {rule}")
+        return np.asarray(self.velocities.sum(axis=0, dtype=np.float64))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fedkeep.core.errors import ConfigError
 
 Thing = TypeVar("Thing")
-Registered = TypeVar("Registered")
+Registered = TypeVar("Registered", bound=type)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -38,37 +38,26 @@ class Registry(dict[str, Thing]):
     ...     side: float = 1.0
     ...     def area(self) -> float:
     ...         return self.side**2
-    >>> shapes.find("square")(side=3.0).area()
+    >>> shapes["square"](side=3.0).area()
     9.0
     """
 
     def __init__(
-        self,
-        kind: str,
-        members: Mapping[str, Thing] | None = None,
-        *,
-        methods: tuple[str, ...] = (),
-        base: type = object,
+        self, kind: str, members: Mapping[str, Thing] | None = None, *, methods: Iterable[str] = (), base: type = object
     ) -> None:
         super().__init__(members or {})
-        self.kind = kind
-        self._methods = methods
-        """What a class must be able to do to be admitted."""
-        self._base = base
+        self.kind, self._base, self._methods = kind, base, methods
+        """What a class must be and be able to do to be admitted."""
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Puts what it stands above under a name; a class becomes a frozen dataclass, its fields keys of a table."""
+        """Puts the class it stands above under a name, as a frozen dataclass whose fields are keys of a table."""
 
         def add(thing: Registered) -> Registered:
-            made: Any = dataclass(frozen=True)(thing) if isinstance(thing, type) else thing
+            made: Any = dataclass(frozen=True)(thing)
             self[name] = made
             return thing
 
         return add
-
-    def find(self, name: str) -> Thing:
-        """The member of that name."""
-        return find(name, self, self.kind)
 
     def admit(self, name: str, found: Any) -> Thing:
         """What somebody found elsewhere under `name`, if it is a class of this kind."""

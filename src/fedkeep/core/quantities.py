@@ -1,56 +1,45 @@
 """How many slots each held label gets (step 3 of the greedy), by rules that go by name in `[coordinator]`."""
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.holdings import largest_per_row, row_chunks
-from fedkeep.core.names import Registry
-from fedkeep.core.types import AnyArray, FloatArray, IntArray
-
-Held: TypeAlias = NDArray[np.bool_]
-"""S of Eq. 10 as a table: whether device c holds label y, (C, Y)."""
-QuantityRule: TypeAlias = Callable[[Fleet, Held], AnyArray]
-"""Gives every held label at least one slot and uses up each device's capacity."""
-
-QUANTITIES: Registry[QuantityRule] = Registry("rule for coordinator.quantities")
-quantities = QUANTITIES.register
-quantity_rule = QUANTITIES.find
+from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray
 
 
-def quota_table(fleet: Fleet) -> AnyArray:
-    """An empty D, in the smallest integers that hold the largest capacity."""
-    largest = int(fleet.capacities.max(initial=0))
-    return np.zeros(fleet.velocities.shape, dtype=np.int16 if largest < 2**15 else np.int64)
-
-
-@quantities("even")
-def even(fleet: Fleet, held: Held) -> AnyArray:
+def even(fleet: Fleet, held: BoolArray) -> AnyArray:
     """The slots split evenly, the remainder to the device's most frequent labels: the paper's rule."""
-    quotas = quota_table(fleet)
+    quotas = _quota_table(fleet)
     for rows in row_chunks(np.flatnonzero(held.any(axis=1))):
-        labels = held[rows].sum(axis=1)
-        share, rest = np.divmod(fleet.capacities[rows], labels)
+        share, rest = np.divmod(fleet.capacities[rows], held[rows].sum(axis=1))
         extra = largest_per_row(np.where(held[rows], fleet.velocities[rows], 0), rest)
         quotas[rows] = held[rows] * share.astype(quotas.dtype)[:, None] + extra
     return quotas
 
 
-@quantities("frequent")
-def frequent(fleet: Fleet, held: Held) -> AnyArray:
+def frequent(fleet: Fleet, held: BoolArray) -> AnyArray:
     """One slot for each label and the rest for the most frequent: the most that (9a) can reach once S is fixed.
 
     It leaves (9d) to the label weights, as `even` does.
     """
-    quotas = quota_table(fleet)
+    quotas = _quota_table(fleet)
     for rows in row_chunks(np.flatnonzero(held.any(axis=1))):
         quotas[rows] = held[rows]
         best = np.where(held[rows], fleet.velocities[rows], -1).argmax(axis=1)
         quotas[rows, best] += (fleet.capacities[rows] - held[rows].sum(axis=1)).astype(quotas.dtype)
     return quotas
+
+
+QUANTITIES: dict[str, Callable[[Fleet, BoolArray], AnyArray]] = {"even": even, "frequent": frequent}
+"""Each gives every label held, S of Eq. 10 as a (C, Y) table, at least one slot and uses up each device's capacity."""
+
+
+def _quota_table(fleet: Fleet) -> AnyArray:
+    """An empty D, in the smallest integers that hold the largest capacity."""
+    largest = int(fleet.capacities.max(initial=0))
+    return np.zeros(fleet.velocities.shape, dtype=np.int16 if largest < 2**15 else np.int64)
 
 
 def apportion(total: int, weights: FloatArray, minimum: int = 0) -> IntArray:
@@ -64,7 +53,5 @@ def apportion(total: int, weights: FloatArray, minimum: int = 0) -> IntArray:
         raise ValueError(f"{total} cannot be shared among {len(weights)} with at least {minimum} each")
     exact = free * (weights / weights.sum())
     shares = np.floor(exact).astype(np.int64)
-    largest = np.argsort(shares - exact, kind="stable")[: free - int(shares.sum())]
-    shares[largest] += 1
-    shared: IntArray = shares + minimum
-    return shared
+    shares[np.argsort(shares - exact, kind="stable")[: free - int(shares.sum())]] += 1
+    return np.asarray(shares + minimum)

@@ -1,12 +1,17 @@
-"""A round in words: how devices train in it, what it brought, and who did not count."""
+"""A round in words: how devices train in it, what it brought, who did not count, and how good the model is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedkeep.core.bounds import within
-from fedkeep.core.types import AnyArray, DeviceId, LocalTraining
+from fedkeep.core.screening import most_claimed
+from fedkeep.core.types import AnyArray, DeviceId, FloatArray, LocalTraining
+
+_TRIM = 0.2
+_WORST_LOSS = 100.0
+"""No mean loss of a device counts for more than so many times the median of all."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +34,15 @@ class Schedule:
     """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
     decay_every: int = 100
     """Rounds between two such steps."""
-    floor: float = 0.0
-    """The least that the learning rate falls to."""
 
     def __post_init__(self) -> None:
         within(self, "learning_rate", above=0)
         within(self, "epochs", "decay_every", "batch_size", least=1)
         within(self, "decay", above=0, most=1)
-        within(self, "proximal", "floor", least=0)
+        within(self, "proximal", least=0)
 
     def local(self, round_: int) -> LocalTraining:
-        rate = max(self.learning_rate * self.decay ** (round_ // self.decay_every), self.floor)
+        rate = self.learning_rate * self.decay ** (round_ // self.decay_every)
         return LocalTraining(rate, self.epochs, self.batch_size, self.proximal)
 
 
@@ -71,3 +74,35 @@ class RoundSummary:
     refusals: tuple[Refusal, ...]
     outvoted: tuple[DeviceId, ...] = ()
     """Devices whose updates a robust mean left out, for they keep going against where all others take the model."""
+
+
+def merge_evaluations(told: Mapping[DeviceId, tuple[int, float, int]]) -> tuple[dict[str, float], list[Refusal]]:
+    """Loss and accuracy over all samples, the robust accuracy beside them, and whose counts or losses were cut.
+
+    A device tells its samples, their losses added up, and how many were right.
+    No device counts more samples than the fleet's own counts allow. The robust accuracy leaves out the fifth of the
+    fleet that says the best and the fifth that says the worst, no device heavier than the upper quartile.
+    """
+    devices = [device for device, (samples, _, _) in told.items() if samples > 0]
+    if not devices:
+        return {}, []
+    samples, losses, correct = (np.array([told[d][i] for d in devices], dtype=np.float64) for i in range(3))
+    counted = np.minimum(samples, most_claimed(samples))
+    means = losses / samples
+    worst = np.minimum(means, _WORST_LOSS * (np.median(means) or np.inf))
+    merged = {
+        "samples": float(counted.sum()),
+        "loss": float(worst @ counted / counted.sum()),
+        "accuracy": float((correct / samples) @ counted / counted.sum()),
+        "accuracy_robust": _trimmed(correct / samples, np.minimum(samples, np.quantile(samples, 0.75))),
+    }
+    return merged, cuts("count", devices, samples, counted) + cuts("loss", devices, means, worst)
+
+
+def _trimmed(values: FloatArray, weights: FloatArray) -> float:
+    """The weighted mean of the middle: without the lowest and the highest `_TRIM` of the weight."""
+    order = np.argsort(values)
+    ends = np.cumsum(weights[order]) / weights.sum()
+    starts = np.concatenate([[0.0], ends[:-1]])
+    kept = np.clip(np.minimum(ends, 1 - _TRIM) - np.maximum(starts, _TRIM), 0.0, None)
+    return float((values[order] * kept).sum() / kept.sum())

@@ -1,7 +1,6 @@
 """Nothing from outside counts before it is checked; the offender is named and the rest goes on."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
@@ -27,11 +26,6 @@ class Limits:
     """A change more than this many times as long as is usual (`core.usual`) is shortened; ten times that: refused."""
     gradient_norm: float = 1e3
     """L2 bound on g_hat_c; beyond it the report is refused."""
-    gradient_ratio: float = 10.0
-    """A g_hat_c longer than this many times the median of those known is shortened to that length."""
-    rate_ratio: float | None = None
-    """A declared rate, or capacity, counts at most this many times the fleet's median; None: four times, or three
-    robust spreads above it where that is more."""
     growth: float = 10.0
     """A declared rate counts at most this many times what the same device declared before."""
 
@@ -46,26 +40,15 @@ def screen_samples(x: Any, y: Any, shape: tuple[int, ...], labels: int) -> tuple
     if x.shape[1:] != shape or not np.issubdtype(x.dtype, np.number):
         refused["shape"] = len(y)
         return np.zeros(len(y), dtype=bool), refused
-    known = _whole(y)
-    if known.any():
+    known: BoolArray = np.zeros(len(y), dtype=bool)
+    if np.issubdtype(y.dtype, np.integer) or np.issubdtype(y.dtype, np.floating):
         with np.errstate(invalid="ignore"):
-            known &= (y >= 0) & (y < labels)
+            known = (y >= 0) & (y < labels) & (y == np.floor(y))
     finite = np.isfinite(x).reshape(len(y), -1).all(axis=1)
     for reason, bad in (("label", ~known), ("not-finite", known & ~finite)):
         if bad.any():
             refused[reason] = int(bad.sum())
     return known & finite, refused
-
-
-def _whole(y: np.ndarray) -> BoolArray:
-    """Which labels are whole numbers."""
-    if np.issubdtype(y.dtype, np.integer):
-        return np.ones(len(y), dtype=bool)
-    if np.issubdtype(y.dtype, np.floating):
-        with np.errstate(invalid="ignore"):
-            whole: BoolArray = np.isfinite(y) & (y == np.floor(y))
-        return whole
-    return np.zeros(len(y), dtype=bool)
 
 
 def screen_profile(profile: Profile, regions: int) -> Profile:
@@ -80,24 +63,19 @@ def screen_profile(profile: Profile, regions: int) -> Profile:
     return replace(profile, velocity=velocity)
 
 
-def cap_rates(rates: FloatArray, before: FloatArray, limits: Limits) -> FloatArray:
+def cap_rates(rates: FloatArray, before: FloatArray, growth: float) -> FloatArray:
     """Declared rates as far as they count: bounded by the fleet's and by the device's own past (NaN: none)."""
-    bound = np.full(len(rates), most_claimed(rates, limits))
-    known = np.isfinite(before) & (before > 0)
-    bound[known] = np.minimum(bound[known], limits.growth * before[known])
-    capped: FloatArray = np.minimum(rates, bound)
-    return capped
+    grown = np.where(before > 0, growth * before, np.inf)
+    return np.asarray(np.minimum(np.minimum(rates, most_claimed(rates)), grown))
 
 
-def most_claimed(claims: FloatArray, limits: Limits) -> float:
-    """The most that a claim counts for, by median and spread of all: neither moves far while liars are few."""
+def most_claimed(claims: FloatArray) -> float:
+    """The most that a claim counts for: four times the median, or three spreads above it if that is more.
+
+    Neither moves far while liars are few.
+    """
     positive = claims[claims > 0]
-    if not len(positive):
-        return np.inf
-    centre = float(np.median(positive))
-    if limits.rate_ratio is not None:
-        return limits.rate_ratio * centre
-    return max(4.0 * centre, three_spreads_above(positive))
+    return max(4.0 * float(np.median(positive)), three_spreads_above(positive)) if len(positive) else np.inf
 
 
 def three_spreads_above(values: FloatArray) -> float:
@@ -109,7 +87,7 @@ def three_spreads_above(values: FloatArray) -> float:
 def screen_report(report: Report, model: Vector, gradient_size: int, heaviest: float, limits: Limits) -> Report:
     """The report, its weight cut to `heaviest`; raises `RefusedError` if any part of it is unsound."""
     update = _screen_vector(report.model, model.shape, np.float32, "model")
-    if report.weight != report.weight or report.weight < 0 or report.weight == np.inf:
+    if not 0 <= report.weight < np.inf:
         raise RefusedError("bad-weight", f"a weight is a finite number of at least 0, not {report.weight}")
     if report.weight > 0 and not update.any() and model.any():
         raise RefusedError("zero-model", "every parameter of the model is zero")
@@ -135,17 +113,6 @@ def screen_sum(updates: FloatArray, weight: float, direction: Vector | None, lim
         raise RefusedError("large-update", f"the mean update is longer than {limits.update_norm:g}")
     if direction is not None and _length(direction) > 1.001 * limits.gradient_norm:
         raise RefusedError("large-estimator", f"the mean estimator is longer than {limits.gradient_norm:g}")
-
-
-def longest_estimator(known: Sequence[float], ratio: float) -> float:
-    """How long a g_hat_c may be: `ratio` times the median of the lengths known; unbounded below five."""
-    return ratio * float(np.median(known)) if len(known) >= 5 else np.inf
-
-
-def shorten(gradient: Vector, longest: float) -> Vector:
-    """The estimator, cut to at most that length."""
-    length = _length(gradient)
-    return gradient if length <= longest else (gradient * (longest / length)).astype(np.float32)
 
 
 def _screen_vector(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:

@@ -14,27 +14,16 @@ from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.core.ports import Kept
 from fedkeep.core.rounds import Refusal, RoundSummary, Schedule, cuts
-from fedkeep.core.screening import (
-    Limits,
-    cap_rates,
-    longest_estimator,
-    most_claimed,
-    screen_profile,
-    screen_report,
-    screen_sum,
-    shorten,
-)
+from fedkeep.core.screening import Limits, cap_rates, most_claimed, screen_profile, screen_report, screen_sum
 from fedkeep.core.seeds import generator
 from fedkeep.core.state import put_table, put_under, restore_parts, snapshot_parts, take_table, take_under
 from fedkeep.core.types import DeviceId, Profile, Report, State, TrainOrder, Vector
-from fedkeep.core.usual import Usual, heaviest_of
+from fedkeep.core.usual import FEW, Usual, heaviest_of
 
-_ROBUST_RATIO = 2.0
-"""Under a robust mean no g_hat_c is longer than so many times the median."""
-
+_GRADIENT_RATIO, _ROBUST_RATIO = 10.0, 2.0
+"""No g_hat_c is longer than so many times the median, and under a robust mean so many times."""
 _FAR = 10.0
 """Updates longer than is plausible are shortened; those so many times as long are refused."""
-
 _SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
 """A sum's mean update may be so many times as long as is usual, a single update in it so many times."""
 
@@ -48,7 +37,12 @@ class _OpenRound:
     """Reports of earlier rounds, of which the estimator alone counts."""
     refusals: list[Refusal] = field(default_factory=list)
 
+    def refuse(self, device: DeviceId, reason: str, detail: str) -> Refusal:
+        self.refusals.append(Refusal(device, reason, detail))
+        return self.refusals[-1]
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class Server:
     """The one place where the global model and g_hat change, at the close of a round and nowhere else.
 
@@ -69,26 +63,23 @@ class Server:
     [2.0, 2.0]
     """
 
-    def __init__(
-        self,
-        *,
-        model: Vector,
-        gradient_size: int,
-        regions: int,
-        schedule: Schedule,
-        coordinator: Coordinator,
-        estimator: GlobalEstimator,
-        aggregation: Aggregation = Aggregation(),
-        limits: Limits = Limits(),
-        staleness: int = 50,
-        seed: int = 0,
-    ) -> None:
-        self.model, self.schedule, self.coordinator, self.estimator = model, schedule, coordinator, estimator
-        self.aggregation, self.limits, self.staleness, self.seed = aggregation, limits, staleness, seed
+    staleness = 50
+    """Rounds after which a late g_hat_c is no news any more."""
+
+    model: Vector
+    gradient_size: int
+    regions: int
+    schedule: Schedule
+    coordinator: Coordinator
+    estimator: GlobalEstimator
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    limits: Limits = field(default_factory=Limits)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
         self.plan: Plan | None = None
         self.round = 0
         """The next round to open."""
-        self._gradient_size, self._regions = gradient_size, regions
         self._rates: dict[DeviceId, float] = {}
         self._rates_known = True
         """False where the plan came from profiles that this server cannot read."""
@@ -107,23 +98,24 @@ class Server:
 
         Devices that are not among the profiles have left: nothing of them counts any more.
         """
-        sound, refusals = self._screen_profiles(profiles)
-        self._profiles = sound
-        self._usual.replan()
-        sound = {device: self._claims.founded(device, profile) for device, profile in sound.items()}
-        for device in set(self._rates) - set(sound):
-            self.forget(device)
-        fleet, devices = Fleet.of(sound), sorted(sound)
-        rates = np.array([sound[device].rate for device in devices])
+        self._profiles, refusals = {}, []
+        for device, profile in profiles.items():
+            try:
+                self._profiles[device] = screen_profile(profile, self.regions)
+            except RefusedError as error:
+                refusals.append(Refusal(device, error.reason, error.detail))
+        founded = {device: self._claims.founded(device, profile) for device, profile in sorted(self._profiles.items())}
+        fleet, devices = Fleet.of(founded), list(founded)
+        rates = np.array([profile.rate for profile in founded.values()])
         before = np.array([self._rates.get(device, np.nan) for device in devices])
-        capped = cap_rates(rates, before, self.limits)
-        self._know_rates(dict(zip(devices, capped.tolist(), strict=True)))
+        capped = cap_rates(rates, before, self.limits.growth)
         scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
-        capacities = np.minimum(fleet.capacities, most_claimed(fleet.capacities.astype(np.float64), self.limits))
+        capacities = np.minimum(fleet.capacities, most_claimed(fleet.capacities.astype(np.float64)))
         refusals += cuts("rate", devices, rates, capped) + cuts("capacity", devices, fleet.capacities, capacities)
         fleet = Fleet(fleet.devices, capacities.astype(np.int64), fleet.velocities * scale[:, None])
-        self.plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
-        return self.plan, tuple(refusals)
+        plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
+        self._follow(plan, dict(zip(devices, capped.tolist(), strict=True)))
+        return plan, tuple(refusals)
 
     def use_plan(self, plan: Plan) -> None:
         """Follows a plan that was made elsewhere, from profiles this server cannot read (encrypted profiles).
@@ -132,13 +124,9 @@ class Server:
         are not in the plan have left.
         """
         devices = plan.devices.tolist()
-        for device in set(self._rates) - set(devices):
-            self.forget(device)
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
-        self._know_rates(dict.fromkeys(devices, mean), known=False)
-        self.plan = plan
         self._profiles = {}
-        self._usual.replan()
+        self._follow(plan, dict.fromkeys(devices, mean), known=False)
 
     def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
         """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""
@@ -168,9 +156,7 @@ class Server:
         try:
             self._screen(opened, device, report)
         except RefusedError as error:
-            refusal = Refusal(device, error.reason, error.detail)
-            opened.refusals.append(refusal)
-            return refusal
+            return opened.refuse(device, error.reason, error.detail)
         return None
 
     def close_round(self) -> RoundSummary:
@@ -211,7 +197,11 @@ class Server:
         if not isinstance(self.estimator, GivenEstimator):
             raise TypeError("an estimator that keeps every g_hat_c cannot be given their sum")
         screen_sum(total.updates, total.weight, direction, self.limits)
-        self._screen_mean(total)
+        if total.weight > 0:
+            length, longest = float(np.linalg.norm(total.updates)) / total.weight, _SUM_RATIO * self._usual.length()
+            self._usual.learn_lengths([length])  # of refused ones, too: what is usual follows slowly
+            if length > longest:
+                raise RefusedError("large-update", f"the mean update is {length:g} long; {longest:.3g} would be usual")
         self.model = self.aggregation.apply(self.model, total)
         if direction is not None:
             self.estimator.give(direction)
@@ -224,15 +214,6 @@ class Server:
     def longest_summand(self) -> float:
         """The length to which a device cuts its update before it is masked, by how long sums have turned out."""
         return min(self.limits.update_norm, _SUMMAND_RATIO * self._usual.length())
-
-    def _screen_mean(self, total: UpdateSum) -> None:
-        """Refuses a mean update longer than sums have been; what is usual follows slowly, so that it can change."""
-        if total.weight > 0:
-            length = float(np.linalg.norm(total.updates)) / total.weight
-            longest = _SUM_RATIO * self._usual.length()
-            self._usual.learn_lengths([length])
-            if length > longest:
-                raise RefusedError("large-update", f"the mean update is {length:g} long; {longest:.3g} would be usual")
 
     def rate(self, device: DeviceId) -> float:
         """What the estimator of a device weighs: its rate, as far as it counts."""
@@ -264,25 +245,27 @@ class Server:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
         state = snapshot_parts(self._parts())
         state |= {"model": self.model, "round": np.array(self.round), "rates.known": np.array(self._rates_known)}
-        state |= put_table("rates", self._rates)
-        state |= put_table("accepted", self._accepted)
-        state |= put_table("norms", self._gradient_norms)
+        for name, table in (("rates", self._rates), ("accepted", self._accepted), ("norms", self._gradient_norms)):
+            state |= put_table(name, table)
         return state if self.plan is None else state | put_under("plan", self.plan.snapshot())
 
     def restore(self, state: State) -> None:
         """Becomes the server that `snapshot` described."""
+        plan = take_under("plan", state)
+        rates, known = take_table("rates", state), bool(state["rates.known"])
+        self._follow(Plan.from_snapshot(plan) if plan else None, rates, known=known)
         restore_parts(self._parts(), state)
         self.model, self.round, self._open = np.array(state["model"], dtype=np.float32), int(state["round"]), None
-        self._know_rates(take_table("rates", state), known=bool(state["rates.known"]))
         self._gradient_norms = take_table("norms", state)
         self._accepted = {device: int(round_) for device, round_ in take_table("accepted", state).items()}
-        plan = take_under("plan", state)
-        self.plan = Plan.from_snapshot(plan) if plan else None
 
-    def _know_rates(self, rates: dict[DeviceId, float], *, known: bool = True) -> None:
-        self._rates, self._rates_known = rates, known
+    def _follow(self, plan: Plan | None, rates: dict[DeviceId, float], *, known: bool = True) -> None:
+        for device in set(self._rates) - set(rates):
+            self.forget(device)
+        self.plan, self._rates, self._rates_known = plan, rates, known
         above = np.array([rate for rate in rates.values() if rate > 0])
         self._usual_rate = heaviest_of(above) if len(above) else np.inf
+        self._usual.replan()
 
     def _parts(self) -> dict[str, Kept]:
         return {"estimator": self.estimator, "claims": self._claims, "usual": self._usual}
@@ -291,15 +274,6 @@ class Server:
         if self._open is None:
             raise RuntimeError("no round is open: call open_round first")
         return self._open
-
-    def _screen_profiles(self, profiles: Mapping[DeviceId, Profile]) -> tuple[dict[DeviceId, Profile], list[Refusal]]:
-        sound, refusals = {}, []
-        for device, profile in profiles.items():
-            try:
-                sound[device] = screen_profile(profile, self._regions)
-            except RefusedError as error:
-                refusals.append(Refusal(device, error.reason, error.detail))
-        return sound, refusals
 
     def _screen(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
         """Puts a sound report into the round; the estimator of a late one may still count, its model never does."""
@@ -310,13 +284,16 @@ class Server:
         if self.plan is not None and device not in self._rates:
             raise RefusedError("left", f"device {device} is no longer part of the fleet")
         if report.round < opened.round:
-            self._keep_late_estimate(opened, device, report)
+            known = opened.late[device].round if device in opened.late else self._accepted.get(device, -1)
+            news = report.local_gradient is not None and known < report.round >= opened.round - self.staleness
+            # A robust mean takes none: it believes a g_hat_c that the device's own update of the round bears out.
+            if news and self.aggregation.name != "robust":
+                opened.late[device] = screen_report(report, report.model, self.gradient_size, 0.0, self.limits)
             raise RefusedError("late", f"round {report.round} is closed; round {opened.round} is open")
         heaviest = self.heaviest(device)
-        opened.reports[device] = screen_report(report, self.model, self._gradient_size, heaviest, self.limits)
+        opened.reports[device] = screen_report(report, self.model, self.gradient_size, heaviest, self.limits)
         if report.weight > heaviest:
-            detail = f"a weight of {report.weight:g} counts as {heaviest:g}"
-            opened.refusals.append(Refusal(device, "weight-cut", detail))
+            opened.refuse(device, "weight-cut", f"a weight of {report.weight:g} counts as {heaviest:g}")
 
     def _screen_lengths(self, opened: _OpenRound) -> list[float]:
         """Shortens updates beyond what the fleet has shown to be usual; refuses those that cannot be honest.
@@ -331,13 +308,12 @@ class Server:
             if length > _FAR * longest:
                 del opened.reports[device]
                 detail = f"the model moved by {length:g}; more than {_FAR * longest:.3g} is unheard of"
-                opened.refusals.append(Refusal(device, "large-update", detail))
+                opened.refuse(device, "large-update", detail)
             elif length > longest:
                 report = opened.reports[device]
                 shorter = (model + (report.model - model) * (longest / length)).astype(np.float32)
                 opened.reports[device] = replace(report, model=shorter)
-                detail = f"the model moved by {length:g}, which counts as {longest:.3g}"
-                opened.refusals.append(Refusal(device, "update-cut", detail))
+                opened.refuse(device, "update-cut", f"the model moved by {length:g}, which counts as {longest:.3g}")
         return lengths
 
     def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
@@ -351,28 +327,21 @@ class Server:
         for device, share in found.items():
             if share < 1:
                 detail = f"its claims count for {share:.0%} of what they say: so much of them has come true"
-                opened.refusals.append(Refusal(device, "claim-unfounded", detail))
+                opened.refuse(device, "claim-unfounded", detail)
         if found:
             self.coordinate(self._profiles)
-
-    def _keep_late_estimate(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
-        """A late g_hat_c is still news of the stream, within the staleness bound and if none newer is known.
-
-        A robust mean takes none: it believes a g_hat_c that the device's own update of the round bears out.
-        """
-        if self.aggregation.name == "robust":
-            return
-        known = opened.late[device].round if device in opened.late else self._accepted.get(device, -1)
-        fresh = opened.round - report.round <= self.staleness and report.round > known
-        if fresh and report.local_gradient is not None:
-            opened.late[device] = screen_report(report, report.model, self._gradient_size, 0.0, self.limits)
 
     def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
         """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""
         robust = self.aggregation.name == "robust"
-        ratio = min(self.limits.gradient_ratio, _ROBUST_RATIO) if robust else self.limits.gradient_ratio
         told = {d: (r, r.local_gradient) for d, r in reports.items() if r.local_gradient is not None}
-        self._gradient_norms |= {d: float(np.linalg.norm(g.astype(np.float64))) for d, (_, g) in told.items()}
-        longest = longest_estimator(list(self._gradient_norms.values()), ratio)
+        norms = self._gradient_norms
+        norms |= {d: float(np.linalg.norm(g.astype(np.float64))) for d, (_, g) in told.items()}
+        usual = float(np.median(list(norms.values()))) if len(norms) >= FEW else np.inf
+        longest = (_ROBUST_RATIO if robust else _GRADIENT_RATIO) * usual
         heaviest = self._usual_rate if robust else np.inf
-        return {d: Estimate(shorten(g, longest), min(self.rate(d), heaviest), r.round) for d, (r, g) in told.items()}
+        found = {}
+        for device, (report, gradient) in told.items():
+            shorter = gradient * np.float32(min(1.0, longest / max(norms[device], 1e-30)))
+            found[device] = Estimate(shorter, min(self.rate(device), heaviest), report.round)
+        return found

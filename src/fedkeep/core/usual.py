@@ -4,7 +4,7 @@ Medians and upper quartiles are what liars cannot move as long as they are few. 
 state. It begins empty: until `FEW` lengths are known, a round is judged by `Limits.update_norm` alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,9 +32,11 @@ class Usual:
 
     def __init__(self) -> None:
         self._lengths: list[float] = []
-        self._peak = 0.0
         self._weights: list[float] = []
-        self._agreement = Agreement()
+        self._peak = 0.0
+        self._heading: FloatArray | None = None
+        self._seen: dict[DeviceId, tuple[float, float]] = {}
+        """Per device the running sum of cosines and of their weights: their quotient is the mean, from the first on."""
 
     def longest(self, lengths: Sequence[float], ratio: float) -> float:
         """The length beyond which an update is no honest one: `ratio` times what has been usual at its longest.
@@ -47,6 +49,12 @@ class Usual:
         """The usual length, of the round's own and recent ones; unbounded at the start."""
         known = _with_recent(self._lengths, lengths)
         return float(np.median(known)) if len(known) >= FEW else np.inf
+
+    def learn_lengths(self, lengths: Sequence[float]) -> None:
+        """Takes in the lengths of a round's updates, of refused ones too: where the world changes, all get longer."""
+        self._lengths = _with_recent(self._lengths, lengths)[-_RECENT:]
+        if len(self._lengths) >= FEW:
+            self._peak = max(_PEAK_DECAY * self._peak, self.length())
 
     def tame(self, model: Vector, reports: Mapping[DeviceId, Report]) -> tuple[dict[DeviceId, Report], list[DeviceId]]:
         """The reports as a robust mean takes them, and whose updates do not count at all.
@@ -62,18 +70,23 @@ class Usual:
             return dict(reports), []
         devices = list(counted)
         updates = np.array([r.model.astype(np.float64) - model for r in counted.values()])
-        unfounded = _contradicted(devices, updates, counted)
-        full = self._cut_lengths(updates)
-        weights = self._cut_weights(np.array([r.weight for r in counted.values()]))
-        against, dropped = self._agreement.turn(devices, updates)
+        unfounded = _contradicted(counted, updates)
+        lengths: FloatArray = np.linalg.norm(updates, axis=1)
+        usual = float(np.median(_with_recent(self._lengths, lengths.tolist()) or [0.0]))
+        updates *= np.minimum(1.0, usual / np.maximum(lengths, 1e-30))[:, None]
+        known = _with_recent(self._weights, [r.weight for r in counted.values()])
+        self._weights = known[-_RECENT:]
+        weights = np.minimum([r.weight for r in counted.values()], heaviest_of(np.array(known)))
+        against, dropped = self._turn(devices, updates)
         unfounded |= {d for i, d in enumerate(devices) if against[i] or dropped[i]}
         if dropped.all():
             dropped[:] = False
         weights[dropped] = 0.0
-        weights *= self._agreement.standing(devices)
+        weights *= self._standing(devices)
         lost = float(weights @ np.linalg.norm(updates, axis=1))
-        scale = float(weights @ full) / lost if lost > 0 else 1.0
-        self._agreement.move(scale * (weights @ updates) / weights.sum())
+        scale = float(weights @ np.minimum(lengths, 2 * usual)) / lost if lost > 0 else 1.0
+        step = scale * (weights @ updates) / weights.sum()
+        self._heading = step if self._heading is None else _HEADING_DECAY * self._heading + (1 - _HEADING_DECAY) * step
         tamed = {
             d: replace(counted[d], model=(model + scale * updates[i]).astype(np.float32), weight=float(weights[i]))
             for i, d in enumerate(devices)
@@ -81,86 +94,9 @@ class Usual:
         tamed |= {d: replace(tamed[d], local_gradient=None) for d in unfounded}
         return {**reports, **tamed}, [d for i, d in enumerate(devices) if dropped[i]]
 
-    def learn_lengths(self, lengths: Sequence[float]) -> None:
-        """Takes in the lengths of a round's updates, of refused ones too: where the world changes, all get longer."""
-        self._lengths = _with_recent(self._lengths, lengths)[-_RECENT:]
-        if len(self._lengths) >= FEW:
-            self._peak = max(_PEAK_DECAY * self._peak, self.length())
-
     def replan(self) -> None:
         """Weights are in units of the plan: under a new one nothing is known of them."""
         self._weights = []
-
-    def forget(self, device: DeviceId) -> None:
-        self._agreement.forget(device)
-
-    def snapshot(self) -> State:
-        lengths, weights = np.array(self._lengths), np.array(self._weights)
-        return {"lengths": lengths, "weights": weights, "peak": np.array(self._peak), **self._agreement.snapshot()}
-
-    def restore(self, state: State) -> None:
-        self._lengths, self._weights = state["lengths"].tolist(), state["weights"].tolist()
-        self._peak = float(state["peak"])
-        self._agreement.restore(state)
-
-    def _cut_lengths(self, updates: FloatArray) -> FloatArray:
-        """Cuts updates to the usual length, in place; returns the lengths they had, as far as they are plausible."""
-        lengths: FloatArray = np.linalg.norm(updates, axis=1)
-        known = _with_recent(self._lengths, lengths.tolist())
-        usual = float(np.median(known)) if known else 0.0
-        updates *= np.minimum(1.0, usual / np.maximum(lengths, 1e-30))[:, None]
-        return np.minimum(lengths, 2 * usual)
-
-    def _cut_weights(self, weights: FloatArray) -> FloatArray:
-        known = _with_recent(self._weights, weights.tolist())
-        self._weights = known[-_RECENT:]
-        return np.minimum(weights, heaviest_of(np.array(known)))
-
-
-class Agreement:
-    """Where vectors of many devices have pointed so far, and how far each device has agreed with the others."""
-
-    def __init__(self) -> None:
-        self._heading: FloatArray | None = None
-        self._seen: dict[DeviceId, tuple[float, float]] = {}
-        """Per device the running sum of cosines and of their weights: their quotient is the mean, from the first on."""
-
-    def turn(self, devices: list[DeviceId], vectors: FloatArray) -> tuple[BoolArray, BoolArray]:
-        """Turns vectors that go against the others, in place; says which, and which do not count at all.
-
-        A second look leaves out of "the others" whoever stood out in the first.
-        """
-        trusted = np.ones(len(devices), dtype=bool)
-        for _ in range(2):
-            headings = self._headings(vectors, trusted)
-            cosines = _cosines(vectors, headings)
-            seen = self._seen | {d: self._with(d, c) for d, c in zip(devices, cosines.tolist(), strict=True)}
-            slack, far = _bounds([total / mass for total, mass in seen.values()])
-            means = np.array([seen[d][0] / seen[d][1] for d in devices])
-            trusted = means >= slack
-            if trusted.all():
-                break  # a second look would see the same
-        self._seen = seen
-        against = ~trusted & (cosines < 0)
-        vectors[against] -= (vectors[against] * headings[against]).sum(axis=1, keepdims=True) * headings[against]
-        return against, means < far
-
-    def standing(self, devices: list[DeviceId]) -> FloatArray:
-        """How much devices count: newcomers to a fleet that knows its devices in full from the fifth report on.
-
-        One that goes with the others, but stands out by how little, counts by the square of what it lacks.
-        """
-        known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
-        counts = np.array([min(1.0, self._seen[d][1] / _KNOWN) if known else 1.0 for d in devices])
-        agreed = {d: total / mass for d, (total, mass) in self._seen.items()}
-        least = _far_below(list(agreed.values()), _SLACK) if len(agreed) >= FEW else 0.0
-        if least > 0:
-            counts *= np.clip([agreed[d] / least for d in devices], 0.0, 1.0) ** 2
-        return counts
-
-    def move(self, step: FloatArray) -> None:
-        """All together have gone this way."""
-        self._heading = step if self._heading is None else _HEADING_DECAY * self._heading + (1 - _HEADING_DECAY) * step
 
     def forget(self, device: DeviceId) -> None:
         self._seen.pop(device, None)
@@ -168,25 +104,50 @@ class Agreement:
     def snapshot(self) -> State:
         devices = sorted(self._seen)
         return {
+            "lengths": np.array(self._lengths),
+            "weights": np.array(self._weights),
+            "peak": np.array(self._peak),
             "heading": np.empty(0) if self._heading is None else self._heading,
             "devices": np.array(devices, dtype=np.int64),
             "agreement": np.array([self._seen[d] for d in devices], dtype=np.float64).reshape(-1, 2),
         }
 
     def restore(self, state: State) -> None:
+        self._lengths, self._weights = state["lengths"].tolist(), state["weights"].tolist()
+        self._peak = float(state["peak"])
         self._heading = np.array(state["heading"]) if len(state["heading"]) else None
         pairs = [(float(total), float(mass)) for total, mass in state["agreement"]]
         self._seen = dict(zip(state["devices"].tolist(), pairs, strict=True))
 
-    def _with(self, device: DeviceId, cosine: float) -> tuple[float, float]:
-        total, mass = self._seen.get(device, (0.0, 0.0))
-        fresh = 1 - _AGREEMENT_DECAY
-        return _AGREEMENT_DECAY * total + fresh * cosine, _AGREEMENT_DECAY * mass + fresh
+    def _turn(self, devices: list[DeviceId], updates: FloatArray) -> tuple[BoolArray, BoolArray]:
+        """Turns updates that go against the others, in place; says which, and which do not count at all.
 
-    def _headings(self, vectors: FloatArray, trusted: np.ndarray) -> FloatArray:
+        A second look leaves out of "the others" whoever stood out in the first.
+        """
+        trusted = np.ones(len(devices), dtype=bool)
+        lengths = np.maximum(np.linalg.norm(updates, axis=1), 1e-30)
+        for _ in range(2):
+            headings = self._headings(updates, trusted)
+            cosines: FloatArray = (updates * headings).sum(axis=1) / lengths
+            seen = dict(self._seen)
+            for device, cosine in zip(devices, cosines.tolist(), strict=True):
+                total, mass = self._seen.get(device, (0.0, 0.0))
+                fresh = 1 - _AGREEMENT_DECAY
+                seen[device] = (_AGREEMENT_DECAY * total + fresh * cosine, _AGREEMENT_DECAY * mass + fresh)
+            agreed = {d: total / mass for d, (total, mass) in seen.items()}
+            means = np.array([agreed[d] for d in devices])
+            trusted = means >= min(_far_below(agreed.values(), _SLACK), 0.0)  # nobody at odds with nothing is turned
+            if trusted.all():
+                break  # a second look would see the same
+        self._seen = seen
+        against = ~trusted & (cosines < 0)
+        updates[against] -= (updates[against] * headings[against]).sum(axis=1, keepdims=True) * headings[against]
+        return against, means < min(_far_below(agreed.values(), _FAR), -0.1)
+
+    def _headings(self, updates: FloatArray, trusted: BoolArray) -> FloatArray:
         """Where the others go, as each device sees it: this round's, all alike, and earlier rounds'."""
-        total = trusted @ vectors
-        alone: FloatArray = trusted[:, None] * vectors
+        total = trusted @ updates
+        alone: FloatArray = trusted[:, None] * updates
         np.subtract(total, alone, out=alone)
         alone /= np.maximum(trusted.sum() - trusted, 1)[:, None]
         if self._heading is not None:
@@ -194,6 +155,19 @@ class Agreement:
             alone += _HEADING_DECAY * self._heading
         alone /= np.maximum(np.linalg.norm(alone, axis=1, keepdims=True), 1e-30)
         return alone
+
+    def _standing(self, devices: list[DeviceId]) -> FloatArray:
+        """How much devices count: newcomers to a fleet that knows its devices in full from the fifth report on.
+
+        One that goes with the others, but stands out by how little, counts by the square of what it lacks.
+        """
+        known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
+        counts = np.array([min(1.0, self._seen[d][1] / _KNOWN) if known else 1.0 for d in devices])
+        agreed = {d: total / mass for d, (total, mass) in self._seen.items()}
+        least = _far_below(agreed.values(), _SLACK) if len(agreed) >= FEW else 0.0
+        if least > 0:
+            counts *= np.clip([agreed[d] / least for d in devices], 0.0, 1.0) ** 2
+        return counts
 
 
 def heaviest_of(weights: FloatArray) -> float:
@@ -214,35 +188,25 @@ def _with_recent(earlier: list[float], now: Sequence[float]) -> list[float]:
     return [*(earlier[-missing:] if missing else ()), *moved]
 
 
-def _cosines(updates: FloatArray, headings: FloatArray) -> FloatArray:
-    lengths = np.maximum(np.linalg.norm(updates, axis=1), 1e-30)
-    found: FloatArray = (updates * headings).sum(axis=1) / lengths
-    return found
-
-
-def _contradicted(devices: list[DeviceId], updates: FloatArray, reports: Mapping[DeviceId, Report]) -> set[DeviceId]:
+def _contradicted(reports: Mapping[DeviceId, Report], updates: FloatArray) -> set[DeviceId]:
     """Whose gist its own update contradicts: training goes down the stream's gradient, a turned gist says up.
 
     Where noise makes all gists say nothing, none stands out.
     """
     found = {}
-    for device, update in zip(devices, updates, strict=True):
-        gist = reports[device].local_gradient
+    for (device, report), update in zip(reports.items(), updates, strict=True):
+        gist = report.local_gradient
         if gist is not None:
             valued = update[len(update) - len(gist) :]
             lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gist))
             found[device] = -float(valued @ gist) / max(lengths, 1e-30)
-    slack = _bounds(list(found.values()))[0] if found else 0.0
+    slack = min(_far_below(found.values(), _SLACK), 0.0) if found else 0.0
     return {device for device, cosine in found.items() if cosine < slack}
 
 
-def _bounds(agreements: list[float]) -> tuple[float, float]:
-    """Below which agreement an update is turned, and below which it is dropped; nobody at odds with nothing is."""
-    return min(_far_below(agreements, _SLACK), 0.0), min(_far_below(agreements, _FAR), -0.1)
-
-
-def _far_below(agreements: list[float], spreads: float) -> float:
+def _far_below(agreements: Iterable[float], spreads: float) -> float:
     """So many robust spreads below the median."""
-    centre = float(np.median(agreements))
-    spread = max(1.4826 * float(np.median(np.abs(np.array(agreements) - centre))), _LEAST_SPREAD)
+    values = np.array([*agreements])
+    centre = float(np.median(values))
+    spread = max(1.4826 * float(np.median(np.abs(values - centre))), _LEAST_SPREAD)
     return centre - spreads * spread

@@ -111,22 +111,11 @@ class CorrectionOptions:
 
 @dataclass(frozen=True)
 class RegionOptions:
-    """`regions`: how the distribution is divided among the devices of a coordinated fleet.
+    """`regions`: how the distribution is divided among the devices of a coordinated fleet."""
 
-    `label` is the paper; the others cluster samples, agreed through centroids that devices make of their own.
-    """
-
-    name: Literal["label", "k-means", "hierarchical"] = "label"
-    """How samples are told apart; or `module:Class` with a `count` and an `assign` of your own."""
-    count: int = 10
-    """How many regions to make, of clusters."""
-    space: Literal["features", "activations"] = "features"
-    """Where clusters lie: in the inputs, or in the inputs of the model's last layer."""
-    local: int = 10
-    """The centroids that a device sends."""
-
-    def __post_init__(self) -> None:
-        within(self, "count", "local", least=1)
+    name: Literal["label"] = "label"
+    """How samples are told apart: `label` is the paper; or `module:Class` with a `count` and an `assign` of your own,
+    and an `agree` where they depend on the data, as clusters do (`experiments/lab/clusters.py`)."""
 
 
 @dataclass(frozen=True)

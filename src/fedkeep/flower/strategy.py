@@ -18,9 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.evaluations import merge_evaluations
 from fedkeep.core.ports import Kept
-from fedkeep.core.rounds import Refusal, RoundSummary
+from fedkeep.core.rounds import Refusal, RoundSummary, merge_evaluations
 from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
@@ -192,7 +191,7 @@ class FedkeepStrategy(Strategy):
             with self._refusals.naming(device):
                 self._evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
         told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
-        merged, cut = merge_evaluations(told, self.server.limits)
+        merged, cut = merge_evaluations(told)
         self._refusals.add(*cut)
         return MetricRecord(dict(merged)) if merged else None
 

@@ -102,10 +102,8 @@ class RemotePlanner:
     """Greedy plans, made by the key-holder; other coordinators need velocities, which nobody can read."""
 
     def __init__(self, client: KeyHolderClient, coordinator: Coordinator) -> None:
-        if not isinstance(coordinator, Greedy) or coordinator.quantities == "lp":
-            raise ConfigError(
-                "encrypted profiles are planned by coordinator 'greedy' with quantities 'even' or 'frequent' only"
-            )
+        if not isinstance(coordinator, Greedy):
+            raise ConfigError("encrypted profiles are planned by coordinator 'greedy' only")
         self._client, self._greedy = client, coordinator
 
     def public_context(self) -> PublicContext:

@@ -11,7 +11,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner, Probe
-from fedkeep.core.regions import LabelRegions, Regions, SingleRegion, positions
+from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
@@ -20,15 +20,11 @@ from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.fleet.options import RegionOptions
 from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
-from fedkeep.planning.clusters import Clusters
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import Guards, guards_for
 from fedkeep.sim.reference import FullFleet, Oracle, pooled
 from fedkeep.sim.rivals import Rival, rival_for
-
-_SUMMARISED = 200
-"""Samples of a device, and devices of a fleet, that agreeing on clusters takes into account."""
 
 
 @dataclass(eq=False)
@@ -181,19 +177,17 @@ def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream
 
 
 def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
-    """The regions of this experiment: one where nobody divides slots, else by label or by clusters agreed upon."""
+    """The regions of this experiment: one where nobody divides slots, else by label, or of one's own.
+
+    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data.
+    """
     if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
         return SingleRegion()
-    options = experiment.regions
-    if not isinstance(options, RegionOptions):
-        return options
-    if options.name == "label":
+    own: Any = experiment.regions
+    if isinstance(own, RegionOptions):
         return LabelRegions(data.labels)
-    clusters = Clusters(options.count, options.name, options.space, options.local, experiment.seed)
-    rng = generator(experiment.seed, "clusters")
-    devices = np.sort(rng.permutation(data.devices)[:_SUMMARISED]).tolist()
-    batches = [data.take(data.train.of(d)[:_SUMMARISED]) for d in devices]
-    return clusters.agree([clusters.summarise(positions(b, probe.measure(b), options.space)) for b in batches])
+    regions: Regions = own.agree(data, probe, experiment.seed) if hasattr(own, "agree") else own
+    return regions
 
 
 def region_counts(data: Federation, regions: Regions, probe: Probe) -> IntArray:

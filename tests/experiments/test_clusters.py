@@ -1,16 +1,17 @@
 """Regions agreed on by federated clustering, and coordination in them."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import pytest
 
-from fedkeep.core.coordination import Fleet, Greedy
-from fedkeep.core.regions import CentroidRegions
+from fedkeep.core.coordination import Greedy
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Batch, FloatArray
-from fedkeep.planning.clusters import Clusters, Summary
 
 pytest.importorskip("sklearn")
+from lab.clusters import Clusters, Summary
 
 CENTRES = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
 METHODS = ["k-means", "hierarchical"]
@@ -29,14 +30,14 @@ def as_batch(points: AnyArray) -> Batch:
     return Batch(points, np.zeros(len(points), dtype=np.int64), np.arange(len(points)))
 
 
-def agree(method: Literal["k-means", "hierarchical"]) -> CentroidRegions:
+def agree(method: Literal["k-means", "hierarchical"]) -> Clusters:
     clusters = Clusters(3, method, local=4)
-    return clusters.agree([clusters.summarise(points) for points in devices()])
+    return clusters.merge([clusters.summarise(points) for points in devices()])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_devices_agree_on_clusters_that_none_of_them_sees_whole(method: Literal["k-means", "hierarchical"]) -> None:
-    found = agree(method).centroids
+    found = np.array(agree(method).centroids)
     nearest = np.linalg.norm(found[:, None] - CENTRES, axis=2)
     assert sorted(nearest.argmin(axis=1).tolist()) == [0, 1, 2]
     assert nearest.min(axis=1).max() < 0.3
@@ -56,20 +57,47 @@ def test_many_samples_outweigh_few() -> None:
     """Two summaries of one region: the centroid lies where the samples are."""
     many, few = Summary(np.array([[0.0]]), np.array([99])), Summary(np.array([[100.0]]), np.array([1]))
     for method in ("k-means", "hierarchical"):
-        assert Clusters(1, method).agree([many, few]).centroids.tolist() == [[1.0]]
+        assert Clusters(1, method).merge([many, few]).centroids == [[1.0]]
 
 
 def test_fewer_distinct_points_than_regions_give_fewer_regions() -> None:
     clusters = Clusters(5, local=3)
     summary = clusters.summarise(np.array([[1.0], [1.0], [2.0]]))
     assert summary.counts.sum() == 3
-    assert clusters.agree([summary]).count == 2
+    assert clusters.merge([summary]).count == 2
 
 
 def test_the_same_seed_gives_the_same_regions() -> None:
-    assert np.array_equal(agree("k-means").centroids, agree("k-means").centroids)
+    assert agree("k-means") == agree("k-means")
 
 
 def test_unsound_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="regions must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="count must be 1 or more, got 0"):
         Clusters(0)
+    for unfit in ([[np.nan, 1.0]], []):
+        with pytest.raises(ValueError, match="finite numbers"):
+            Clusters(centroids=unfit)
+
+
+class Activations:
+    """Measurements of a model whose last layer sees the samples mirrored."""
+
+    def activations(self) -> AnyArray:
+        return -SAMPLES.x.reshape(3, -1)
+
+
+SAMPLES = Batch(np.array([[[0.0, 1.0]], [[5.0, 5.0]], [[-4.0, -6.0]]]), np.array([2, 0, 1]), np.arange(3))
+CENTROIDS = [[0.0, 0.0], [5.0, 5.0], [-5.0, -5.0]]
+
+
+def test_the_nearest_centroid_counts() -> None:
+    measured = cast(Measurements, Activations())
+    assert Clusters(3, centroids=CENTROIDS).assign(SAMPLES, measured).tolist() == [0, 1, 2]
+    assert Clusters(3, space="activations", centroids=CENTROIDS).assign(SAMPLES, measured).tolist() == [0, 2, 1]
+
+
+def test_samples_that_do_not_lie_where_the_centroids_do_are_refused() -> None:
+    with pytest.raises(ValueError, match="samples have 2 features, the centroids 3"):
+        Clusters(1, centroids=[[1.0, 1.0, 1.0]]).assign(SAMPLES, None)
+    with pytest.raises(ValueError, match="activations need a model"):
+        Clusters(3, space="activations", centroids=CENTROIDS).assign(SAMPLES, None)

@@ -1,0 +1,132 @@
+"""Problem (9) by a solver, HiGHS, as a mixed-integer program: `name = "experiments/lab/exact.py:Exact"`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from fedkeep.core.coordination import LabelLimits
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan
+from fedkeep.core.types import AnyArray, BoolArray, FloatArray
+
+_TOLERANCE = 0.01
+"""How far a goal already met may slip while the next is sought, in holders or slots."""
+_ROUNDING = 1.0
+"""Slots by which a label may miss its share (9d) for nothing."""
+
+
+@dataclass(frozen=True)
+class Exact(LabelLimits):
+    """The optimum of problem (9): first the fewest missing holders (9b), then the largest objective (9a).
+
+    With `unbiased`, the slots of each label follow its share of the stream (9d), to the slot or as nearly as can
+    be, which comes between the two. Otherwise the label weights supply it.
+
+    >>> fleet = Fleet.numbered(capacities=[4, 2], velocities=[[3, 1, 2], [0, 0, 5]])
+    >>> Exact(clients_per_label=1, labels_per_client=2).plan(fleet).quotas.tolist()
+    [[3, 1, 0], [0, 0, 2]]
+    """
+
+    unbiased: bool = False
+    seconds: float = 60.0
+    """The time the solver may take; without a proven optimum by then, planning fails."""
+
+    def plan(self, fleet: Fleet) -> Plan:
+        problem = Problem(fleet, self)
+        solution = problem.solve(unbiased=self.unbiased, seconds=self.seconds)
+        return self.settle(fleet, problem.table(solution[problem.slots]))
+
+    def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - an optimum knows no history
+        return self.plan(fleet)
+
+
+def quantities(fleet: Fleet, held: BoolArray) -> AnyArray:
+    """Eq. 10: the best slots once it is settled who holds what, each label as near its share of the stream as can be.
+
+    >>> quantities(Fleet.numbered([10, 10], [[40, 5], [20, 15]]), np.ones((2, 2), dtype=bool)).tolist()
+    [[9, 1], [7, 3]]
+    """
+    problem = Problem(fleet, LabelLimits(None, None), held)
+    return problem.table(problem.solve(unbiased=True)[problem.slots])
+
+
+class Problem:
+    """The rows and columns of problem (9): per owned pair (c, y) its slots D and whether it is held, then slacks.
+
+    Where S is settled already, the pairs are those that are `held`, and all of them stay so.
+    """
+
+    def __init__(self, fleet: Fleet, limits: LabelLimits, held: BoolArray | None = None) -> None:
+        self.fleet = fleet
+        self.rows, self.labels = np.nonzero(fleet.velocities if held is None else held)
+        self.stages = limits.stages(fleet)
+        pairs = len(self.rows)
+        self.slots: AnyArray = np.arange(pairs)
+        """The columns of D."""
+        self.held: AnyArray = pairs + self.slots
+        self.slack: AnyArray = 2 * pairs + np.arange((len(self.stages) + 1) * fleet.labels).reshape(-1, fleet.labels)
+        """A column a label: the holders missing at each stage and, last, the distance from (9d)."""
+        self.size = 2 * pairs + self.slack.size
+        of_held = np.isin(np.arange(self.size), self.held)
+        self.bounds = Bounds(of_held * (held is not None), np.where(of_held, 1, np.inf))
+        self.constraints: list[Any] = []
+        self._of_devices(limits)
+        self._of_labels()
+
+    def objective(self) -> FloatArray:
+        cost = np.zeros(self.size)
+        cost[self.slots] = -self.fleet.velocities[self.rows, self.labels]
+        return cost
+
+    def _of_devices(self, limits: LabelLimits) -> None:
+        """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c)."""
+        pair, capacity = self.slots, self.fleet.capacities[self.rows]
+        self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -1)], 0, np.inf)
+        self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -capacity)], -np.inf, 0)
+        full = np.where(np.isin(np.arange(len(self.fleet)), self.rows), self.fleet.capacities, 0)
+        self._add(len(self.fleet), [(self.rows, self.slots, 1)], full, full)
+        self._add(len(self.fleet), [(self.rows, self.held, 1)], 0, limits.of_devices(self.fleet))
+
+    def _of_labels(self) -> None:
+        """Holders enough (9b), and (9d) to the slot; what is beyond that is slack: whole slots seldom meet it."""
+        *missing, distance = self.slack
+        count, label, mass = self.fleet.labels, np.arange(self.fleet.labels), self.fleet.label_mass
+        for slack, least in zip(missing, self.stages, strict=True):
+            self._add(count, [(self.labels, self.held, 1), (label, slack, 1)], least, np.inf)
+        target = mass / max(mass.sum(), 1e-300) * self.fleet.capacities.sum()
+        self._add(count, [(self.labels, self.slots, 1), (label, distance, 1)], target - _ROUNDING, np.inf)
+        self._add(count, [(self.labels, self.slots, 1), (label, distance, -1)], -np.inf, target + _ROUNDING)
+
+    def _add(self, count: int, parts: list[tuple[AnyArray, AnyArray, Any]], low: Any, high: Any) -> None:
+        """So many rows, of entries (row, column, value)."""
+        row, column, value = map(np.concatenate, zip(*(np.broadcast_arrays(*part) for part in parts), strict=True))
+        matrix = csr_array((value.astype(np.float64), (row, column)), shape=(count, self.size))
+        self.constraints.append(LinearConstraint(matrix, low, high))
+
+    def solve(self, *, unbiased: bool = False, relaxed: bool = False, seconds: float = 60.0) -> FloatArray:
+        """All columns at the optimum: each goal is met in turn and then held to while the next one is sought."""
+        goals = [np.isin(np.arange(self.size), slack) * 1.0 for slack in self.slack[: len(self.stages) + unbiased]]
+        constraints, solution = list(self.constraints), np.zeros(self.size)
+        for goal in [*goals, self.objective()]:
+            found = milp(
+                goal / max(np.abs(goal).max(initial=0.0), 1e-300),
+                constraints=constraints,
+                bounds=self.bounds,
+                integrality=np.arange(self.size) < (0 if relaxed else 2 * len(self.rows)),
+                options={"time_limit": seconds},
+            )
+            if found.status != 0:
+                raise FedkeepError(f"no exact plan: {found.message} Use the greedy coordinator for this fleet.")
+            solution = found.x
+            constraints.append(LinearConstraint(goal[None, :], -np.inf, float(goal @ solution) + _TOLERANCE))
+        return solution
+
+    def table(self, values: FloatArray) -> AnyArray:
+        """One value per owned pair, as a (C, Y) table of whole numbers."""
+        table = np.zeros(self.fleet.velocities.shape, dtype=np.int64)
+        table[self.rows, self.labels] = np.rint(values).astype(np.int64)
+        return table
