@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.connections import AddressTakenError, Listener
+from fedkeep.agent.connections import Listener
 from fedkeep.agent.summary import QUANTILES, summarise
 from fedkeep.core.errors import needing
-from fedkeep.fleet.options import MetricsOptions
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -75,21 +74,19 @@ class Collector:
         yield fates
 
 
-def serve_metrics(agent: Agent, options: MetricsOptions) -> Callable[[], None] | None:
-    """Starts the endpoint and returns what stops it; None if there is none.
+def serve_metrics(agent: Agent) -> Callable[[], None]:
+    """Starts the endpoint and returns what stops it; without a port there is none.
 
     Not by the client library's own server: it would take as many connections as come, and descriptors are few.
     """
+    options = agent.config.metrics
     if not options.port:
-        return None
+        return lambda: None
     with needing("the metrics endpoint", "agent"):
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     registry = CollectorRegistry()
     registry.register(Collector(agent))
-    try:
-        listener = Listener(socket.create_server((options.host, options.port)), _CLIENTS)
-    except OSError as error:
-        raise AddressTakenError(f"{options.host}:{options.port}", error.strerror) from error
+    listener = Listener((options.host, options.port), _CLIENTS)
 
     def answer(connection: socket.socket) -> None:
         """Whatever is asked for, the metrics are the answer."""

@@ -8,15 +8,13 @@ import signal
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
-from types import FrameType
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.assembly import AgentConfig, assemble
+from fedkeep.agent.assembly import assemble
 from fedkeep.agent.metrics import serve_metrics
+from fedkeep.agent.options import AgentConfig
 from fedkeep.agent.service import Service
-from fedkeep.agent.summary import Evaluator
 from fedkeep.agent.voice import Voice, introduce, notify, watch
 from fedkeep.core.errors import ConfigError, FedkeepError
 
@@ -58,33 +56,33 @@ class IdleMemory:
             self._trim(0)
 
 
-class Reading:
+class Reading(threading.Thread):
     """A source in its own thread: what it cannot foresee it tries again; only a wrong configuration ends the agent."""
 
     _LONGEST_PAUSE = 60.0
 
     def __init__(self, source: Source, agent: Agent, *, once: bool) -> None:
-        self._source, self._agent, self._once = source, agent, once
+        super().__init__(name=f"source {source.name}", daemon=True)
+        self._source, self._intake, self._once = source, agent.intake, once
         self.error: FedkeepError | None = None
-        self.thread = threading.Thread(target=self._run, name=f"source {source.name}", daemon=True)
 
-    def _run(self) -> None:
-        pause = 1.0
-        while not self._agent.intake.stopped:
+    def run(self) -> None:
+        name, pause = self._source.name, 1.0
+        while not self._intake.stopped:
             try:
-                self._source.run(self._agent.intake)
-                log.info("source '%s' has ended", self._source.name)
+                self._source.run(self._intake)
+                log.info("source '%s' has ended", name)
                 return
             except ConfigError as error:
                 self.error = error
                 return
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way; the others go on
-                log.warning("source '%s' failed: %s: %s", self._source.name, type(error).__name__, error)
-                self._agent.intake.refuse("source-failed", self._source.name, str(error))
+                log.warning("source '%s' failed: %s: %s", name, type(error).__name__, error)
+                self._intake.refuse("source-failed", name, str(error))
                 if self._once:
-                    self.error = FedkeepError(f"source '{self._source.name}' failed: {error}")
+                    self.error = FedkeepError(f"source '{name}' failed: {error}")
                     return
-            self._agent.intake.wait_stopped(pause)
+            self._intake.wait_stopped(pause)
             pause = min(2 * pause, self._LONGEST_PAUSE)
 
 
@@ -92,49 +90,38 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     """Runs the agent until a signal asks it to stop, or until all sources have ended."""
     if until_sources_end and not config.sources:
         raise ConfigError("there is no [[source]] that could end: add one, or leave --until-sources-end out")
-    stop = _stop_on_signals()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
         assembly = assemble(config)
         agent = assembly.agent
         stack.callback(assembly.disk.close)
-        evaluator = Evaluator(agent, config.agent.held_out, config.samples.shape)
-        stop_metrics = serve_metrics(agent, config.metrics)
-        if stop_metrics is not None:
-            stack.callback(stop_metrics)
+        stack.callback(serve_metrics(agent))
         for source in config.sources:
             source.open()
             stack.callback(source.close)
         # Last, so that whoever reaches the API finds all else ready.
-        service = Service(agent, evaluator, Path(config.agent.socket))
+        service = Service(agent)
         stack.callback(service.close)
         agent.commit()
         os.nice(config.agent.nice)
         service.start()
-        introduce(config, assembly)
+        introduce(assembly)
         readings = [Reading(source, agent, once=until_sources_end) for source in config.sources]
         for reading in readings:
-            reading.thread.start()
-        memory = IdleMemory()
-        memory.give_back()
-        _value(agent, readings, config, stop, memory, until_sources_end=until_sources_end)
+            reading.start()
+        _value(agent, readings, stop, until_sources_end=until_sources_end)
 
 
-def _value(
-    agent: Agent,
-    readings: list[Reading],
-    config: AgentConfig,
-    stop: threading.Event,
-    memory: IdleMemory,
-    *,
-    until_sources_end: bool,
-) -> None:
-    throttle, voice, ended = Throttle(config.agent.cpu_cap), Voice(agent), threading.Event()
-    watch(agent.alive, ended)
+def _value(agent: Agent, readings: list[Reading], stop: threading.Event, *, until_sources_end: bool) -> None:
+    throttle, memory, voice = Throttle(agent.config.agent.cpu_cap), IdleMemory(), Voice(agent)
+    ended = watch(agent.alive)
+    memory.give_back()
     notify("READY=1")
-    wait = config.store.commit_ms / 1000
     while not stop.is_set():
-        done = until_sources_end and not any(reading.thread.is_alive() for reading in readings)
-        judged = agent.step(wait)
+        done = until_sources_end and not any(reading.is_alive() for reading in readings)
+        judged = agent.step(agent.config.store.commit_ms / 1000)
         voice.speak()
         throttle.rest()
         memory.after(judged)
@@ -147,20 +134,8 @@ def _value(
     agent.commit()
     ended.set()
     voice.conclude()
-    errors = [reading.error for reading in readings if reading.error is not None]
-    if errors:
-        raise errors[0]
+    for reading in readings:
+        if reading.error is not None:
+            raise reading.error
     if until_sources_end and (refused := voice.all_refused()):
         raise FedkeepError(f"not one record was a sample ({refused}): docs/agent.md says what each source reads")
-
-
-def _stop_on_signals() -> threading.Event:
-    """Set once the process was asked to stop."""
-    asked = threading.Event()
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        asked.set()
-
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, ask)
-    return asked

@@ -30,49 +30,48 @@ class Magnitudes:
         known = self._seen if len(self._seen) >= self._LEAST else [*self._seen, *largest.tolist()]
         usual = float(np.median(known)) if len(known) >= self._LEAST else 0.0
         self._seen.extend(largest[-self._LATEST :].tolist())
-        huge: BoolArray = largest > (
-            min(self._limit, self._outlier * usual) if usual and self._outlier else self._limit
-        )
-        return huge
+        bound = min(self._limit, self._outlier * usual) if usual and self._outlier else self._limit
+        return np.asarray(largest > bound)
 
 
 def screen(
     arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int], magnitudes: Magnitudes
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """The sound samples as a batch with their arrivals, and the others with the reason of each."""
-    reasons = [_unreadable(arrival) for arrival in arrivals]
-    read = [i for i, reason in enumerate(reasons) if not reason]
-    x = np.stack([arrivals[i].x for i in read]) if read else np.empty((0, *form.shape), form.dtype)
-    y = np.array([_number(arrivals[i].y) for i in read], dtype=np.float64)
+    refused: list[tuple[Arrival, str]] = []
+    read, numbers = [], []
+    for arrival in arrivals:
+        number = _number(arrival.y)
+        if arrival.x is None:
+            refused.append((arrival, "shape"))
+        elif number is None:
+            refused.append((arrival, "label"))
+        elif not isinstance(arrival.id, str | int | float | None):
+            refused.append((arrival, "id"))
+        else:
+            read.append(arrival)
+            numbers.append(number)
+    x = np.stack([arrival.x for arrival in read]) if read else np.empty((0, *form.shape), form.dtype)
+    y = np.array(numbers, dtype=np.float64)
     sound = screen_samples(x, y, form.shape, labels)[0] if read else np.zeros(0, dtype=bool)
-    unlabelled = _unlabelled(y, labels)
     huge = np.zeros(len(read), dtype=bool)
     if sound.any():
-        huge[sound] = magnitudes.huge(x[sound] if not sound.all() else x)
+        huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
     x = x.astype(form.dtype, copy=False)
     rows, ids = [], []
-    for row, i in enumerate(read):
+    for row, arrival in enumerate(read):
         if not sound[row]:
-            reasons[i] = "label" if unlabelled[row] else "not-finite"
+            known = numbers[row].is_integer() and 0 <= numbers[row] < labels
+            refused.append((arrival, "not-finite" if known else "label"))
         elif huge[row]:
-            reasons[i] = "huge"
-        elif (id_ := sample_id(arrivals[i].id, x[row].tobytes())) in erased:
-            reasons[i] = "erased"
+            refused.append((arrival, "huge"))
+        elif (id_ := sample_id(arrival.id, x[row].tobytes())) in erased:
+            refused.append((arrival, "erased"))
         else:
             rows.append(row)
             ids.append(id_)
     batch = Batch(x[rows], y[rows].astype(np.int64), np.array(ids, dtype=np.int64))
-    refused = [(arrival, reason) for arrival, reason in zip(arrivals, reasons, strict=True) if reason]
-    return batch, [arrivals[read[row]] for row in rows], refused
-
-
-def _unreadable(arrival: Arrival) -> str:
-    """Why an arrival cannot even be looked at as a sample; nothing if it can."""
-    if arrival.x is None:
-        return "shape"
-    if _number(arrival.y) is None:
-        return "label"
-    return "" if isinstance(arrival.id, str | int | float | None) else "id"
+    return batch, [read[row] for row in rows], refused
 
 
 def _number(y: object) -> float | None:
@@ -82,9 +81,3 @@ def _number(y: object) -> float | None:
         return float(y)
     except (OverflowError, ValueError, TypeError):
         return None
-
-
-def _unlabelled(y: AnyArray, labels: int) -> BoolArray:
-    with np.errstate(invalid="ignore"):
-        known: BoolArray = np.isfinite(y) & (y == np.floor(y)) & (y >= 0) & (y < labels)
-    return ~known

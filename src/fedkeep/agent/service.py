@@ -4,12 +4,18 @@ import logging
 import socket
 from pathlib import Path
 
+import numpy as np
+
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
-from fedkeep.agent.connections import AddressTakenError, Listener, listen_unix
-from fedkeep.agent.record import Note
-from fedkeep.agent.summary import Evaluator, stored_summary, summarise
-from fedkeep.core.errors import FedkeepError, RefusedError
+from fedkeep.agent.connections import Listener
+from fedkeep.agent.options import AgentConfig
+from fedkeep.agent.summary import stored_summary, summarise, vitals
+from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
+from fedkeep.core.orders import screen_parameters
+from fedkeep.core.screening import screen_samples
+from fedkeep.core.types import AnyArray, Vector
+from fedkeep.learn.judging import judge
 from fedkeep.link import messages
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.wire import from_bytes, to_bytes
@@ -19,17 +25,16 @@ _CONNECTIONS = 32
 """Clients at a time; one more takes the place of the one silent the longest."""
 _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
+_CHUNK = 256
 
 
 class Service:
     """Listens until it is closed; every connection has its own thread."""
 
-    def __init__(self, agent: Agent, evaluator: Evaluator, path: Path) -> None:
-        self._agent, self._evaluator, self._path = agent, evaluator, path
-        try:
-            self._listener = Listener(listen_unix(path), _CONNECTIONS)
-        except OSError as error:
-            raise AddressTakenError(str(path), error.strerror) from error
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._held_out = agent, _held_out(agent.config)
+        self._path = Path(agent.config.agent.socket)
+        self._listener = Listener(self._path, _CONNECTIONS)
 
     def start(self) -> None:
         self._listener.start(self._serve)
@@ -60,42 +65,70 @@ class Service:
             return messages.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
 
     def _reply(self, request: messages.Request) -> messages.Reply:
+        agent = self._agent
         match request:
             case messages.AskStatus():
-                return summarise(self._agent)
+                return summarise(agent)
             case messages.AskStored():
-                return stored_summary(self._agent)
+                return stored_summary(agent)
             case messages.AskRefused():
-                return messages.RefusedRecords(tuple(self._agent.intake.quarantine.records()))
-            case messages.AskWhy():
-                return self._why(request.id)
+                return messages.RefusedRecords(agent.intake.refused())
+            case messages.AskWhy(name):
+                id_ = sample_id(name, b"")
+                with agent.lock:
+                    return messages.Reasons(id_, id_ in agent.store, tuple(agent.store.log.about(id_)))
             case messages.Erase():
                 return self._erase(request)
             case _:
-                return messages.reply_of(self._agent, self._evaluator.evaluate, request)
+                return messages.reply_of(agent, self._evaluate, request)
 
-    def _why(self, name: str) -> messages.Reasons:
-        id_ = sample_id(name, b"")
-        with self._agent.lock:
-            decisions = self._agent.store.log.about(id_)
-            stored = id_ in self._agent.store
-        return messages.Reasons(id_, stored, tuple(decisions))
-
-    def _erase(self, request: messages.Erase) -> messages.Erased:
-        if request == messages.Erase():
+    def _erase(self, asked: messages.Erase) -> messages.Erased:
+        if asked == messages.Erase():
             raise RefusedError("erase", "say what to erase: an id, a label, a source or a time")
+        id_ = None if asked.id is None else sample_id(asked.id, b"")
         with self._agent.lock:
-            ids = [note.id for note in self._agent.store.notes() if _matches(note, request)]
-            if request.id is not None and not ids:
-                ids = [sample_id(request.id, b"")]  # gone already: its tombstone and its traces in the log still count
+            ids = [
+                note.id
+                for note in self._agent.store.notes()
+                if id_ in (None, note.id)
+                and asked.label in (None, note.label)
+                and asked.source in (None, note.source)
+                and (asked.since is None or note.wall >= asked.since)
+                and (asked.until is None or note.wall <= asked.until)
+            ]
+            if id_ is not None and not ids:
+                ids = [id_]  # gone already: its tombstone and its traces in the log still count
             return messages.Erased(self._agent.erase(ids))
 
+    def _evaluate(self, model: Vector) -> messages.Evaluated:
+        """Losses summed and labels right: on held-out samples where the operator gave some, else on what is stored."""
+        agent, learner = self._agent, self._agent.device.learner
+        screen_parameters(model, learner.size, "model")
+        if self._held_out is not None:
+            where, (x, y) = "held-out", self._held_out
+        else:
+            with agent.lock:
+                batch = agent.store.stored().batch
+            where, x, y = "stored", batch.x, batch.y
+        loss, right = 0.0, 0
+        for start in range(0, len(y), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            losses, found = judge(learner, model, x[part], y[part])
+            loss, right = loss + float(losses.sum()), right + int(found.sum())
+        return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
 
-def _matches(note: Note, request: messages.Erase) -> bool:
-    return (
-        (request.id is None or note.id == sample_id(request.id, b""))
-        and (request.label is None or note.label == request.label)
-        and (request.source is None or note.source == request.source)
-        and (request.since is None or note.wall >= request.since)
-        and (request.until is None or note.wall <= request.until)
-    )
+
+def _held_out(config: AgentConfig) -> tuple[AnyArray, AnyArray] | None:
+    """The samples of the file that `held_out` names, all of them sound."""
+    path = config.agent.held_out
+    if not path:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except Exception as error:
+        raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
+    sound, refused = screen_samples(x, y, config.samples.shape, config.samples.labels)
+    if refused:
+        raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
+    return x[sound], y[sound].astype(np.int64)

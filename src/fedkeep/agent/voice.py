@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedkeep.agent.agent import Agent
-    from fedkeep.agent.assembly import AgentConfig, AssembledAgent
+    from fedkeep.agent.assembly import AssembledAgent
 
 log = logging.getLogger(__name__)
 _LINE_SECONDS = 60.0
@@ -21,11 +21,14 @@ _LINE_SECONDS = 60.0
 _FIRST_SECONDS = 2.0
 """The first refusals are told sooner: something is probably not as its owner thinks."""
 _LIVE_SECONDS = 0.5
+_UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
+"""What never became an arrival."""
 
 
-def introduce(config: "AgentConfig", assembly: "AssembledAgent") -> None:
+def introduce(assembly: "AssembledAgent") -> None:
     """What this agent is, how many samples fit, and what it waits for."""
     agent, layout = assembly.agent, assembly.layout
+    config = agent.config
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
     log.info(
@@ -60,8 +63,7 @@ class Voice:
             sys.stderr.flush()
         if now < self._next:
             return
-        refused = _refusals(Counter(self._agent.counters) - self._told)
-        if refused:
+        if refused := _refusals(Counter(self._agent.counters) - self._told):
             log.warning("refused: %s; `fedkeep agent refused` shows the last of them", refused)
             self._next = now + _LINE_SECONDS
         self._told = Counter(self._agent.counters)
@@ -81,18 +83,13 @@ class Voice:
 
     def _summary(self) -> str:
         counts = Counter(self._agent.counters) - self._start
-        kept = counts["kept"] + counts["replaced"]
-        unread = sum(n for name, n in counts.items() if name in _UNREAD)
-        said = [f"{counts['seen'] + unread} arrived", f"{kept} kept"]
+        arrived = counts["seen"] + sum(counts[name] for name in _UNREAD)
+        said = [f"{arrived} arrived", f"{counts['kept'] + counts['replaced']} kept"]
         if refused := _refusals(counts):
             said.append(f"refused {refused}")
         if skipped := counts["skipped.overload"]:
             said.append(f"{skipped} skipped")
         return ", ".join([*said, f"{len(self._agent.store)} of {self._agent.device.capacity} stored"])
-
-
-_UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
-"""What never became an arrival."""
 
 
 def _refusals(counts: Counter[str]) -> str:
@@ -102,7 +99,7 @@ def _refusals(counts: Counter[str]) -> str:
 
 
 def notify(message: str) -> None:
-    """Sends a line such as `READY=1`; a listener that is gone is no fault of the agent."""
+    """Sends a line such as `READY=1` to systemd; a listener that is gone is no fault of the agent."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -110,22 +107,16 @@ def notify(message: str) -> None:
         sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
-def watchdog_seconds() -> float | None:
-    """How often systemd wants to hear from this process; None: it does not watch."""
-    period = os.environ.get("WATCHDOG_USEC", "")
+def watch(alive: Callable[[], bool]) -> threading.Event:
+    """Tells systemd, if it watches this process, that the agent is alive for as long as it is, or until the event."""
+    ended, period = threading.Event(), os.environ.get("WATCHDOG_USEC", "")
     meant = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-    return int(period) / 2e6 if period.isdecimal() and meant else None
-
-
-def watch(alive: Callable[[], bool], stopped: threading.Event) -> None:
-    """Says that the agent is alive for as long as it is."""
-    period = watchdog_seconds()
-    if period is None:
-        return
 
     def tell() -> None:
-        while not stopped.wait(period):
+        while not ended.wait(int(period) / 2e6):
             if alive():
                 notify("WATCHDOG=1")
 
-    threading.Thread(target=tell, name="watchdog", daemon=True).start()
+    if period.isdecimal() and meant:
+        threading.Thread(target=tell, name="watchdog", daemon=True).start()
+    return ended
