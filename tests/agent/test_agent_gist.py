@@ -14,7 +14,7 @@ import pytest
 
 import fedkeep
 from fedkeep.agent.assembly import AssembledAgent, assemble, budget_for, parse_config
-from fedkeep.agent.summary import summarise
+from fedkeep.agent.service import summarise
 from fedkeep.cli.agent import explain
 from fedkeep.cli.agent import gist as said
 from fedkeep.core.types import LocalTraining, TrainOrder

@@ -11,8 +11,7 @@ import pytest
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import AssembledAgent, parse_config
 from fedkeep.agent.ledgers import DAY
-from fedkeep.agent.service import Service
-from fedkeep.agent.summary import summarise
+from fedkeep.agent.service import Service, summarise
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import Assignment, TrainOrder
 from fedkeep.link.client import AgentClient, AgentUnreachableError

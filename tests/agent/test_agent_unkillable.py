@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedkeep.agent.arrivals import Magnitudes
 from fedkeep.agent.connections import listen_unix
 from fedkeep.agent.disk import StoreError
 from fedkeep.agent.opening import check_model
-from fedkeep.agent.screening import Magnitudes
 from fedkeep.agent.sources.folder import FolderSource, OversizedError, read_npz
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError
 from fedkeep.core.types import Batch

@@ -14,7 +14,7 @@ from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.opening import discard_copies
 from fedkeep.agent.running import IdleMemory
-from fedkeep.agent.summary import summarise
+from fedkeep.agent.service import summarise
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 
 FEATURES, LABELS = 60, 10

@@ -8,8 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.app.user_config import UserConfig
 
-from fedkeep.agent.assembly import assemble, parse_config
-from fedkeep.agent.options import AgentConfig
+from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
 from fedkeep.agent.service import Service
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError

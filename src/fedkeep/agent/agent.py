@@ -3,16 +3,15 @@
 import logging
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Intake
+from fedkeep.agent.arrivals import Arrival, Intake, Magnitudes, screen
 from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones
 from fedkeep.agent.opening import discard_copies
-from fedkeep.agent.options import AgentConfig
-from fedkeep.agent.screening import Magnitudes, screen
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
@@ -20,6 +19,9 @@ from fedkeep.core.state import snapshot_parts, take_under
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 from fedkeep.privacy.door import Door
+
+if TYPE_CHECKING:
+    from fedkeep.agent.assembly import AgentConfig
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -39,7 +41,7 @@ _FATES = ("refused.score", "kept", "replaced", "refreshed")
 class Agent:
     """Owns device, store and model; all changes go through it, one at a time, and reach the disk together."""
 
-    def __init__(self, device: Device, store: DurableStore, reserve: int, config: AgentConfig) -> None:
+    def __init__(self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig") -> None:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
         self.lock = threading.RLock()
@@ -76,8 +78,6 @@ class Agent:
     def alive(self) -> bool:
         """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
         return self._training.locked() or time.monotonic() - self._last_step < _SILENCE_SECONDS
-
-    # -- state -----------------------------------------------------------------------------------------------------
 
     def restore(self, state: State, *, damaged: bool = False) -> None:
         """Becomes what a file says; what is missing of the state begins anew, the samples stay."""
@@ -118,8 +118,6 @@ class Agent:
         if (gone or self.device.policy.balanced) and "store.quotas" in state and state["store.quotas"].sum() != room:
             gone = {*gone, "store.quotas"}
         return {name: array for name, array in state.items() if name not in gone}
-
-    # -- the stream ------------------------------------------------------------------------------------------------
 
     def step(self, timeout: float) -> int:
         """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
@@ -216,8 +214,6 @@ class Agent:
             arrival.answer(lost or verdict)
         return lost is None
 
-    # -- retention -------------------------------------------------------------------------------------------------
-
     def remove_expired(self) -> int:
         """Removes and overwrites what is older than the TTL."""
         days = self.config.store.ttl_days
@@ -250,8 +246,6 @@ class Agent:
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
             discard_copies(self.store_path)
         return erased
-
-    # -- taking part -----------------------------------------------------------------------------------------------
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""

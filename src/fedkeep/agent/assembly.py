@@ -4,15 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
+from fedkeep.agent.arrivals import Source
 from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED, AgeClock
 from fedkeep.agent.opening import carried_over, check_model, identity_of, open_file
-from fedkeep.agent.options import AgentConfig, AgentOptions, SampleOptions
+from fedkeep.agent.options import AgentOptions, SampleOptions
+from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.device import DeviceOptions
@@ -21,7 +25,7 @@ from fedkeep.core.factory import make_device, memory_store, regions_for
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.packing import packed_bytes
-from fedkeep.core.policy import POLICIES
+from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.state import take_under
 from fedkeep.core.store import AfterUse
@@ -51,6 +55,32 @@ much it has seen as if it were that old."""
 _BY_LABEL = 11
 """More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts, and the
 three that tell what a gist is made of."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """All tables of an agent's configuration file."""
+
+    preset: str
+    agent: AgentOptions
+    samples: SampleOptions
+    store: StoreOptions
+    device: DeviceOptions
+    after_use: AfterUse
+    weights: Weighting
+    gist: GistOptions
+    metrics: MetricsOptions
+    policy_name: str
+    policy: SelectionPolicy
+    model: Table
+    privacy: Table
+    sources: tuple[Source, ...]
+
+    @property
+    def form(self) -> SampleForm:
+        """What every sample looks like, as it arrives and as it is stored."""
+        dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
+        return SampleForm(dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts)
 
 
 def read_config(path: Path) -> AgentConfig:

@@ -8,7 +8,7 @@ import msgspec
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.connections import Listener
-from fedkeep.agent.summary import QUANTILES, summarise
+from fedkeep.agent.service import QUANTILES, summarise
 from fedkeep.core.errors import needing
 
 if TYPE_CHECKING:

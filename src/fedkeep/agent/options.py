@@ -4,19 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from fedkeep.agent.arrivals import Source
-from fedkeep.agent.layout import StoreOptions
-from fedkeep.agent.record import SampleForm
-from fedkeep.config import Table
 from fedkeep.core.bounds import within
-from fedkeep.core.device import DeviceOptions
-from fedkeep.core.gist import GistOptions
-from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.store import AfterUse
-from fedkeep.core.weighting import Weighting
-from fedkeep.fleet.options import MetricsOptions
 
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
@@ -75,29 +63,3 @@ class SampleOptions:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}")
-
-
-@dataclass(frozen=True)
-class AgentConfig:
-    """All tables of an agent's configuration file."""
-
-    preset: str
-    agent: AgentOptions
-    samples: SampleOptions
-    store: StoreOptions
-    device: DeviceOptions
-    after_use: AfterUse
-    weights: Weighting
-    gist: GistOptions
-    metrics: MetricsOptions
-    policy_name: str
-    policy: SelectionPolicy
-    model: Table
-    privacy: Table
-    sources: tuple[Source, ...]
-
-    @property
-    def form(self) -> SampleForm:
-        """What every sample looks like, as it arrives and as it is stored."""
-        dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
-        return SampleForm(dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts)

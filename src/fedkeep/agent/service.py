@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,7 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.connections import Listener
-from fedkeep.agent.options import AgentConfig
-from fedkeep.agent.summary import stored_summary, summarise, vitals
+from fedkeep.agent.record import Note
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.orders import screen_parameters
 from fedkeep.core.screening import screen_samples
@@ -26,13 +26,14 @@ _CONNECTIONS = 32
 _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
 _CHUNK = 256
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class Service:
     """Listens until it is closed; every connection has its own thread."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent, self._held_out = agent, _held_out(agent.config)
+        self._agent, self._held_out = agent, _held_out(agent)
         self._path = Path(agent.config.agent.socket)
         self._listener = Listener(self._path, _CONNECTIONS)
 
@@ -118,9 +119,9 @@ class Service:
         return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
 
 
-def _held_out(config: AgentConfig) -> tuple[AnyArray, AnyArray] | None:
+def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
     """The samples of the file that `held_out` names, all of them sound."""
-    path = config.agent.held_out
+    path, form = agent.config.agent.held_out, agent.config.samples
     if not path:
         return None
     try:
@@ -128,7 +129,64 @@ def _held_out(config: AgentConfig) -> tuple[AnyArray, AnyArray] | None:
             x, y = arrays["x"], arrays["y"]
     except Exception as error:
         raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
-    sound, refused = screen_samples(x, y, config.samples.shape, config.samples.labels)
+    sound, refused = screen_samples(x, y, form.shape, form.labels)
     if refused:
         raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
     return x[sound], y[sound].astype(np.int64)
+
+
+def summarise(agent: Agent) -> messages.Status:
+    with agent.lock:
+        device, store, gist = agent.device, agent.store, agent.device.gist
+        scores, received, spending = store.ranks()["scores"], agent.model_date.received, agent.door.spending()
+        told = None
+        if gist is not None:
+            did = {name: getattr(gist.latest, name, None) for name in ("trust", "likeness", "reach")}
+            taken = gist.nbytes + device.window.nbytes
+            told = messages.GistStatus(gist.options.name, gist.worth, device.window.count, taken, **did)
+        return messages.Status(
+            samples=len(scores),
+            capacity=device.capacity,
+            bytes=store.file.bytes_used,
+            budget=store.file.geometry.size,
+            round=store.model_version,
+            model_age_seconds=None if received is None else store.clock.now() - received,
+            counters=agent.counters.counts(),
+            stride=agent.intake.stride,
+            policy=store.log.policy,
+            preset=agent.config.preset,
+            value_quantiles=tuple(np.quantile(scores, QUANTILES).tolist()) if len(scores) else (),
+            labels_held=len({note.label for note in store.records()}),
+            labels=agent.config.samples.labels,
+            epsilon_spent=None if spending is None else spending.spent,
+            epsilon_budget=None if spending is None else spending.budget,
+            sample_bytes=store.file.geometry.cell_size,
+            gist=told,
+        )
+
+
+def vitals(agent: Agent) -> messages.Vitals:
+    """The store in the few numbers that a fleet's page shows."""
+    with agent.lock:
+        labels = Counter(note.label for note in agent.store.records())
+        counts = Counter(agent.counters.counts())
+        gist = None if agent.device.gist is None else agent.device.gist.figures()
+    kept, replaced = counts["kept"], counts["replaced"]
+    refused = sum(count for name, count in counts.items() if name.startswith("refused."))
+    filled = tuple(labels[label] for label in range(agent.config.samples.labels))
+    arrivals = kept + replaced + refused + counts["refreshed"]
+    return messages.Vitals(labels.total(), filled, arrivals, kept, replaced, refused, gist=gist)
+
+
+def stored_summary(agent: Agent) -> messages.StoredSummary:
+    with agent.lock:
+        notes, now = agent.store.notes(), agent.store.clock.now()
+    by_label: dict[int, list[Note]] = {}
+    for note in notes:
+        by_label.setdefault(note.label, []).append(note)
+    cell, rows = agent.store.file.geometry.cell_size, []
+    for label, found in sorted(by_label.items()):
+        low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
+        ages, size = [now - note.taken for note in found], len(found) * cell
+        rows.append(messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages)))
+    return messages.StoredSummary(tuple(rows))
