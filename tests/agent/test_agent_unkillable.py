@@ -23,8 +23,8 @@ from fedkeep.agent.arrivals import Magnitudes
 from fedkeep.agent.connections import listen_unix
 from fedkeep.agent.disk import StoreError
 from fedkeep.agent.opening import check_model
-from fedkeep.agent.sources.folder import FolderSource, OversizedError, read_npz
-from fedkeep.core.errors import ConfigError, DataError, FedkeepError
+from fedkeep.agent.sources.folder import FolderSource, read_npz
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RefusedError
 from fedkeep.core.types import Batch
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
@@ -141,7 +141,7 @@ def test_an_archive_with_a_long_table_of_contents_is_refused_unread(tmp_path: Pa
     with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
         for number in range(65):
             archive.writestr(str(number), b"")
-    with pytest.raises(OversizedError, match="more than 64 arrays"):
+    with pytest.raises(RefusedError, match="more than 64 arrays"):
         read_npz(tmp_path / "many.npz", 64_000_000)
 
 

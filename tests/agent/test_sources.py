@@ -136,7 +136,7 @@ def test_records_over_a_socket_are_answered_with_their_fate(tmp_path: Path, kind
 
 def test_a_sender_that_reads_no_answers_does_not_hold_up_the_agent() -> None:
     ours, theirs = socket.socketpair()
-    exchange = _Exchange(ours, 100)
+    exchange = _Exchange(ours)
     start = time.monotonic()
     for number in range(50_000):
         exchange.answer(number, "kept")

@@ -149,18 +149,20 @@ class Agent:
         for source, group in by_source.items():
             self.store.source = source
             batch, sound, refused = screen(group, form, labels, self.tombstones.ids, self._magnitudes)
-            self.counters["seen"] += len(group)
             for arrival, reason in refused:
-                self.counters[f"refused.{reason}"] += 1
                 if reason not in ("shape", "erased"):
                     self.intake.set_aside(reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
-                self._decide(arrival, f"refused.{reason}")
-            if len(batch):
-                self._take_in(batch, sound)
+            fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
+            fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
+            self.counters["seen"] += len(group)
+            self.counters.update(fate for _, fate in fates)
+            self._judged += len(group)
+            self._awaited += [(arrival, fate) for arrival, fate in fates if arrival.acknowledge is not None]
         spent = (time.perf_counter() - start) / len(arrivals)
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
-    def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
+    def _take_in(self, batch: Batch) -> list[str]:
+        """Values and stores what is worth it; returns what became of each sample."""
         coarse = self.store.codec.coarsened
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
         self.counters["coarsened"] += self.store.codec.coarsened - coarse
@@ -168,15 +170,7 @@ class Agent:
         if measured is not None:
             self.door.see(batch.ids)
         outcome = self.device.take_in(batch, self.store.clock.now(), measured)
-        names = [_FATES[fate] for fate in outcome.fates.tolist()]
-        self.counters.update(names)
-        for arrival, fate in zip(arrivals, names, strict=True):
-            self._decide(arrival, fate)
-
-    def _decide(self, arrival: Arrival, fate: str) -> None:
-        self._judged += 1
-        if arrival.acknowledge is not None:
-            self._awaited.append((arrival, fate))
+        return [_FATES[fate] for fate in outcome.fates.tolist()]
 
     def _value_alone(self) -> None:
         """Gives a policy that wants values a direction before any server does: the mean gradient of all that came."""

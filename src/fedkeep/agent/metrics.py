@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,12 +15,8 @@ from fedkeep.core.errors import needing
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-_PATIENCE = 5.0
-"""Seconds that a client of the endpoint may be silent."""
-_CLIENTS = 8
-"""At a time; one more takes the place of the first."""
-_QUESTION_BYTES = 8192
-
+_PATIENCE, _CLIENTS, _QUESTION_BYTES = 5.0, 8, 8192
+"""Seconds that a client may be silent, how many there may be at a time, and what each of them may ask."""
 _GIST = {
     "worth": "Samples that the gist is worth",
     "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
@@ -30,16 +27,16 @@ _GIST = {
 }
 
 
+@dataclass(frozen=True)
 class Collector:
     """Turns the agent's status into metrics."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    agent: Agent
 
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        status = summarise(self._agent)
+        status = summarise(self.agent)
         for name, text, value in (
             ("bytes_used", "Bytes of the store that hold samples and state", status.bytes),
             ("bytes_budget", "Bytes that the store may take", status.budget),
@@ -50,7 +47,7 @@ class Collector:
             ("stride", "One of this many arrivals is valued", status.stride),
             ("model_round", "The round of the model last received, -1 before the first", status.round),
             ("sample_bytes", "Bytes of the budget that one stored sample takes", status.sample_bytes),
-            ("seconds_per_sample", "Time to value and judge one sample", self._agent.seconds_per_sample),
+            ("seconds_per_sample", "Time to value and judge one sample", self.agent.seconds_per_sample),
             ("epsilon_spent", "Epsilon spent of the privacy budget", status.epsilon_spent),
             ("epsilon_budget", "Epsilon that may be spent", status.epsilon_budget),
             ("model_age_seconds", "Seconds since the model and g_hat were received", status.model_age_seconds),

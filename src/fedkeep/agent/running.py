@@ -11,11 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.assembly import AgentConfig, AssembledAgent, assemble
+from fedkeep.agent.assembly import AgentConfig, assemble
 from fedkeep.agent.metrics import serve_metrics
 from fedkeep.agent.service import Service
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -25,41 +25,34 @@ _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
 """The first refusals are told sooner: something is probably not as its owner thinks."""
-_LIVE_SECONDS = 0.5
+_LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
 _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 """What never became an arrival."""
 
 
-class Throttle:
-    """Keeps the process to a share of one core by resting after work."""
+class Frugality:
+    """Keeps the process to a share of one core by resting after work, and gives memory back once a burst is over.
+
+    The allocator alone would keep what is free.
+    """
 
     def __init__(self, cap: float) -> None:
-        self._cap = cap
-        self._start = time.process_time()
+        self._cap, self._start = cap, time.process_time()
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._judged = 0
 
-    def rest(self) -> None:
+    def after(self, judged: int) -> None:
+        """To be called after every step."""
+        self._judged += judged
+        if not judged and self._judged >= _BURST:
+            self.give_back()
         worked = time.process_time() - self._start
         if self._cap < 1 and worked > 0.005:
             time.sleep(worked * (1 / self._cap - 1))
             self._start = time.process_time()
 
-
-class IdleMemory:
-    """Gives free memory back to the device once a burst of work is over: the allocator alone would keep it."""
-
-    _BURST = 256
-
-    def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self._worked = 0
-
-    def after(self, judged: int) -> None:
-        self._worked += judged
-        if not judged and self._worked >= self._BURST:
-            self.give_back()
-
     def give_back(self) -> None:
-        self._worked = 0
+        self._judged = 0
         gc.collect()
         if self._trim is not None:
             self._trim(0)
@@ -67,8 +60,6 @@ class IdleMemory:
 
 class Reading(threading.Thread):
     """A source in its own thread: what it cannot foresee it tries again; only a wrong configuration ends the agent."""
-
-    _LONGEST_PAUSE = 60.0
 
     def __init__(self, source: Source, agent: Agent, *, once: bool) -> None:
         super().__init__(name=f"source {source.name}", daemon=True)
@@ -92,7 +83,7 @@ class Reading(threading.Thread):
                     self.error = FedkeepError(f"source '{name}' failed: {error}")
                     return
             self._intake.wait_stopped(pause)
-            pause = min(2 * pause, self._LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
@@ -111,12 +102,11 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
             source.open()
             stack.callback(source.close)
         # Last, so that whoever reaches the API finds all else ready.
-        service = Service(agent)
-        stack.callback(service.close)
+        service = stack.enter_context(closing(Service(agent)))
         agent.commit()
         os.nice(config.agent.nice)
         service.start()
-        introduce(assembly)
+        introduce(agent)
         readings = [Reading(source, agent, once=until_sources_end) for source in config.sources]
         for reading in readings:
             reading.start()
@@ -124,16 +114,14 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
 
 
 def _value(agent: Agent, readings: list[Reading], stop: threading.Event, *, until_sources_end: bool) -> None:
-    throttle, memory, voice = Throttle(agent.config.agent.cpu_cap), IdleMemory(), Voice(agent)
-    ended = watch(agent.alive)
-    memory.give_back()
+    frugality, voice, ended = Frugality(agent.config.agent.cpu_cap), Voice(agent), watch(agent.alive)
+    frugality.give_back()
     notify("READY=1")
     while not stop.is_set():
         done = until_sources_end and not any(reading.is_alive() for reading in readings)
         judged = agent.step(agent.config.store.commit_ms / 1000)
         voice.speak()
-        throttle.rest()
-        memory.after(judged)
+        frugality.after(judged)
         if any(isinstance(reading.error, ConfigError) for reading in readings) or (done and not judged):
             break
     notify("STOPPING=1")
@@ -142,24 +130,23 @@ def _value(agent: Agent, readings: list[Reading], stop: threading.Event, *, unti
         pass
     agent.commit()
     ended.set()
-    voice.conclude()
+    refused = voice.conclude()
     for reading in readings:
         if reading.error is not None:
             raise reading.error
-    if until_sources_end and (refused := voice.all_refused()):
+    if until_sources_end and refused:
         raise FedkeepError(f"not one record was a sample ({refused}): docs/agent.md says what each source reads")
 
 
-def introduce(assembly: AssembledAgent) -> None:
+def introduce(agent: Agent) -> None:
     """What this agent is, how many samples fit, and what it waits for."""
-    agent, layout = assembly.agent, assembly.layout
-    config = agent.config
+    config, geometry = agent.config, agent.store.file.geometry
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
     log.info(
         "policy %s (%s), model %s, samples of %s %s and %d labels; room for %d samples in %d bytes, %d each; %d stored",
         config.policy_name, config.preset, model, shape, config.samples.dtype, config.samples.labels,
-        layout.capacity, layout.geometry.size, layout.geometry.cell_size, len(agent.store),
+        agent.device.capacity, geometry.size, geometry.cell_size, len(agent.store),
     )  # fmt: skip
     if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (config.device.quotas == "targets")
@@ -194,14 +181,11 @@ class Voice:
         self._told = Counter(self._agent.counters)
         notify(f"STATUS={self._summary()}")
 
-    def conclude(self) -> None:
-        """What came of it all."""
+    def conclude(self) -> str:
+        """Says what came of it all; returns what was wrong with the records, where not one of them was sound."""
         if self._live:
             sys.stderr.write("\r\x1b[K")
         log.info("ended: %s", self._summary())
-
-    def all_refused(self) -> str:
-        """What was wrong with the records, where none of them was sound; nothing where one was, or none came."""
         counts = Counter(self._agent.counters) - self._start
         judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
         return "" if judged else _refusals(counts)
@@ -225,11 +209,9 @@ def _refusals(counts: Counter[str]) -> str:
 
 def notify(message: str) -> None:
     """Sends a line such as `READY=1` to systemd; a listener that is gone is no fault of the agent."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-        sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
+    if address := os.environ.get("NOTIFY_SOCKET", ""):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
 def watch(alive: Callable[[], bool]) -> threading.Event:

@@ -54,7 +54,8 @@ def status(socket: Socket = "fedkeep.sock") -> None:
     said += _privacy(now)
     if now.stride > 1:
         said.append(f"overload the stream is faster than this device: one arrival of {now.stride} is valued")
-    Console().print(*said, *(f"  {name:24} {count}" for name, count in now.counters.items()), sep="\n")
+    said += [f"  {name:24} {count}" for name, count in now.counters.items()]
+    Console().print(*said, sep="\n")
 
 
 @agent.command()

@@ -9,7 +9,7 @@ from typing import IO, Literal
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake, Source
-from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import AnyArray
 
 log = logging.getLogger(__name__)
@@ -48,11 +48,18 @@ class FolderSource(Source):
 
     def _take(self, file: Path, intake: Intake) -> None:
         """Hands over a file's samples; the file goes only when the last of them is acknowledged."""
-        arrays = self._read(file, intake)
-        if arrays is None:
+        try:
+            arrays = read_npz(file, self.max_bytes)
+            x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
+        except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
+            reason = error.reason if isinstance(error, RefusedError) else "malformed"
+            intake.refuse(reason, self.name, f"{file.name}: {error}")
             self._put_away(file, "refused")
             return
-        x, y, ids = arrays
+        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not x.size or (ids is not None and ids.shape != y.shape):
+            intake.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
+            self._put_away(file, "refused")
+            return
         left = len(y)
 
         def judged(_fate: str) -> None:
@@ -68,21 +75,6 @@ class FolderSource(Source):
             intake.offer(Arrival(x[i], y[i].item(), id_, self.name, judged), wait=True)
         while left and not intake.stopped:
             time.sleep(0.01)
-
-    def _read(self, file: Path, intake: Intake) -> tuple[AnyArray, AnyArray, AnyArray | None] | None:
-        try:
-            arrays = read_npz(file, self.max_bytes)
-            x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
-        except OversizedError:
-            intake.refuse("oversized", self.name, file.name)
-            return None
-        except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
-            intake.refuse("malformed", self.name, f"{file.name}: {error}")
-            return None
-        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not x.size or (ids is not None and ids.shape != y.shape):
-            intake.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
-            return None
-        return x, y, ids
 
     def _put_away(self, file: Path, folder: str | None) -> None:
         """Removes a file, or puts it where it is not read again, beside whatever has its name there."""
@@ -106,10 +98,6 @@ _ENTRY, _MOST_ENTRIES = b"PK\1\2", 64
 """How each entry of an archive's table of contents begins."""
 
 
-class OversizedError(DataError):
-    """It is, or would unpack to, more bytes than allowed."""
-
-
 def read_npz(path: Path, limit: int) -> dict[str, AnyArray]:
     """The arrays of an archive; Python objects are no arrays here. A damaged one may raise anything."""
     from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile  # a megabyte that other agents do not need
@@ -117,13 +105,13 @@ def read_npz(path: Path, limit: int) -> dict[str, AnyArray]:
     if not path.is_file():  # a pipe would be waited for, a device read for ever
         raise DataError(f"{path} is not a file")
     if path.stat().st_size > limit:
-        raise OversizedError(f"{path} has more than {limit} bytes")
+        raise RefusedError("oversized", f"{path} has more than {limit} bytes")
     if _entries(path) > _MOST_ENTRIES:  # each becomes an object many times its size
-        raise OversizedError(f"{path} holds more than {_MOST_ENTRIES} arrays")
+        raise RefusedError("oversized", f"{path} holds more than {_MOST_ENTRIES} arrays")
     with ZipFile(path) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > limit:
-            raise OversizedError(f"{path} would unpack to more than {limit} bytes")
+            raise RefusedError("oversized", f"{path} would unpack to more than {limit} bytes")
         if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in members):
             raise DataError(f"{path} is compressed in a way of which zipfile does not bound what it unpacks to")
         arrays = {}

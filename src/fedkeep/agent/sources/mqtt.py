@@ -1,6 +1,7 @@
 """Samples from an MQTT broker, JSON as in `lines`; a message is acknowledged once its sample's fate is on the disk."""
 
 import logging
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -35,9 +36,7 @@ class MqttSource(Source):
     """When the agent cannot keep up: hold the broker back, or value an even sample."""
 
     def __post_init__(self) -> None:
-        *above, last = self.topic.split("/")
-        wild = [level for level in above if "#" in level or ("+" in level and level != "+")]
-        if not self.topic or "\0" in self.topic or wild or (len(last) > 1 and ("#" in last or "+" in last)):
+        if not self.topic or not re.fullmatch(r"(([^#+/\0]*|\+)/)*([^#+/\0]*|\+|#)", self.topic):
             raise ValueError(f"topic must be levels apart by /, with + for one or # for the rest, got {self.topic!r}")
         within(self, "port", least=1, most=65535)
         self._acks = threading.Lock()
@@ -49,7 +48,11 @@ class MqttSource(Source):
             paho.CallbackAPIVersion.VERSION2, self.client_id, clean_session=self.qos == 0, manual_ack=True
         )
         if self.username is not None:
-            client.username_pw_set(self.username, self._password())
+            try:
+                password = Path(self.password_file).read_text(encoding="utf-8").strip() if self.password_file else None
+            except OSError as error:
+                raise ConfigError(f"cannot read password_file {self.password_file}: {error.strerror}") from error
+            client.username_pw_set(self.username, password)
         if self.ca_file is not None:
             try:
                 client.tls_set(self.ca_file)
@@ -70,12 +73,6 @@ class MqttSource(Source):
     def close(self) -> None:
         self._client.loop_stop()
         self._client.disconnect()
-
-    def _password(self) -> str | None:
-        try:
-            return None if self.password_file is None else Path(self.password_file).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"cannot read password_file {self.password_file}: {error.strerror}") from error
 
     def _warn(self, words: str) -> None:
         if not self._intake.stopped:

@@ -2,7 +2,6 @@
 
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from fedkeep.agent.connections import Listener
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
 
-_LENGTH = struct.Struct(">I")
 _UNSENT = 1 << 18
 """Bytes of answers that may wait for a sender to read them."""
 _RECORD_SECONDS = 30.0
@@ -73,14 +71,11 @@ class RecordsSource(Source):
         self._listener.close()
 
     def _serve(self, intake: Intake, connection: socket.socket) -> None:
-        exchange = _Exchange(connection, 4096 + 16 * intake.sample_bytes)
-        count = 0
+        exchange = _Exchange(connection)
         try:
-            while not intake.stopped and exchange.turn():
-                for payload in exchange.frames():
-                    self._listener.touch(connection)
-                    self._take(payload, intake, partial(exchange.answer, count))
-                    count += 1
+            for number, payload in enumerate(exchange.records(intake)):
+                self._listener.touch(connection)
+                self._take(payload, intake, partial(exchange.answer, number))
         except RefusedError as refusal:
             intake.refuse(refusal.reason, self.name, bytes(exchange.came))
 
@@ -98,44 +93,40 @@ class RecordsSource(Source):
 class _Exchange:
     """One connection: records come in, numbered answers go out as fast as the sender reads them, and nobody waits."""
 
-    def __init__(self, connection: socket.socket, limit: int) -> None:
-        self._connection, self._limit = connection, limit
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         connection.setblocking(False)
-        self._poll = select.poll()
         self.came, self._unsent = bytearray(), bytearray()
-        self._begun: float | None = None
-        """Since when a record has been coming."""
         self._lock = threading.Lock()
 
-    def turn(self) -> bool:
-        """Sends and receives what can be now; False once the other side is gone, or too slow."""
-        self._poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        events = self._poll.poll(_POLL_MS)
-        if self._begun is not None and time.monotonic() - self._begun > _RECORD_SECONDS:
-            raise RefusedError("too-slow", "a record took too long to come")
-        with self._lock:
-            self._flush()
-        if not any(event & (select.POLLIN | select.POLLHUP | select.POLLERR) for _, event in events):
-            return True
-        chunk = self._connection.recv(1 << 16)
-        self.came += chunk
-        return bool(chunk)
-
-    def frames(self) -> Iterator[bytes]:
-        """The records that have come in whole."""
-        while len(self.came) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self.came)
-            if length > self._limit:
-                raise RefusedError("oversized", f"a frame of {length} bytes is above the limit of {self._limit}")
-            end = _LENGTH.size + length
-            if len(self.came) < end:
-                break
-            payload = bytes(self.came[_LENGTH.size : end])
-            del self.came[:end]
-            self._begun = None
-            yield payload
-        if self.came and self._begun is None:
-            self._begun = time.monotonic()
+    def records(self, intake: Intake) -> Iterator[bytes]:
+        """Each record once it has come in whole, until the sender is gone; what can be sent to it is sent meanwhile."""
+        limit, poll = 4096 + 16 * intake.sample_bytes, select.poll()
+        begun: float | None = None
+        while not intake.stopped:
+            poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            events = poll.poll(_POLL_MS)
+            if begun is not None and time.monotonic() - begun > _RECORD_SECONDS:
+                raise RefusedError("too-slow", "a record took too long to come")
+            with self._lock:
+                self._flush()
+            if not any(event & (select.POLLIN | select.POLLHUP | select.POLLERR) for _, event in events):
+                continue
+            if not (chunk := self._connection.recv(1 << 16)):
+                return
+            self.came += chunk
+            while len(self.came) >= 4:
+                length = int.from_bytes(self.came[:4])
+                if length > limit:
+                    raise RefusedError("oversized", f"a frame of {length} bytes is above the limit of {limit}")
+                if len(self.came) < 4 + length:
+                    break
+                payload = bytes(self.came[4 : 4 + length])
+                del self.came[: 4 + length]
+                begun = None
+                yield payload
+            if self.came and begun is None:
+                begun = time.monotonic()
 
     def answer(self, number: int, fate: str) -> None:
         """Tells what became of a record, by its number on the connection, from 0.
@@ -147,7 +138,7 @@ class _Exchange:
             if len(self._unsent) > _UNSENT:
                 return  # it has not read for long; it will be cut off, and sends again what was not answered
             waits = bool(self._unsent)
-            self._unsent += _LENGTH.pack(len(payload)) + payload
+            self._unsent += len(payload).to_bytes(4) + payload
             if not waits:
                 self._flush()
             if len(self._unsent) > _UNSENT:
