@@ -32,7 +32,7 @@ def plain_order(assembly: AssembledAgent, round_: int) -> TrainOrder:
 
 def test_status_and_metrics_tell_of_it(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    from fedkeep.agent.metrics import Collector
+    from fedkeep.agent.service import Collector
 
     assembly = make_agent(tmp_path, **LOCAL)
     agent = assembly.agent

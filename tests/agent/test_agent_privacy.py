@@ -129,8 +129,7 @@ def test_wrong_privacy_is_refused(tmp_path: Path) -> None:
 
 def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    from fedkeep.agent.metrics import Collector
-    from fedkeep.agent.service import summarise
+    from fedkeep.agent.service import Collector, summarise
 
     take_part(tmp_path, 0)
     take_part(tmp_path, 1)

@@ -118,6 +118,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(80_000_000))
     source = FolderSource("f", str(tmp_path))
+    source.open()
     refused: list[str] = []
     sink: Any = type("Sink", (), {"refuse": lambda _, reason, *__: refused.append(reason), "stopped": False})()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -46,9 +46,7 @@ class Agent:
         self.store_path = config.store.file
         self.lock = threading.RLock()
         self.intake = Intake(config.agent.queue, config.form)
-        self.counters = CounterBook()
-        self.tombstones = Tombstones()
-        self.model_date = ModelDate()
+        self.counters, self.tombstones, self.model_date = CounterBook(), Tombstones(), ModelDate()
         self.door = Door()
         self.seconds_per_sample = 0.0
         self._magnitudes = Magnitudes(config.samples.limit, config.samples.outlier)
@@ -86,14 +84,12 @@ class Agent:
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         self.device.restore(self._mended(found))
         for name, part in self._parts.items():
-            own = take_under(name, state)
-            if own and part is not self.device:
+            if part is not self.device and (own := take_under(name, state)):
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._alone_from = max(_ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count)
-        arrivals = found.get("counters")
-        if arrivals is not None:
-            caught_up = self.store.write_down_since(int(arrivals[0]))
+        if "counters" in found:
+            caught_up = self.store.write_down_since(int(found["counters"][0]))
             self.counters.update(seen=caught_up, kept=caught_up)
 
     def _mended(self, found: State) -> State:
@@ -151,7 +147,7 @@ class Agent:
             batch, sound, refused = screen(group, form, labels, self.tombstones.ids, self._magnitudes)
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):
-                    self.intake.set_aside(reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
+                    self.intake.refuse(reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0)
             fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
             fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
             self.counters["seen"] += len(group)
@@ -210,11 +206,9 @@ class Agent:
 
     def remove_expired(self) -> int:
         """Removes and overwrites what is older than the TTL."""
-        days = self.config.store.ttl_days
-        if not days:
-            return 0
         with self.lock:
-            expired = self.store.taken_before(self.store.clock.now() - days * DAY)
+            days, now = self.config.store.ttl_days, self.store.clock.now()
+            expired = self.store.taken_before(now - days * DAY) if days else []
             if expired:
                 self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
                 self.commit(wipe=True)

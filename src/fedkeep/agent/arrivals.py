@@ -94,7 +94,7 @@ class Intake:
         """Hands a sample over; with `wait`, holds the source back while the queue is full."""
         came, arrival.x = arrival.x, self.form.shaped(arrival.x)
         if arrival.x is None:
-            self.set_aside("shape", arrival.source, came)
+            self.refuse("shape", arrival.source, came, count=0)
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self.stopped or len(self._queue) < self._limit)
@@ -112,16 +112,12 @@ class Intake:
         arrival.answer("skipped")
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
-        """Counts what could not even be read as a sample, and keeps how it began for people to see."""
-        self.set_aside(reason, source, raw)
-        with self._changed:
-            self._counts[f"refused.{reason}"] += count
-
-    def set_aside(self, reason: str, source: str, raw: Any) -> None:
-        """Keeps how something refused began, among the latest of its kind."""
+        """Counts what could not even be read as a sample, and keeps how it began for people to see; 0: only that."""
         record = RefusedRecord(time.time(), source, reason, _shown(raw))
         with self._changed:
             self._refused.append(record)
+            if count:
+                self._counts[f"refused.{reason}"] += count
 
     def refused(self) -> tuple[RefusedRecord, ...]:
         """The latest refusals, oldest first."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -123,8 +123,7 @@ def parse_config(table: Table) -> AgentConfig:
     return config
 
 
-@dataclass(frozen=True)
-class AssembledAgent:
+class AssembledAgent(NamedTuple):
     agent: Agent
     layout: StoreLayout
     disk: FileDisk

@@ -16,8 +16,7 @@ from contextlib import ExitStack, closing, suppress
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.assembly import AgentConfig, assemble
-from fedkeep.agent.metrics import serve_metrics
-from fedkeep.agent.service import Service
+from fedkeep.agent.service import Service, serve_metrics
 from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,6 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import Erase, GistStatus, Reason, Status
 
-_DRAWN = "the label most above its target gave its lowest key away, of a sample already trained on first"
-
 agent = typer.Typer(help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None)
 agent.add_typer(store, name="store")
 
@@ -31,10 +29,10 @@ def run(
 ) -> None:
     """Read streams, keep what is worth keeping in a store on disk, take part in training."""
     read_config(config)
-    arguments = [sys.executable, "-m", "fedkeep.agent", str(config)]
+    arguments = [sys.executable, "-m", "fedkeep.agent", str(config), *["--until-sources-end"] * until_sources_end]
     # The command line's own libraries would stay in memory for as long as the agent runs, so it starts anew.
     environment = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
-    os.execve(sys.executable, [*arguments, *(["--until-sources-end"] if until_sources_end else [])], environment)
+    os.execve(sys.executable, arguments, environment)
 
 
 @agent.command()
@@ -133,7 +131,9 @@ def explain(decision: Reason, id_: int) -> str:
     """One decision as a sentence."""
     under = f"by {decision.policy} under the model of round {decision.model_version}"
     drawn = decision.policy == "draw"
-    kind, way = ("random key", f": {_DRAWN}") if drawn else ("value", "")
+    kind, way = "random key" if drawn else "value", ""
+    if drawn:
+        way = ": the label most above its target gave its lowest key away, of a sample already trained on first"
     value = "" if decision.score is None else f"{decision.score:.6g}"
     score = f" with {kind} {value}" if value else ""
     floor = "" if decision.floor is None else f" against {decision.floor:.6g}"

@@ -27,12 +27,10 @@ class FolderSource(Source):
     max_bytes: int = 64_000_000
     """A larger file is refused unread, and so is one that would unpack to more."""
 
-    def __post_init__(self) -> None:
+    def open(self) -> None:
         self._folder = Path(self.path)
         self._stuck: set[Path] = set()
         """Files that are done with and cannot be put away."""
-
-    def open(self) -> None:
         if not self._folder.is_dir():
             raise ConfigError(f"source '{self.name}': there is no folder {self._folder}")
 
