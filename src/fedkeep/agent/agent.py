@@ -48,6 +48,7 @@ class Agent:
         self.intake = Intake(config.agent.queue, config.form)
         self.counters, self.tombstones, self.model_date = CounterBook(), Tombstones(), ModelDate()
         self.door = Door()
+        """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
         self._magnitudes = Magnitudes(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(config.agent.batch, max(1, reserve // 2)), reserve
@@ -68,11 +69,6 @@ class Agent:
         self._training = threading.Lock()
         self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
 
-    def close_door(self, door: Door) -> None:
-        """Lets everything leave through this door from now on; to be called before `restore`."""
-        self.door = door
-        self._parts |= door.kept(under_way=False)
-
     def alive(self) -> bool:
         """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
         return self._training.locked() or time.monotonic() - self._last_step < _SILENCE_SECONDS
@@ -83,7 +79,7 @@ class Agent:
         if damaged and not self._fresh.keys() <= found.keys():
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         self.device.restore(self._mended(found))
-        for name, part in self._parts.items():
+        for name, part in (self._parts | self.door.kept(under_way=False)).items():
             if part is not self.device and (own := take_under(name, state)):
                 part.restore(own)
         self.store.model_version = self.model_date.round
@@ -191,9 +187,10 @@ class Agent:
         self.counters.update(self.intake.counted())
         judged, self._judged = self._judged, 0
         awaited, self._awaited = self._awaited, []
+        parts = self._parts | self.door.kept(under_way=False)
         lost: str | None = None
         try:
-            self.store.commit(snapshot_parts(self._parts) if whole else None, wipe=wipe)
+            self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
         except OSError as error:
             log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
             lost, counted = "dropped.disk", self.counters.snapshot()
