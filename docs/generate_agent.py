@@ -27,7 +27,7 @@ WORDS = {"left out": "none", "needed": "required"}
 def page() -> str:
     """The whole page, with its two generated parts as they should be."""
     text = _between(PAGE.read_text(encoding="utf-8"), "keys", _tables(TABLES))
-    return _between(text, "source keys", _tables({f'[[source]] kind = "{k}"': made for k, (made, _) in KINDS.items()}))
+    return _between(text, "source keys", _tables({f'[[source]] kind = "{k}"': made for k, made in KINDS.items()}))
 
 
 def _between(text: str, name: str, content: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 import fedkeep
 from fedkeep.agent.assembly import AssembledAgent, assemble, budget_for, parse_config
-from fedkeep.agent.summary import summarise
+from fedkeep.agent.service import summarise
 from fedkeep.cli.agent import explain
 from fedkeep.cli.agent import gist as said
 from fedkeep.core.types import LocalTraining, TrainOrder
@@ -32,7 +32,7 @@ def plain_order(assembly: AssembledAgent, round_: int) -> TrainOrder:
 
 def test_status_and_metrics_tell_of_it(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    from fedkeep.agent.metrics import Collector
+    from fedkeep.agent.service import Collector
 
     assembly = make_agent(tmp_path, **LOCAL)
     agent = assembly.agent

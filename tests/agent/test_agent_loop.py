@@ -11,12 +11,12 @@ import pytest
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import AssembledAgent, parse_config
 from fedkeep.agent.ledgers import DAY
-from fedkeep.agent.service import Service
-from fedkeep.agent.summary import Evaluator, summarise
+from fedkeep.agent.service import Service, summarise
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import Assignment, TrainOrder
 from fedkeep.link.client import AgentClient, AgentUnreachableError
-from fedkeep.link.messages import Erase
+from fedkeep.link.messages import Erase, Evaluate, Evaluated
+from fedkeep.link.wire import to_bytes
 from tests.agent.builders import LABELS, SHAPE, arrival, config_table, feed, make_agent, order
 
 
@@ -196,10 +196,9 @@ def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> No
 @pytest.fixture
 def served(tmp_path: Path) -> Any:
     assembly = make_agent(tmp_path)
-    path = tmp_path / "a.sock"
-    service = Service(assembly.agent, Evaluator(assembly.agent, None, SHAPE), path)
+    service = Service(assembly.agent)
     service.start()
-    yield assembly, path
+    yield assembly, tmp_path / "a.sock"
     service.close()
     assembly.disk.close()
 
@@ -298,16 +297,20 @@ def test_no_agent_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
-    assembly = make_agent(tmp_path)
     np.savez(tmp_path / "t.npz", x=np.zeros((5, *SHAPE), np.float32), y=np.zeros(5, np.int64))
-    evaluator = Evaluator(assembly.agent, str(tmp_path / "t.npz"), SHAPE)
-    result = evaluator.evaluate(np.zeros(assembly.agent.device.learner.size, np.float32))
+    assembly = make_agent(tmp_path, agent={"held_out": str(tmp_path / "t.npz")})
+    service = Service(assembly.agent)
+    result = service.answer(to_bytes(Evaluate(np.zeros(assembly.agent.device.learner.size, np.float32))))
+    service.close()
+    assert isinstance(result, Evaluated)
     assert (result.samples, result.accuracy, result.data) == (5, 1.0, "held-out")
     assert result.loss == pytest.approx(np.log(LABELS))
-    (tmp_path / "bad.npz").write_bytes(b"x")
-    with pytest.raises(ConfigError, match="held_out must be an npz file"):
-        Evaluator(assembly.agent, str(tmp_path / "bad.npz"), SHAPE)
     assert summarise(assembly.agent).samples == 0
+    assembly.disk.close()
+    (tmp_path / "bad.npz").write_bytes(b"x")
+    assembly = make_agent(tmp_path, agent={"held_out": str(tmp_path / "bad.npz")})
+    with pytest.raises(ConfigError, match="held_out must be an npz file"):
+        Service(assembly.agent)
     assembly.disk.close()
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.service import Service
-from fedkeep.agent.summary import Evaluator
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
@@ -130,8 +129,7 @@ def test_wrong_privacy_is_refused(tmp_path: Path) -> None:
 
 def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    from fedkeep.agent.metrics import Collector
-    from fedkeep.agent.summary import summarise
+    from fedkeep.agent.service import Collector, summarise
 
     take_part(tmp_path, 0)
     take_part(tmp_path, 1)
@@ -155,8 +153,7 @@ def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the
     path.write_bytes(public.pack())
     sealed = {"encrypted_profiles": True, "public_context": str(path), "context_digest": public.name.hex()}
     assembly = make_agent(tmp_path, privacy=sealed)
-    socket = tmp_path / "agent.sock"
-    service = Service(assembly.agent, Evaluator(assembly.agent, None, ()), socket)
+    service = Service(assembly.agent)
     service.start()
     labels = assembly.agent.device.regions.count
     fleet = EncryptedFleet(keys.for_server(), 3, labels)
@@ -165,7 +162,7 @@ def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the
             assembly.agent.intake.offer(arrival(id_), wait=True)
         while assembly.agent.step(0.0):
             pass
-        with AgentClient(str(socket), 30) as client:
+        with AgentClient(str(tmp_path / "a.sock"), 30) as client:
             with pytest.raises(RefusedError, match=r"in the clear: .*nothing was sent"):
                 client.profile()
             with pytest.raises(RefusedError, match=r"another key: .*nothing was sent"):

@@ -19,7 +19,7 @@ import pytest
 
 import fedkeep
 from fedkeep.agent.assembly import read_config
-from fedkeep.agent.running import Throttle
+from fedkeep.agent.running import Frugality
 from fedkeep.link.client import AgentClient, AgentUnreachableError
 from fedkeep.link.framing import receive_frame, send_frame
 
@@ -292,8 +292,8 @@ def test_the_cap_on_cpu_rests_in_proportion(monkeypatch: pytest.MonkeyPatch) -> 
     worked, rested = [0.0], list[float]()
     monkeypatch.setattr(time, "process_time", lambda: worked[0])
     monkeypatch.setattr(time, "sleep", rested.append)
-    throttle = Throttle(0.25)
+    frugality = Frugality(0.25)
     worked[0] = 0.1
-    throttle.rest()
-    throttle.rest()
+    frugality.after(1)
+    frugality.after(1)
     assert rested == [pytest.approx(0.3)]

@@ -8,12 +8,11 @@ import pytest
 
 from fedkeep.agent.assembly import AssembledAgent
 from fedkeep.agent.service import Service
-from fedkeep.agent.summary import Evaluator
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.link.messages import Answered, AskSum, Failed, Participate
 from fedkeep.link.wire import to_bytes
-from tests.agent.builders import SHAPE, feed, make_agent, order
+from tests.agent.builders import feed, make_agent, order
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 
@@ -115,9 +114,7 @@ def test_an_agent_that_forgot_what_counts_says_so(tmp_path: Path) -> None:
 
 def test_neither_side_falls_back_to_the_clear(tmp_path: Path) -> None:
     secure, plain = streaming(tmp_path / "secure", 0), streaming(tmp_path / "plain", 0, secure_sum=False)
-    services = [
-        Service(a.agent, Evaluator(a.agent, None, SHAPE), tmp_path / f"{i}.sock") for i, a in enumerate((secure, plain))
-    ]
+    services = [Service(assembly.agent) for assembly in (secure, plain)]
     try:
         asked = order(secure)
         refused = services[0].answer(to_bytes(Participate(asked)))

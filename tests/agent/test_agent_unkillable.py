@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedkeep.agent.arrivals import Magnitudes
 from fedkeep.agent.connections import listen_unix
 from fedkeep.agent.disk import StoreError
 from fedkeep.agent.opening import check_model
-from fedkeep.agent.screening import Magnitudes
-from fedkeep.agent.sources.folder import FolderOptions, FolderSource, OversizedError, read_npz
-from fedkeep.core.errors import ConfigError, DataError, FedkeepError
+from fedkeep.agent.sources.folder import FolderSource, read_npz
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RefusedError
 from fedkeep.core.types import Batch
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
@@ -104,7 +104,7 @@ def test_a_damaged_archive_is_set_aside_once_and_for_all(tmp_path: Path) -> None
     image[60:90] = bytes(30)
     (inbox / "a.npz").write_bytes(image)
     (inbox / "b.npz").mkdir()
-    write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\npoll_seconds = 0.05\n')
+    write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\n')
     for _ in range(2):
         with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
             deadline = time.monotonic() + 20
@@ -117,7 +117,8 @@ def test_a_damaged_archive_is_set_aside_once_and_for_all(tmp_path: Path) -> None
 def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(80_000_000))
-    source = FolderSource(FolderOptions("f", str(tmp_path)), 24)
+    source = FolderSource("f", str(tmp_path))
+    source.open()
     refused: list[str] = []
     sink: Any = type("Sink", (), {"refuse": lambda _, reason, *__: refused.append(reason), "stopped": False})()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -141,7 +142,7 @@ def test_an_archive_with_a_long_table_of_contents_is_refused_unread(tmp_path: Pa
     with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
         for number in range(65):
             archive.writestr(str(number), b"")
-    with pytest.raises(OversizedError, match="more than 64 arrays"):
+    with pytest.raises(RefusedError, match="more than 64 arrays"):
         read_npz(tmp_path / "many.npz", 64_000_000)
 
 
@@ -152,7 +153,7 @@ def test_what_is_no_file_in_a_folder_is_set_aside(tmp_path: Path) -> None:
     (inbox / "b.npz").symlink_to("/dev/zero")
     np.savez(inbox / "c.npz", x=np.empty((9, 0)), y=np.zeros(9))
     np.savez(inbox / "d.npz", x=np.ones((1, 6)), y=np.zeros(1))
-    write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\npoll_seconds = 0.05\n')
+    write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\n')
     with running(tmp_path, "agent.toml"):
         deadline = time.monotonic() + 20
         while list(inbox.glob("*.npz")) and time.monotonic() < deadline:
@@ -431,7 +432,7 @@ def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
     assembly.agent.intake.offer(one, wait=True)
     assembly.agent.step(0.0)
     assert assembly.agent.counters.counts()["refused.huge"] == 1
-    assert "1.e+30" in assembly.agent.intake.quarantine.records()[-1].raw
+    assert "1.e+30" in assembly.agent.intake.refused()[-1].raw
     assembly.disk.close()
 
 

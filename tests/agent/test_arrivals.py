@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.agent.arrivals import Arrival, Intake, sample_id
+from fedkeep.agent.arrivals import Arrival, Intake, Magnitudes, sample_id, screen
 from fedkeep.agent.record import SampleForm
-from fedkeep.agent.screening import Magnitudes, screen
 from tests.agent.builders import arrival, make_agent
 
 FORM = SampleForm(np.dtype(np.float32), (2,))

@@ -18,7 +18,8 @@ import pytest
 
 from fedkeep.agent.arrivals import Arrival, Intake, Source
 from fedkeep.agent.record import SampleForm
-from fedkeep.agent.sources import make_source
+from fedkeep.agent.sources import make_source, records
+from fedkeep.agent.sources.records import _Exchange
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.link.client import AgentClient
 from fedkeep.link.framing import receive_frame, send_frame
@@ -28,7 +29,7 @@ FORM = SampleForm(np.dtype(np.float32), (2,))
 
 
 def source(**table: Any) -> Source:
-    return make_source(table, 0, FORM.nbytes)
+    return make_source(table, 0)
 
 
 def read(made: Source, count: int) -> tuple[list[Arrival], dict[str, int]]:
@@ -79,7 +80,7 @@ def test_a_folder_of_npz_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", x=np.array([{"a": 1}], dtype=object), y=np.array([0]))
     np.savez(tmp_path / "d.npz", x=np.ones((2, 2)), y=np.ones((3,)))
     np.savez(tmp_path / "e.npz", x=np.ones((1, 2)), y=np.ones((1,)))
-    got, counted = read(source(kind="folder", path=str(tmp_path), afterwards="keep", poll_seconds=0.01), 4)
+    got, counted = read(source(kind="folder", path=str(tmp_path), afterwards="keep"), 4)
     assert [a.id for a in got] == [7, 8, 9, None]
     assert counted == {"refused.malformed": 2, "refused.shape": 3}
     assert sorted(p.name for p in (tmp_path / "refused").iterdir()) == ["b.npz", "c.npz", "d.npz"]
@@ -134,13 +135,11 @@ def test_records_over_a_socket_are_answered_with_their_fate(tmp_path: Path, kind
 
 
 def test_a_sender_that_reads_no_answers_does_not_hold_up_the_agent() -> None:
-    from fedkeep.agent.sources.records import _Exchange
-
     ours, theirs = socket.socketpair()
-    exchange = _Exchange(ours, 100, 1.0)
+    exchange = _Exchange(ours)
     start = time.monotonic()
-    for _ in range(50_000):
-        exchange.next()("kept")
+    for number in range(50_000):
+        exchange.answer(number, "kept")
     assert time.monotonic() - start < 10
     assert len(theirs.recv(1 << 20)) > 0
     while theirs.recv(1 << 20):
@@ -164,8 +163,9 @@ def test_more_senders_than_allowed_cost_the_one_silent_the_longest(tmp_path: Pat
         one.close()
 
 
-def test_a_record_that_never_ends_is_refused(tmp_path: Path) -> None:
-    made = source(kind="socket", address=f"unix://{tmp_path}/s", record_seconds=0.2)
+def test_a_record_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_RECORD_SECONDS", 0.2)
+    made = source(kind="socket", address=f"unix://{tmp_path}/s")
     result: list[Any] = []
     reader = threading.Thread(target=lambda: result.extend(read(made, 1)))
     reader.start()
@@ -197,9 +197,9 @@ def _connect(address: str) -> socket.socket:
 
 def test_a_taken_address_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(FedkeepError, match=address):
-            source(kind="socket", address=address).open()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(FedkeepError, match=f"cannot listen at {address}"):
+            source(kind="socket", address=f"tcp://{address}").open()
 
 
 @contextmanager

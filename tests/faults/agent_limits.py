@@ -13,8 +13,8 @@ from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.opening import discard_copies
-from fedkeep.agent.running import IdleMemory
-from fedkeep.agent.summary import summarise
+from fedkeep.agent.running import Frugality
+from fedkeep.agent.service import summarise
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 
 FEATURES, LABELS = 60, 10
@@ -153,7 +153,7 @@ class Soak:
 def soak(folder: Path, samples: int, budget: int = 1_000_000) -> Soak:
     """Resident memory after `samples`, against that after a fifth of them."""
     agent, disk = make(folder, budget)
-    memory = IdleMemory()
+    memory = Frugality(1.0)
     feed(agent, samples // 5)
     memory.give_back()
     before = resident_kb()

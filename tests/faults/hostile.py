@@ -16,7 +16,7 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.sources import make_source
-from fedkeep.agent.sources.mqtt import MqttOptions, MqttSource
+from fedkeep.agent.sources.mqtt import MqttSource
 from tests.agent.builders import LABELS, SHAPE, make_agent
 
 SOUND = 20
@@ -123,12 +123,12 @@ def write_csv(path: Path, count: int, seed: int = 0) -> None:
 
 def _lines(folder: Path, count: int) -> Source:
     write_lines(folder / "in.jsonl", count)
-    return make_source({"kind": "lines", "path": str(folder / "in.jsonl")}, 0, 4 * SHAPE[0])
+    return make_source({"kind": "lines", "path": str(folder / "in.jsonl")}, 0)
 
 
 def _csv(folder: Path, count: int) -> Source:
     write_csv(folder / "in.csv", count)
-    return make_source({"kind": "lines", "path": str(folder / "in.csv")}, 0, 4 * SHAPE[0])
+    return make_source({"kind": "lines", "path": str(folder / "in.csv")}, 0)
 
 
 def _folder(folder: Path, count: int) -> Source:
@@ -138,12 +138,12 @@ def _folder(folder: Path, count: int) -> Source:
         damaged_npz(rng, inbox / f"{i:06}.npz")
     x = np.stack([np.random.default_rng(i).standard_normal(SHAPE) for i in range(SOUND)])
     np.savez(inbox / "zz.npz", x=x, y=np.arange(SOUND) % LABELS, ids=_FIRST_ID + np.arange(SOUND))
-    return make_source({"kind": "folder", "path": str(inbox), "poll_seconds": 0.01}, 0, 4 * SHAPE[0])
+    return make_source({"kind": "folder", "path": str(inbox)}, 0)
 
 
 def _socket(folder: Path, count: int) -> Source:
     address = folder / "in.sock"
-    made = make_source({"kind": "socket", "address": f"unix://{address}", "overload": "wait"}, 0, 4 * SHAPE[0])
+    made = make_source({"kind": "socket", "address": f"unix://{address}", "overload": "wait"}, 0)
 
     def send() -> None:
         rng = np.random.default_rng(0)
@@ -182,11 +182,11 @@ class _Iterator:
     """The source of kind `iterator`, over objects no program should yield."""
 
     def __init__(self, count: int) -> None:
-        from fedkeep.agent.sources.iterator import IteratorOptions, IteratorSource
+        from fedkeep.agent.sources.iterator import IteratorSource
 
         self._count = count
-        self._source = IteratorSource(IteratorOptions("iterator", "tests.faults.hostile:Siege"), 24)
-        self._source._function = self._items  # the function of a user's module
+        self._source = IteratorSource("iterator", "tests.faults.hostile:Siege")
+        self._source._items = self._items  # the function of a user's module
         self.name = "iterator"
 
     def _items(self) -> Iterator[Any]:
@@ -212,7 +212,7 @@ class _Mqtt:
     """The source of kind `mqtt` without its broker: messages as its client hands them over."""
 
     def __init__(self, count: int) -> None:
-        self._source = MqttSource(MqttOptions("mqtt", "t", overload="wait"), 4 * SHAPE[0])
+        self._source = MqttSource("mqtt", "t", overload="wait")
         self._count = count
         self.name = "mqtt"
 
@@ -221,7 +221,7 @@ class _Mqtt:
     def close(self) -> None: ...
 
     def run(self, sink: Any) -> None:
-        self._source._sink = sink
+        self._source._intake = sink
         rng, client = np.random.default_rng(0), SimpleNamespace(ack=lambda *_: None)
         for payload in (json_line(rng) for _ in range(self._count)):
             self._source._take(client, None, SimpleNamespace(payload=payload, mid=1, qos=1))

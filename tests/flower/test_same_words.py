@@ -10,7 +10,6 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
 from fedkeep.agent.service import Service
-from fedkeep.agent.summary import Evaluator
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.client_app import AgentDevice
@@ -93,7 +92,7 @@ def test_an_agent_of_another_method_takes_no_part(tmp_path: Path, run: UserConfi
         "store": {"path": str(tmp_path / "store"), "budget": 200_000},
     }
     real = assemble(parse_config(table)).agent
-    with closing(Service(real, Evaluator(real, None, (3,)), Path(socket))) as service:
+    with closing(Service(real)) as service:
         service.start()
         device = AgentDevice(socket, run)
         if agrees:

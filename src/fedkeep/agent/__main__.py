@@ -7,18 +7,14 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MissingExtraError
 
-_USAGE = "usage: python -m fedkeep.agent CONFIG.toml [--until-sources-end]"
-_FINAL, _PASSING = 2, 1
-"""Exit codes: starting again cannot help, or may."""
-
 
 def main(arguments: list[str]) -> int:
     """Runs the agent; what its owner must mend ends in one sentence and exit code 2, what may mend itself in 1."""
     files = [word for word in arguments if not word.startswith("--")]
     flags = {word for word in arguments if word.startswith("--")}
     if len(files) != 1 or flags - {"--until-sources-end"}:
-        sys.stderr.write(f"{_USAGE}\n")
-        return _FINAL
+        sys.stderr.write("usage: python -m fedkeep.agent CONFIG.toml [--until-sources-end]\n")
+        return 2
     # Linear algebra of this size is fastest on one thread, and the other cores belong to the device.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
@@ -31,12 +27,9 @@ def main(arguments: list[str]) -> int:
         from fedkeep.agent.running import run
 
         run(read_config(Path(files[0])), until_sources_end=bool(flags))
-    except (ConfigError, DataError, MissingExtraError) as error:
-        sys.stderr.write(f"fedkeep: {error}\n")
-        return _FINAL
     except (FedkeepError, OSError) as error:
         sys.stderr.write(f"fedkeep: {error}\n")
-        return _PASSING
+        return 2 if isinstance(error, ConfigError | DataError | MissingExtraError) else 1
     return 0
 
 

@@ -3,26 +3,25 @@
 import logging
 import threading
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Intake
+from fedkeep.agent.arrivals import Arrival, Intake, Magnitudes, screen
 from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.layout import StoreOptions
 from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones
 from fedkeep.agent.opening import discard_copies
-from fedkeep.agent.options import AgentOptions, SampleOptions
-from fedkeep.agent.record import SampleForm
-from fedkeep.agent.screening import Magnitudes, screen
-from fedkeep.core.device import Device, Prepared
+from fedkeep.core.device import Device
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.ports import Fate, Kept
+from fedkeep.core.ports import Kept
 from fedkeep.core.state import snapshot_parts, take_under
-from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
 from fedkeep.link.messages import EncryptedProfile, ProfileRequest
 from fedkeep.privacy.door import Door
+
+if TYPE_CHECKING:
+    from fedkeep.agent.assembly import AgentConfig
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -34,34 +33,25 @@ _PAUSE_SECONDS = 0.05
 _SILENCE_SECONDS = 10.0
 _ALONE_ARRIVALS = 256
 """After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
+_ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}
+_FATES = ("refused.score", "kept", "replaced", "refreshed")
+"""How each `Fate` is counted and told."""
 
 
 class Agent:
     """Owns device, store and model; all changes go through it, one at a time, and reach the disk together."""
 
-    def __init__(
-        self,
-        device: Device,
-        store: DurableStore,
-        form: SampleForm,
-        reserve: int,
-        options: AgentOptions,
-        samples: SampleOptions,
-        keeping: StoreOptions,
-        preset: str = "default",
-    ) -> None:
-        self.device, self.store, self.options = device, store, options
+    def __init__(self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig") -> None:
+        self.device, self.store, self.config = device, store, config
+        self.store_path = config.store.file
         self.lock = threading.RLock()
-        self.intake = Intake(options.queue, form)
-        self.counters = CounterBook()
-        self.tombstones = Tombstones()
-        self.labels, self.preset = samples.labels, preset
+        self.intake = Intake(config.agent.queue, config.form)
+        self.counters, self.tombstones, self.model_date = CounterBook(), Tombstones(), ModelDate()
+        self.door = Door()
+        """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
-        self.model_date = ModelDate()
-        self._form, self._store_path = form, keeping.file
-        self._magnitudes = Magnitudes(samples.limit, samples.outlier)
-        self._batch, self._reserve = min(options.batch, max(1, reserve // 2)), reserve
-        self._commit_seconds, self._ttl = keeping.commit_ms / 1000, keeping.ttl_days * DAY
+        self._magnitudes = Magnitudes(config.samples.limit, config.samples.outlier)
+        self._batch, self._reserve = min(config.agent.batch, max(1, reserve // 2)), reserve
         self._parts: dict[str, Kept] = {
             "device": device,
             "log": store.log,
@@ -77,24 +67,11 @@ class Agent:
         """Those among them whose senders await an answer."""
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
-        self.door = Door()
         self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
-
-    def close_door(self, door: Door) -> None:
-        """Lets everything leave through this door from now on; to be called before `restore`."""
-        self.door = door
-        self._parts |= door.kept(under_way=False)
-
-    @property
-    def ledger_path(self) -> Path:
-        """Where the privacy ledger is kept: beside the store, since neither may take the other with it."""
-        return self._store_path.with_name(self._store_path.name + ".ledger")
 
     def alive(self) -> bool:
         """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
         return self._training.locked() or time.monotonic() - self._last_step < _SILENCE_SECONDS
-
-    # -- state -----------------------------------------------------------------------------------------------------
 
     def restore(self, state: State, *, damaged: bool = False) -> None:
         """Becomes what a file says; what is missing of the state begins anew, the samples stay."""
@@ -102,87 +79,90 @@ class Agent:
         if damaged and not self._fresh.keys() <= found.keys():
             log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
         self.device.restore(self._mended(found))
-        for name, part in self._parts.items():
-            own = take_under(name, state)
-            if own and part is not self.device:
+        for name, part in (self._parts | self.door.kept(under_way=False)).items():
+            if part is not self.device and (own := take_under(name, state)):
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._alone_from = max(_ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count)
-        arrivals = found.get("counters")
-        if arrivals is not None:
-            caught_up = self.store.write_down_since(int(arrivals[0]))
+        if "counters" in found:
+            caught_up = self.store.write_down_since(int(found["counters"][0]))
             self.counters.update(seen=caught_up, kept=caught_up)
 
     def _mended(self, found: State) -> State:
-        """The device's state with what is missing as in a new device, or as the stored samples tell it."""
-        notes = self.store.records()
+        """The device's state with what is missing as in a new device, or as the stored samples tell it.
+
+        A division of slots that is not one of this store's, whose budget may be another now, is left out.
+        """
+        notes, room = self.store.records(), self.device.capacity
         following = max((note.arrival for note in notes), default=-1) + 1
         arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
         state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}
-        held = np.bincount([note.region for note in notes], minlength=len(state["shares.counts"]))
         counts = state["shares.counts"]
+        held = np.bincount([note.region for note in notes], minlength=len(counts))
         state["shares.counts"] = np.where(counts > 0, counts, held)
         state["shares.arrivals"] = np.maximum(state["shares.arrivals"], len(notes))
-        return self._redivided(state)
-
-    def _redivided(self, state: State) -> State:
-        """The state without a division of slots that is not one of this store's, whose budget may be another now."""
-        room, gone = self.device.capacity, set() if state.keys() >= _ASSIGNMENT else _ASSIGNMENT
+        if state["shares.targets"].sum() != room:
+            state["shares.targets"] = np.zeros_like(state["shares.targets"])
+        gone = set() if state.keys() >= _ASSIGNMENT else _ASSIGNMENT
         if not gone and state["assignment.quotas"].sum() > room:
             log.warning("the plan was for more than the %d samples that now fit: it counts no more", room)
             gone = _ASSIGNMENT
-        if state["shares.targets"].sum() != room:
-            state = {**state, "shares.targets": np.zeros_like(state["shares.targets"])}
         if (gone or self.device.policy.balanced) and "store.quotas" in state and state["store.quotas"].sum() != room:
             gone = {*gone, "store.quotas"}
         return {name: array for name, array in state.items() if name not in gone}
 
-    # -- the stream ------------------------------------------------------------------------------------------------
-
     def step(self, timeout: float) -> int:
         """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
-        arrivals = self._next_arrivals(timeout)
+        options, arrivals = self.config.agent, list[Arrival]()
+        if options.during_training == "pause" and self._training.locked():
+            time.sleep(min(timeout, _PAUSE_SECONDS))
+        else:
+            arrivals = self.intake.take(self._batch, timeout, options.linger_ms / 1000)
         with self.lock:
             if arrivals:
                 self.judge(arrivals)
                 self._value_alone()
             now = self._last_step = time.monotonic()
-            if now >= self._commit_due() or self.store.pending > self._reserve - self._batch:
+            patience = self.config.store.commit_ms / 1000 * (1 if self._awaited else _UNANSWERED)
+            if now >= self._last_commit + patience or self.store.pending > self._reserve - self._batch:
                 self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
         return len(arrivals)
 
-    def _commit_due(self) -> float:
-        return self._last_commit + self._commit_seconds * (1 if self._awaited else _UNANSWERED)
-
-    def _next_arrivals(self, timeout: float) -> list[Arrival]:
-        """What waits to be valued; while the device trains nothing, where it is told to pause."""
-        if self.options.during_training == "pause" and self._training.locked():
-            time.sleep(min(timeout, _PAUSE_SECONDS))
-            return []
-        return self.intake.take(self._batch, timeout, self.options.linger_ms / 1000)
-
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
         start = time.perf_counter()
+        form, labels = self.intake.form, self.config.samples.labels
         by_source: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(arrival)
         for source, group in by_source.items():
             self.store.source = source
-            self._judge_group(group)
+            batch, sound, refused = screen(group, form, labels, self.tombstones.ids, self._magnitudes)
+            for arrival, reason in refused:
+                if reason not in ("shape", "erased"):
+                    self.intake.refuse(reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0)
+            fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
+            fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
+            self.counters["seen"] += len(group)
+            self.counters.update(fate for _, fate in fates)
+            self._judged += len(group)
+            self._awaited += [(arrival, fate) for arrival, fate in fates if arrival.acknowledge is not None]
         spent = (time.perf_counter() - start) / len(arrivals)
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
-    def _judge_group(self, arrivals: list[Arrival]) -> None:
-        batch, sound, refused = screen(arrivals, self._form, self.labels, self.tombstones.ids, self._magnitudes)
-        self.counters["seen"] += len(arrivals)
-        for arrival, reason in refused:
-            self._refuse(arrival, reason)
-        if len(batch):
-            self._take_in(batch, sound)
+    def _take_in(self, batch: Batch) -> list[str]:
+        """Values and stores what is worth it; returns what became of each sample."""
+        coarse = self.store.codec.coarsened
+        batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
+        self.counters["coarsened"] += self.store.codec.coarsened - coarse
+        measured = self.device.measure(batch)
+        if measured is not None:
+            self.door.see(batch.ids)
+        outcome = self.device.take_in(batch, self.store.clock.now(), measured)
+        return [_FATES[fate] for fate in outcome.fates.tolist()]
 
     def _value_alone(self) -> None:
         """Gives a policy that wants values a direction before any server does: the mean gradient of all that came."""
@@ -193,30 +173,6 @@ class Agent:
             return
         self._alone_from = 2 * seen  # each time all that is stored is valued and ranked anew, on the disk too
         device.adopt(device.model, device.window.mean().astype(np.float32))
-
-    def _refuse(self, arrival: Arrival, reason: str) -> None:
-        self.counters[f"refused.{reason}"] += 1
-        if reason not in ("shape", "erased"):
-            self.intake.quarantine.add(arrival.source, reason, {"x": arrival.x, "y": arrival.y, "id": arrival.id})
-        self._decide(arrival, f"refused.{reason}")
-
-    def _decide(self, arrival: Arrival, fate: str) -> None:
-        self._judged += 1
-        if arrival.acknowledge is not None:
-            self._awaited.append((arrival, fate))
-
-    def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> None:
-        coarse = self.store.codec.coarsened
-        batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
-        self.counters["coarsened"] += self.store.codec.coarsened - coarse
-        measured = self.device.measure(batch)
-        if measured is not None:
-            self.door.see(batch.ids)
-        outcome = self.device.take_in(batch, self.store.clock.now(), measured)
-        names = [_FATES[fate] for fate in outcome.fates.tolist()]
-        self.counters.update(names)
-        for arrival, fate in zip(arrivals, names, strict=True):
-            self._decide(arrival, fate)
 
     def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
         """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
@@ -231,36 +187,29 @@ class Agent:
         self.counters.update(self.intake.counted())
         judged, self._judged = self._judged, 0
         awaited, self._awaited = self._awaited, []
+        parts = self._parts | self.door.kept(under_way=False)
         lost: str | None = None
         try:
-            self.store.commit(snapshot_parts(self._parts) if whole else None, wipe=wipe)
+            self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
         except OSError as error:
             log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
-            self._roll_back(judged)
-            lost = "dropped.disk"
+            lost, counted = "dropped.disk", self.counters.snapshot()
+            self.restore(self.store.reload())
+            self.counters.restore(counted)
+            self.counters[lost] += judged
         for arrival, verdict in awaited:
             arrival.answer(lost or verdict)
         return lost is None
 
-    def _roll_back(self, dropped: int) -> None:
-        counted = self.counters.snapshot()
-        self.restore(self.store.reload())
-        self.counters.restore(counted)
-        self.counters["dropped.disk"] += dropped
-
-    # -- retention -------------------------------------------------------------------------------------------------
-
     def remove_expired(self) -> int:
         """Removes and overwrites what is older than the TTL."""
-        if not self._ttl:
-            return 0
-        oldest = self.store.clock.now() - self._ttl
         with self.lock:
-            expired = self.store.taken_before(oldest)
+            days, now = self.config.store.ttl_days, self.store.clock.now()
+            expired = self.store.taken_before(now - days * DAY) if days else []
             if expired:
                 self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
                 self.commit(wipe=True)
-                discard_copies(self._store_path)
+                discard_copies(self.store_path)
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
@@ -269,7 +218,7 @@ class Agent:
         Models that learned from them stay as they are.
         """
         with self.lock:
-            self.intake.quarantine.clear()
+            self.intake.forget_refused()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
             self.device.unlearn()
@@ -280,10 +229,8 @@ class Agent:
             self.counters["erased"] += erased
             if not self.commit(wipe=True):
                 raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
-            discard_copies(self._store_path)
+            discard_copies(self.store_path)
         return erased
-
-    # -- taking part -----------------------------------------------------------------------------------------------
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""
@@ -307,20 +254,15 @@ class Agent:
                 self.door.close_estimate()
                 # Arrivals during training must not mix gradients of two models.
                 self.device.install(order.model, order.direction)
-            trained = self._train(prepared)  # without the lock: whoever asks or stops the agent need not wait
+            # Without the lock: whoever asks or stops the agent need not wait.
+            train, job = self.device.learner.train, prepared.job
+            trained = train(order.model, job, order.local) if len(job.batch) else order.model
             with self.lock:
-                return self._complete(prepared, trained)
-
-    def _train(self, prepared: Prepared) -> Vector:
-        order, job = prepared.order, prepared.job
-        return self.device.learner.train(order.model, job, order.local) if len(job.batch) else order.model
-
-    def _complete(self, prepared: Prepared, trained: Vector) -> Report:
-        report = self.device.complete(prepared, trained)
-        self.model_date.round, self.model_date.received = prepared.order.round, self.store.clock.now()
-        self.store.model_version = self.model_date.round
-        self.require_commit()
-        return report
+                report = self.device.complete(prepared, trained)
+                self.store.model_version = self.model_date.round = order.round
+                self.model_date.received = self.store.clock.now()
+                self.require_commit()
+                return report
 
     def require_commit(self) -> None:
         """Commits, or raises: what is not on the disk must not be sent."""
@@ -339,12 +281,3 @@ class Agent:
         with self.lock:
             self.device.meter.advance(self.store.clock.now())
             return self.device.profile(), self.device.meter.span()
-
-
-_ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}
-_FATES = {
-    int(Fate.REFUSED): "refused.score",
-    int(Fate.KEPT): "kept",
-    int(Fate.REPLACED): "replaced",
-    int(Fate.REFRESHED): "refreshed",
-}

@@ -1,6 +1,7 @@
-"""What sources hand to the agent, and the bounded queue in which it waits."""
+"""What sources hand to the agent, the bounded queue in which it waits, and what of it is a sample."""
 
 import logging
+import math
 import reprlib
 import threading
 import time
@@ -8,9 +9,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
 
 from fedkeep.agent.record import SampleForm
+from fedkeep.core.screening import screen_samples
+from fedkeep.core.types import AnyArray, Batch, BoolArray
 from fedkeep.link.messages import RefusedRecord
 
 log = logging.getLogger(__name__)
@@ -40,33 +45,13 @@ class Arrival:
             log.exception("source '%s' could not be told of a sample's fate", self.source)
 
 
-class Sink(Protocol):
-    """Where sources put what arrives."""
-
-    def offer(self, arrival: Arrival, *, wait: bool) -> None:
-        """Hands a sample over; with `wait`, holds the source back while the queue is full."""
-
-    def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
-        """Counts what could not even be read as a sample, and keeps how it began for people to see."""
-
-    @property
-    def stopped(self) -> bool: ...
-
-
-class Source(Protocol):
-    """A stream of samples; `open` fails at once if it cannot be had, `run` reads it in a thread of its own."""
-
-    name: str
-
-    def open(self) -> None: ...
-
-    def run(self, sink: Sink) -> None: ...
-
-    def close(self) -> None: ...
-
-
 _DIGITS = 19
 """Of the largest id that is a number."""
+_RECORDS, _BYTES = 64, 512
+"""The refusals that are shown, and how much of each."""
+_short = reprlib.Repr()
+_short.maxlist = _short.maxtuple = _short.maxdict = 12
+_short.maxstring = _short.maxother = _short.maxlong = _BYTES
 
 
 def sample_id(given: Any, content: bytes) -> int:
@@ -90,57 +75,70 @@ class Intake:
     """
 
     def __init__(self, limit: int, form: SampleForm, calm_seconds: float = 1.0) -> None:
-        self._limit, self._form, self._calm = limit, form, calm_seconds
+        self.form, self._limit, self._calm = form, limit, calm_seconds
+        self.sample_bytes = form.dtype.itemsize * math.prod(form.shape)
+        """Of a sample as it arrives; it bounds what sources read at once."""
+        self.stopped = False
+        self.stride = 1
         self._queue: deque[Arrival] = deque()
         self._changed = threading.Condition()
-        self._stopped = False
         self._offered = 0
         self._next_stride_change = 0.0
-        self.stride = 1
         self._counts: Counter[str] = Counter()
-        self.quarantine = Quarantine()
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
+        self._refused: deque[RefusedRecord] = deque(maxlen=_RECORDS)
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def offer(self, arrival: Arrival, *, wait: bool) -> None:
-        came, arrival.x = arrival.x, self._form.shaped(arrival.x)
+        """Hands a sample over; with `wait`, holds the source back while the queue is full."""
+        came, arrival.x = arrival.x, self.form.shaped(arrival.x)
         if arrival.x is None:
-            self.quarantine.add(arrival.source, "shape", came)
+            self.refuse("shape", arrival.source, came, count=0)
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._stopped or len(self._queue) < self._limit)
-            if self._stopped:
+                self._changed.wait_for(lambda: self.stopped or len(self._queue) < self._limit)
+            if self.stopped:
                 return  # unanswered: who waits for an answer sends it again to the agent that comes next
-            taken = wait or self._let_in()
-            if taken:
+            if not wait:
+                self._offered += 1
+                if len(self._queue) >= self._limit // 2:
+                    self._change_stride(self.stride * 2)
+            if wait or (self._offered % self.stride == 0 and len(self._queue) < self._limit):
                 self._queue.append(arrival)
                 self._changed.notify_all()
-            else:
-                self._counts["skipped.overload"] += 1
-        if not taken:
-            arrival.answer("skipped")
+                return
+            self._counts["skipped.overload"] += 1
+        arrival.answer("skipped")
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
-        self.quarantine.add(source, reason, raw)
+        """Counts what could not even be read as a sample, and keeps how it began for people to see; 0: only that."""
+        record = RefusedRecord(time.time(), source, reason, _shown(raw))
         with self._changed:
-            self._counts[f"refused.{reason}"] += count
+            self._refused.append(record)
+            if count:
+                self._counts[f"refused.{reason}"] += count
+
+    def refused(self) -> tuple[RefusedRecord, ...]:
+        """The latest refusals, oldest first."""
+        with self._changed:
+            return tuple(self._refused)
+
+    def forget_refused(self) -> None:
+        with self._changed:
+            self._refused.clear()
 
     def take(self, count: int, timeout: float, linger: float) -> list[Arrival]:
         """Up to `count` samples: waits `timeout` for the first and `linger` for the rest."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._queue or self._stopped, timeout):
-                self._relax()
-                return []
-            if len(self._queue) < count and linger:
-                self._changed.wait_for(lambda: len(self._queue) >= count or self._stopped, linger)
+            self._changed.wait_for(lambda: self._queue or self.stopped, timeout)
+            if 0 < len(self._queue) < count and linger:
+                self._changed.wait_for(lambda: len(self._queue) >= count or self.stopped, linger)
             taken = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
-            self._relax()
-            self._changed.notify_all()
+            if self.stride > 1 and len(self._queue) <= self._limit // 16:
+                self._change_stride(self.stride // 2)
+            if taken:
+                self._changed.notify_all()
             return taken
 
     def counted(self) -> Counter[str]:
@@ -152,64 +150,26 @@ class Intake:
     def wait_stopped(self, seconds: float) -> None:
         """Returns once the agent stops, or after `seconds`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped, seconds)
+            self._changed.wait_for(lambda: self.stopped, seconds)
 
     def stop(self) -> None:
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify_all()
 
-    def _let_in(self) -> bool:
-        self._offered += 1
-        if len(self._queue) >= self._limit // 2 and time.monotonic() >= self._next_stride_change:
-            self._change_stride(self.stride * 2)
-        return self._offered % self.stride == 0 and len(self._queue) < self._limit
-
-    def _relax(self) -> None:
-        calm = self.stride > 1 and len(self._queue) <= self._limit // 16
-        if calm and time.monotonic() >= self._next_stride_change:
-            self._change_stride(self.stride // 2)
-
     def _change_stride(self, stride: int) -> None:
-        self.stride = stride
-        self._next_stride_change = time.monotonic() + self._calm
+        """Unless it has just changed: what that did must show first."""
+        now = time.monotonic()
+        if now < self._next_stride_change:
+            return
+        self.stride, self._next_stride_change = stride, now + self._calm
         if stride > 1:
             log.warning("the stream is faster than this device: valuing one arrival of %d", stride)
         else:
             log.info("keeping up again: valuing every arrival")
 
 
-_RECORDS = 64
-_BYTES = 512
-
-
-class Quarantine:
-    """Holds the latest refusals."""
-
-    def __init__(self) -> None:
-        self._records: deque[RefusedRecord] = deque(maxlen=_RECORDS)
-        self._lock = threading.Lock()
-
-    def add(self, source: str, reason: str, raw: Any) -> None:
-        with self._lock:
-            self._records.append(RefusedRecord(time.time(), source, reason, shown(raw)))
-
-    def records(self) -> list[RefusedRecord]:
-        """The refusals, oldest first."""
-        with self._lock:
-            return list(self._records)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._records.clear()
-
-
-_short = reprlib.Repr()
-_short.maxlist = _short.maxtuple = _short.maxdict = 12
-_short.maxstring = _short.maxother = _short.maxlong = _BYTES
-
-
-def shown(raw: Any) -> str:
+def _shown(raw: Any) -> str:
     """The beginning of anything at all, as text."""
     if isinstance(raw, bytes | bytearray | memoryview):
         return bytes(raw[:_BYTES]).decode(errors="backslashreplace")
@@ -217,3 +177,93 @@ def shown(raw: Any) -> str:
         return _short.repr(raw)[:_BYTES]
     except Exception as error:  # noqa: BLE001 - whatever a hostile record does when it is looked at
         return f"{type(raw).__name__} that cannot be shown ({type(error).__name__})"
+
+
+@dataclass
+class Source:
+    """A stream of samples, as a table `[[source]]` describes it."""
+
+    name: str
+    """How messages, `why` and `erase --source` call it."""
+
+    def open(self) -> None:
+        """Fails at once if the stream cannot be had."""
+
+    def run(self, intake: Intake) -> None:
+        """Reads the stream, in a thread of its own, until it ends or the intake is stopped."""
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+class Magnitudes:
+    """How large samples usually are, by the largest number of each: what is far beyond would outweigh all others.
+
+    The usual is a median of what came before, or at first of what came together, refused samples included, so that a
+    stream whose scale really changes is believed after a while.
+    """
+
+    _LATEST, _LEAST = 64, 16
+
+    def __init__(self, limit: float, outlier: float) -> None:
+        self._limit, self._outlier = limit, outlier
+        self._seen: deque[float] = deque(maxlen=self._LATEST)
+
+    def huge(self, x: AnyArray) -> BoolArray:
+        """Which samples are too large, of finite ones."""
+        flat = x.reshape(len(x), -1)
+        largest = np.maximum(flat.max(axis=1).astype(np.float64), -flat.min(axis=1).astype(np.float64))
+        known = self._seen if len(self._seen) >= self._LEAST else [*self._seen, *largest.tolist()]
+        usual = float(np.median(known)) if len(known) >= self._LEAST else 0.0
+        self._seen.extend(largest[-self._LATEST :].tolist())
+        bound = min(self._limit, self._outlier * usual) if usual and self._outlier else self._limit
+        return np.asarray(largest > bound)
+
+
+def screen(
+    arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int], magnitudes: Magnitudes
+) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
+    """The sound samples as a batch with their arrivals, and the others with the reason of each."""
+    refused: list[tuple[Arrival, str]] = []
+    read, numbers = [], []
+    for arrival in arrivals:
+        number = _number(arrival.y)
+        if arrival.x is None:
+            refused.append((arrival, "shape"))
+        elif number is None:
+            refused.append((arrival, "label"))
+        elif not isinstance(arrival.id, str | int | float | None):
+            refused.append((arrival, "id"))
+        else:
+            read.append(arrival)
+            numbers.append(number)
+    x = np.stack([arrival.x for arrival in read]) if read else np.empty((0, *form.shape), form.dtype)
+    y = np.array(numbers, dtype=np.float64)
+    sound = screen_samples(x, y, form.shape, labels)[0] if read else np.zeros(0, dtype=bool)
+    huge = np.zeros(len(read), dtype=bool)
+    if sound.any():
+        huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
+    x = x.astype(form.dtype, copy=False)
+    rows, ids = [], []
+    for row, arrival in enumerate(read):
+        if not sound[row]:
+            known = numbers[row].is_integer() and 0 <= numbers[row] < labels
+            refused.append((arrival, "not-finite" if known else "label"))
+        elif huge[row]:
+            refused.append((arrival, "huge"))
+        elif (id_ := sample_id(arrival.id, x[row].tobytes())) in erased:
+            refused.append((arrival, "erased"))
+        else:
+            rows.append(row)
+            ids.append(id_)
+    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(ids, dtype=np.int64))
+    return batch, [read[row] for row in rows], refused
+
+
+def _number(y: object) -> float | None:
+    if not isinstance(y, int | float | np.number) or isinstance(y, bool):
+        return None
+    try:
+        return float(y)
+    except (OverflowError, ValueError, TypeError):
+        return None

@@ -16,18 +16,19 @@ _PAUSE = 0.2
 _LONGEST_PATH = 107
 
 
-class AddressTakenError(FedkeepError):
-    """Another program listens there."""
-
-    def __init__(self, address: str, detail: str | None) -> None:
-        super().__init__(f"cannot listen at {address}: {detail}; choose another address or stop what is there")
-
-
 class Listener:
     """Serves each connection in a thread of its own; beyond `limit` the one silent the longest makes room."""
 
-    def __init__(self, server: socket.socket, limit: int) -> None:
-        self._server, self._limit = server, limit
+    def __init__(self, where: Path | tuple[str, int], limit: int) -> None:
+        """At the path of a Unix socket, or at a host and port."""
+        try:
+            self._server = listen_unix(where) if isinstance(where, Path) else socket.create_server(where)
+        except OSError as error:
+            address = where if isinstance(where, Path) else f"{where[0]}:{where[1]}"
+            raise FedkeepError(
+                f"cannot listen at {address}: {error.strerror}; choose another address or stop what is there"
+            ) from error
+        self._limit = limit
         self._heard: dict[socket.socket, float] = {}
         """The open connections, with when each last did something."""
         self._lock = threading.Lock()
@@ -51,7 +52,12 @@ class Listener:
                     time.sleep(_PAUSE)  # descriptors run out; others may be closed meanwhile
                 continue
             connection.settimeout(None)
-            self._admit(connection)
+            with self._lock:
+                if len(self._heard) >= self._limit:
+                    silent = min(self._heard, key=self._heard.__getitem__)
+                    del self._heard[silent]
+                    _shut(silent)
+                self._heard[connection] = time.monotonic()
             try:
                 threading.Thread(target=self._serve, args=(connection, serve), daemon=True).start()
             except RuntimeError:
@@ -69,14 +75,6 @@ class Listener:
         with self._lock:
             for connection in self._heard:
                 _shut(connection)
-
-    def _admit(self, connection: socket.socket) -> None:
-        with self._lock:
-            if len(self._heard) >= self._limit:
-                silent = min(self._heard, key=self._heard.__getitem__)
-                del self._heard[silent]
-                _shut(silent)
-            self._heard[connection] = time.monotonic()
 
     def _serve(self, connection: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         try:
@@ -105,8 +103,10 @@ def listen_unix(path: Path) -> socket.socket:
         raise ConfigError(f"the path of a socket has at most {_LONGEST_PATH} bytes, not as many as {path}")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.is_socket() and not _answers(path):
-            path.unlink()
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)):
+                    path.unlink()
         server.bind(str(path))
         path.chmod(0o600)
         server.listen()
@@ -116,12 +116,3 @@ def listen_unix(path: Path) -> socket.socket:
             raise ConfigError(f"there is no folder {path.parent} for the socket {path.name}") from error
         raise
     return server
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True

@@ -31,8 +31,6 @@ class AgentOptions:
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
     seed: int = 0
-    velocity_window_seconds: float = 3600.0
-    """How far back arrivals are counted for the device's profile."""
 
     def __post_init__(self) -> None:
         within(self, "batch", least=1, most=4096)
@@ -42,7 +40,6 @@ class AgentOptions:
         within(self, "nice", least=0, most=19)
         within(self, "linger_ms", least=0, most=1000)
         within(self, "seed", least=0, most=(1 << 63) - 1)
-        within(self, "velocity_window_seconds", above=0)
 
 
 @dataclass(frozen=True)

@@ -1,143 +1,126 @@
-"""The agent's life as a process: start everything, value until told to stop, stop everything."""
+"""The agent's life as a process: start everything, value until told to stop, stop everything, and say so."""
 
 import ctypes
 import gc
 import logging
 import os
 import signal
+import socket
+import sys
 import threading
 import time
-from contextlib import ExitStack
-from pathlib import Path
-from types import FrameType
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.assembly import AgentConfig, assemble
-from fedkeep.agent.metrics import serve_metrics
-from fedkeep.agent.service import Service
-from fedkeep.agent.summary import Evaluator
-from fedkeep.agent.voice import Voice, introduce, notify, watch
+from fedkeep.agent.service import Service, serve_metrics
 from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)
+_LINE_SECONDS = 60.0
+"""Between two lines of the log about the same kind of thing."""
+_FIRST_SECONDS = 2.0
+"""The first refusals are told sooner: something is probably not as its owner thinks."""
+_LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
+_UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
+"""What never became an arrival."""
 
 
-class Throttle:
-    """Keeps the process to a share of one core by resting after work."""
+class Frugality:
+    """Keeps the process to a share of one core by resting after work, and gives memory back once a burst is over.
+
+    The allocator alone would keep what is free.
+    """
 
     def __init__(self, cap: float) -> None:
-        self._cap = cap
-        self._start = time.process_time()
+        self._cap, self._start = cap, time.process_time()
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._judged = 0
 
-    def rest(self) -> None:
+    def after(self, judged: int) -> None:
+        """To be called after every step."""
+        self._judged += judged
+        if not judged and self._judged >= _BURST:
+            self.give_back()
         worked = time.process_time() - self._start
         if self._cap < 1 and worked > 0.005:
             time.sleep(worked * (1 / self._cap - 1))
             self._start = time.process_time()
 
-
-class IdleMemory:
-    """Gives free memory back to the device once a burst of work is over: the allocator alone would keep it."""
-
-    _BURST = 256
-
-    def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self._worked = 0
-
-    def after(self, judged: int) -> None:
-        self._worked += judged
-        if not judged and self._worked >= self._BURST:
-            self.give_back()
-
     def give_back(self) -> None:
-        self._worked = 0
+        self._judged = 0
         gc.collect()
         if self._trim is not None:
             self._trim(0)
 
 
-class Reading:
+class Reading(threading.Thread):
     """A source in its own thread: what it cannot foresee it tries again; only a wrong configuration ends the agent."""
 
-    _LONGEST_PAUSE = 60.0
-
     def __init__(self, source: Source, agent: Agent, *, once: bool) -> None:
-        self._source, self._agent, self._once = source, agent, once
+        super().__init__(name=f"source {source.name}", daemon=True)
+        self._source, self._intake, self._once = source, agent.intake, once
         self.error: FedkeepError | None = None
-        self.thread = threading.Thread(target=self._run, name=f"source {source.name}", daemon=True)
 
-    def _run(self) -> None:
-        pause = 1.0
-        while not self._agent.intake.stopped:
+    def run(self) -> None:
+        name, pause = self._source.name, 1.0
+        while not self._intake.stopped:
             try:
-                self._source.run(self._agent.intake)
-                log.info("source '%s' has ended", self._source.name)
+                self._source.run(self._intake)
+                log.info("source '%s' has ended", name)
                 return
             except ConfigError as error:
                 self.error = error
                 return
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way; the others go on
-                log.warning("source '%s' failed: %s: %s", self._source.name, type(error).__name__, error)
-                self._agent.intake.refuse("source-failed", self._source.name, str(error))
+                log.warning("source '%s' failed: %s: %s", name, type(error).__name__, error)
+                self._intake.refuse("source-failed", name, str(error))
                 if self._once:
-                    self.error = FedkeepError(f"source '{self._source.name}' failed: {error}")
+                    self.error = FedkeepError(f"source '{name}' failed: {error}")
                     return
-            self._agent.intake.wait_stopped(pause)
-            pause = min(2 * pause, self._LONGEST_PAUSE)
+            self._intake.wait_stopped(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     """Runs the agent until a signal asks it to stop, or until all sources have ended."""
     if until_sources_end and not config.sources:
         raise ConfigError("there is no [[source]] that could end: add one, or leave --until-sources-end out")
-    stop = _stop_on_signals()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
         assembly = assemble(config)
         agent = assembly.agent
         stack.callback(assembly.disk.close)
-        evaluator = Evaluator(agent, config.agent.held_out, config.samples.shape)
-        stop_metrics = serve_metrics(agent, config.metrics)
-        if stop_metrics is not None:
-            stack.callback(stop_metrics)
+        stack.callback(serve_metrics(agent))
         for source in config.sources:
             source.open()
             stack.callback(source.close)
         # Last, so that whoever reaches the API finds all else ready.
-        service = Service(agent, evaluator, Path(config.agent.socket))
-        stack.callback(service.close)
+        service = stack.enter_context(closing(Service(agent)))
         agent.commit()
         os.nice(config.agent.nice)
         service.start()
-        introduce(config, assembly)
+        introduce(agent)
         readings = [Reading(source, agent, once=until_sources_end) for source in config.sources]
         for reading in readings:
-            reading.thread.start()
-        memory = IdleMemory()
-        memory.give_back()
-        _value(agent, readings, config, stop, memory, until_sources_end=until_sources_end)
+            reading.start()
+        _value(agent, readings, stop, until_sources_end=until_sources_end)
 
 
-def _value(
-    agent: Agent,
-    readings: list[Reading],
-    config: AgentConfig,
-    stop: threading.Event,
-    memory: IdleMemory,
-    *,
-    until_sources_end: bool,
-) -> None:
-    throttle, voice, ended = Throttle(config.agent.cpu_cap), Voice(agent), threading.Event()
-    watch(agent.alive, ended)
+def _value(agent: Agent, readings: list[Reading], stop: threading.Event, *, until_sources_end: bool) -> None:
+    frugality, voice, ended = Frugality(agent.config.agent.cpu_cap), Voice(agent), watch(agent.alive)
+    frugality.give_back()
     notify("READY=1")
-    wait = config.store.commit_ms / 1000
     while not stop.is_set():
-        done = until_sources_end and not any(reading.thread.is_alive() for reading in readings)
-        judged = agent.step(wait)
+        done = until_sources_end and not any(reading.is_alive() for reading in readings)
+        judged = agent.step(agent.config.store.commit_ms / 1000)
         voice.speak()
-        throttle.rest()
-        memory.after(judged)
+        frugality.after(judged)
         if any(isinstance(reading.error, ConfigError) for reading in readings) or (done and not judged):
             break
     notify("STOPPING=1")
@@ -146,21 +129,100 @@ def _value(
         pass
     agent.commit()
     ended.set()
-    voice.conclude()
-    errors = [reading.error for reading in readings if reading.error is not None]
-    if errors:
-        raise errors[0]
-    if until_sources_end and (refused := voice.all_refused()):
+    refused = voice.conclude()
+    for reading in readings:
+        if reading.error is not None:
+            raise reading.error
+    if until_sources_end and refused:
         raise FedkeepError(f"not one record was a sample ({refused}): docs/agent.md says what each source reads")
 
 
-def _stop_on_signals() -> threading.Event:
-    """Set once the process was asked to stop."""
-    asked = threading.Event()
+def introduce(agent: Agent) -> None:
+    """What this agent is, how many samples fit, and what it waits for."""
+    config, geometry = agent.config, agent.store.file.geometry
+    model = config.model.get("path") or config.model.get("name", "softmax")
+    shape = " x ".join(map(str, config.samples.shape))
+    log.info(
+        "policy %s (%s), model %s, samples of %s %s and %d labels; room for %d samples in %d bytes, %d each; %d stored",
+        config.policy_name, config.preset, model, shape, config.samples.dtype, config.samples.labels,
+        agent.device.capacity, geometry.size, geometry.cell_size, len(agent.store),
+    )  # fmt: skip
+    if agent.model_date.round < 0:
+        lent = ", and slots of labels that have not come are lent to the others" * (config.device.quotas == "targets")
+        valued = agent.device.model is not None and config.policy.uses_direction
+        kept = "what is most like the mean of all that came" if valued else "a random draw"
+        log.info("no server has called yet: until one does, %s of each label seen is kept%s", kept, lent)
+    names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
+    log.info("ready: reading %s; ask it by `fedkeep agent status --socket %s`", names, config.agent.socket)
 
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        asked.set()
 
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, ask)
-    return asked
+class Voice:
+    """Says what has changed, and no more often than anyone would want to read it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._told = self._start = Counter(agent.counters)
+        self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
+        self._live = sys.stderr.isatty()
+
+    def speak(self) -> None:
+        """Called often; says something where there is something to say and it is time."""
+        now = time.monotonic()
+        if self._live and now >= self._next_live:
+            self._next_live = now + _LIVE_SECONDS
+            sys.stderr.write(f"\r\x1b[K{self._summary()}")
+            sys.stderr.flush()
+        if now < self._next:
+            return
+        if refused := _refusals(Counter(self._agent.counters) - self._told):
+            log.warning("refused: %s; `fedkeep agent refused` shows the last of them", refused)
+            self._next = now + _LINE_SECONDS
+        self._told = Counter(self._agent.counters)
+        notify(f"STATUS={self._summary()}")
+
+    def conclude(self) -> str:
+        """Says what came of it all; returns what was wrong with the records, where not one of them was sound."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+        log.info("ended: %s", self._summary())
+        counts = Counter(self._agent.counters) - self._start
+        judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
+        return "" if judged else _refusals(counts)
+
+    def _summary(self) -> str:
+        counts = Counter(self._agent.counters) - self._start
+        arrived = counts["seen"] + sum(counts[name] for name in _UNREAD)
+        said = [f"{arrived} arrived", f"{counts['kept'] + counts['replaced']} kept"]
+        if refused := _refusals(counts):
+            said.append(f"refused {refused}")
+        if skipped := counts["skipped.overload"]:
+            said.append(f"{skipped} skipped")
+        return ", ".join([*said, f"{len(self._agent.store)} of {self._agent.device.capacity} stored"])
+
+
+def _refusals(counts: Counter[str]) -> str:
+    """What was wrong with records, by reason; a sample that is merely worth less is not wrong."""
+    wrong = sorted(name for name in counts if name.startswith("refused.") and name != "refused.score")
+    return ", ".join(f"{counts[name]} {name.removeprefix('refused.')}" for name in wrong)
+
+
+def notify(message: str) -> None:
+    """Sends a line such as `READY=1` to systemd; a listener that is gone is no fault of the agent."""
+    if address := os.environ.get("NOTIFY_SOCKET", ""):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def watch(alive: Callable[[], bool]) -> threading.Event:
+    """Tells systemd, if it watches this process, that the agent is alive for as long as it is, or until the event."""
+    ended, period = threading.Event(), os.environ.get("WATCHDOG_USEC", "")
+    meant = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+
+    def tell() -> None:
+        while not ended.wait(int(period) / 2e6):
+            if alive():
+                notify("WATCHDOG=1")
+
+    if period.isdecimal() and meant:
+        threading.Thread(target=tell, name="watchdog", daemon=True).start()
+    return ended

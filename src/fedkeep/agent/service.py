@@ -1,35 +1,58 @@
-"""The agent's side of the local API: answers one message after another on a Unix socket."""
+"""What the agent answers: its local API, one message after another on a Unix socket, and its metrics."""
 
 import logging
 import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
-from fedkeep.agent.connections import AddressTakenError, Listener, listen_unix
+from fedkeep.agent.connections import Listener
 from fedkeep.agent.record import Note
-from fedkeep.agent.summary import Evaluator, stored_summary, summarise
-from fedkeep.core.errors import FedkeepError, RefusedError
+from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError, needing
+from fedkeep.core.orders import screen_parameters
+from fedkeep.core.screening import screen_samples
+from fedkeep.core.types import AnyArray, Vector
+from fedkeep.learn.judging import judge
 from fedkeep.link import messages
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.wire import from_bytes, to_bytes
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 32
 """Clients at a time; one more takes the place of the one silent the longest."""
 _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
+_CHUNK = 256
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_METRICS_PATIENCE, _METRICS_CLIENTS, _QUESTION_BYTES = 5.0, 8, 8192
+"""Of the metrics: seconds that a client may be silent, clients at a time, and how long a question may be."""
+_GIST = {
+    "worth": "Samples that the gist is worth",
+    "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
+    "bytes": "Bytes of the gist at rest, with the sums over those arrivals",
+    "trust": "How much of the gist was used when the device last took part",
+    "likeness": "How alike a sample's gradients were then under the device's old model and the new one",
+    "reach": "The correction's length then over that of the stored samples' gradient",
+}
 
 
 class Service:
     """Listens until it is closed; every connection has its own thread."""
 
-    def __init__(self, agent: Agent, evaluator: Evaluator, path: Path) -> None:
-        self._agent, self._evaluator, self._path = agent, evaluator, path
-        try:
-            self._listener = Listener(listen_unix(path), _CONNECTIONS)
-        except OSError as error:
-            raise AddressTakenError(str(path), error.strerror) from error
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._held_out = agent, _held_out(agent)
+        self._path = Path(agent.config.agent.socket)
+        self._listener = Listener(self._path, _CONNECTIONS)
 
     def start(self) -> None:
         self._listener.start(self._serve)
@@ -60,42 +83,201 @@ class Service:
             return messages.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
 
     def _reply(self, request: messages.Request) -> messages.Reply:
+        agent = self._agent
         match request:
             case messages.AskStatus():
-                return summarise(self._agent)
+                return summarise(agent)
             case messages.AskStored():
-                return stored_summary(self._agent)
+                return stored_summary(agent)
             case messages.AskRefused():
-                return messages.RefusedRecords(tuple(self._agent.intake.quarantine.records()))
-            case messages.AskWhy():
-                return self._why(request.id)
+                return messages.RefusedRecords(agent.intake.refused())
+            case messages.AskWhy(name):
+                id_ = sample_id(name, b"")
+                with agent.lock:
+                    return messages.Reasons(id_, id_ in agent.store, tuple(agent.store.log.about(id_)))
             case messages.Erase():
                 return self._erase(request)
             case _:
-                return messages.reply_of(self._agent, self._evaluator.evaluate, request)
+                return messages.reply_of(agent, self._evaluate, request)
 
-    def _why(self, name: str) -> messages.Reasons:
-        id_ = sample_id(name, b"")
-        with self._agent.lock:
-            decisions = self._agent.store.log.about(id_)
-            stored = id_ in self._agent.store
-        return messages.Reasons(id_, stored, tuple(decisions))
-
-    def _erase(self, request: messages.Erase) -> messages.Erased:
-        if request == messages.Erase():
+    def _erase(self, asked: messages.Erase) -> messages.Erased:
+        if asked == messages.Erase():
             raise RefusedError("erase", "say what to erase: an id, a label, a source or a time")
+        id_ = None if asked.id is None else sample_id(asked.id, b"")
         with self._agent.lock:
-            ids = [note.id for note in self._agent.store.notes() if _matches(note, request)]
-            if request.id is not None and not ids:
-                ids = [sample_id(request.id, b"")]  # gone already: its tombstone and its traces in the log still count
+            ids = [
+                note.id
+                for note in self._agent.store.notes()
+                if id_ in (None, note.id)
+                and asked.label in (None, note.label)
+                and asked.source in (None, note.source)
+                and (asked.since is None or note.wall >= asked.since)
+                and (asked.until is None or note.wall <= asked.until)
+            ]
+            if id_ is not None and not ids:
+                ids = [id_]  # gone already: its tombstone and its traces in the log still count
             return messages.Erased(self._agent.erase(ids))
 
+    def _evaluate(self, model: Vector) -> messages.Evaluated:
+        """Losses summed and labels right: on held-out samples where the operator gave some, else on what is stored."""
+        agent, learner = self._agent, self._agent.device.learner
+        screen_parameters(model, learner.size, "model")
+        if self._held_out is not None:
+            where, (x, y) = "held-out", self._held_out
+        else:
+            with agent.lock:
+                batch = agent.store.stored().batch
+            where, x, y = "stored", batch.x, batch.y
+        loss, right = 0.0, 0
+        for start in range(0, len(y), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            losses, found = judge(learner, model, x[part], y[part])
+            loss, right = loss + float(losses.sum()), right + int(found.sum())
+        return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
 
-def _matches(note: Note, request: messages.Erase) -> bool:
-    return (
-        (request.id is None or note.id == sample_id(request.id, b""))
-        and (request.label is None or note.label == request.label)
-        and (request.source is None or note.source == request.source)
-        and (request.since is None or note.wall >= request.since)
-        and (request.until is None or note.wall <= request.until)
-    )
+
+def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
+    """The samples of the file that `held_out` names, all of them sound."""
+    path, form = agent.config.agent.held_out, agent.config.samples
+    if not path:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except Exception as error:
+        raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
+    sound, refused = screen_samples(x, y, form.shape, form.labels)
+    if refused:
+        raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
+    return x[sound], y[sound].astype(np.int64)
+
+
+def summarise(agent: Agent) -> messages.Status:
+    with agent.lock:
+        device, store, gist = agent.device, agent.store, agent.device.gist
+        scores, received, spending = store.ranks()["scores"], agent.model_date.received, agent.door.spending()
+        told = None
+        if gist is not None:
+            did = {name: getattr(gist.latest, name, None) for name in ("trust", "likeness", "reach")}
+            taken = gist.nbytes + device.window.nbytes
+            told = messages.GistStatus(gist.options.name, gist.worth, device.window.count, taken, **did)
+        return messages.Status(
+            samples=len(scores),
+            capacity=device.capacity,
+            bytes=store.file.bytes_used,
+            budget=store.file.geometry.size,
+            round=store.model_version,
+            model_age_seconds=None if received is None else store.clock.now() - received,
+            counters=agent.counters.counts(),
+            stride=agent.intake.stride,
+            policy=store.log.policy,
+            preset=agent.config.preset,
+            value_quantiles=tuple(np.quantile(scores, _QUANTILES).tolist()) if len(scores) else (),
+            labels_held=len({note.label for note in store.records()}),
+            labels=agent.config.samples.labels,
+            epsilon_spent=None if spending is None else spending.spent,
+            epsilon_budget=None if spending is None else spending.budget,
+            sample_bytes=store.file.geometry.cell_size,
+            gist=told,
+        )
+
+
+def vitals(agent: Agent) -> messages.Vitals:
+    """The store in the few numbers that a fleet's page shows."""
+    with agent.lock:
+        labels = Counter(note.label for note in agent.store.records())
+        counts = Counter(agent.counters.counts())
+        gist = None if agent.device.gist is None else agent.device.gist.figures()
+    kept, replaced = counts["kept"], counts["replaced"]
+    refused = sum(count for name, count in counts.items() if name.startswith("refused."))
+    filled = tuple(labels[label] for label in range(agent.config.samples.labels))
+    arrivals = kept + replaced + refused + counts["refreshed"]
+    return messages.Vitals(labels.total(), filled, arrivals, kept, replaced, refused, gist=gist)
+
+
+def stored_summary(agent: Agent) -> messages.StoredSummary:
+    with agent.lock:
+        notes, now = agent.store.notes(), agent.store.clock.now()
+    by_label: dict[int, list[Note]] = {}
+    for note in notes:
+        by_label.setdefault(note.label, []).append(note)
+    cell, rows = agent.store.file.geometry.cell_size, []
+    for label, found in sorted(by_label.items()):
+        low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
+        ages, size = [now - note.taken for note in found], len(found) * cell
+        rows.append(messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages)))
+    return messages.StoredSummary(tuple(rows))
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Turns the agent's status into metrics."""
+
+    agent: Agent
+
+    def collect(self) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        status = summarise(self.agent)
+        for name, text, value in (
+            ("bytes_used", "Bytes of the store that hold samples and state", status.bytes),
+            ("bytes_budget", "Bytes that the store may take", status.budget),
+            ("samples", "Samples stored", status.samples),
+            ("capacity", "Samples that the budget holds", status.capacity),
+            ("labels_held", "Labels of which at least one sample is stored", status.labels_held),
+            ("labels", "Labels of the task", status.labels),
+            ("stride", "One of this many arrivals is valued", status.stride),
+            ("model_round", "The round of the model last received, -1 before the first", status.round),
+            ("sample_bytes", "Bytes of the budget that one stored sample takes", status.sample_bytes),
+            ("seconds_per_sample", "Time to value and judge one sample", self.agent.seconds_per_sample),
+            ("epsilon_spent", "Epsilon spent of the privacy budget", status.epsilon_spent),
+            ("epsilon_budget", "Epsilon that may be spent", status.epsilon_budget),
+            ("model_age_seconds", "Seconds since the model and g_hat were received", status.model_age_seconds),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
+        if status.gist is not None:
+            for field, value in msgspec.structs.asdict(status.gist).items():
+                if isinstance(value, float | int):
+                    gauge = GaugeMetricFamily(f"fedkeep_gist_{field}", _GIST[field], labels=["form"])
+                    gauge.add_metric([status.gist.name], value)
+                    yield gauge
+        values = GaugeMetricFamily("fedkeep_value", "Values of the samples stored", labels=["quantile"])
+        for quantile, value in zip(_QUANTILES, status.value_quantiles, strict=False):
+            values.add_metric([f"{quantile:g}"], value)
+        yield values
+        fates = CounterMetricFamily("fedkeep_arrivals", "Arrivals by what became of them", labels=["fate", "reason"])
+        for name, count in status.counters.items():
+            fate, _, reason = name.partition(".")
+            fates.add_metric([fate, reason], count)
+        yield fates
+
+
+def serve_metrics(agent: Agent) -> Callable[[], None]:
+    """Starts the endpoint and returns what stops it; without a port there is none.
+
+    Not by the client library's own server: it would take as many connections as come, and descriptors are few.
+    """
+    options = agent.config.metrics
+    if not options.port:
+        return lambda: None
+    with needing("the metrics endpoint", "agent"):
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    registry = CollectorRegistry()
+    registry.register(Collector(agent))
+    listener = Listener((options.host, options.port), _METRICS_CLIENTS)
+
+    def answer(connection: socket.socket) -> None:
+        """Whatever is asked for, the metrics are the answer."""
+        connection.settimeout(_METRICS_PATIENCE)
+        question = b""
+        while b"\r\n\r\n" not in question and len(question) < _QUESTION_BYTES:
+            if not (chunk := connection.recv(_QUESTION_BYTES)):
+                return
+            question += chunk
+        page = generate_latest(registry)
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(page)}\r\n"
+        connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + page)
+
+    listener.start(answer)
+    return listener.close

@@ -16,8 +16,6 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import Erase, GistStatus, Reason, Status
 
-_DRAWN = "the label most above its target gave its lowest key away, of a sample already trained on first"
-
 agent = typer.Typer(help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None)
 agent.add_typer(store, name="store")
 
@@ -31,10 +29,10 @@ def run(
 ) -> None:
     """Read streams, keep what is worth keeping in a store on disk, take part in training."""
     read_config(config)
-    arguments = [sys.executable, "-m", "fedkeep.agent", str(config)]
+    arguments = [sys.executable, "-m", "fedkeep.agent", str(config), *["--until-sources-end"] * until_sources_end]
     # The command line's own libraries would stay in memory for as long as the agent runs, so it starts anew.
     environment = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
-    os.execve(sys.executable, [*arguments, *(["--until-sources-end"] if until_sources_end else [])], environment)
+    os.execve(sys.executable, arguments, environment)
 
 
 @agent.command()
@@ -42,20 +40,20 @@ def status(socket: Socket = "fedkeep.sock") -> None:
     """Say how a running agent is doing."""
     with AgentClient(socket, timeout=30) as client:
         now = client.status()
-    console = Console()
-    console.print(f"samples  {now.samples} of {now.capacity}, labels {now.labels_held} of {now.labels}")
-    console.print(f"bytes    {now.bytes} of {now.budget}, {now.sample_bytes} per sample")
     age = "none yet" if now.model_age_seconds is None else f"round {now.round}, {_duration(now.model_age_seconds)} old"
-    console.print(f"model    {age}")
-    console.print(f"policy   {now.policy}, preset {now.preset}")
+    said = [
+        f"samples  {now.samples} of {now.capacity}, labels {now.labels_held} of {now.labels}",
+        f"bytes    {now.bytes} of {now.budget}, {now.sample_bytes} per sample",
+        f"model    {age}",
+        f"policy   {now.policy}, preset {now.preset}",
+    ]
     if now.gist is not None:
-        console.print(f"gist     {gist(now.gist)}")
-    if now.epsilon_spent is not None:
-        console.print(f"privacy  {privacy(now)}")
+        said.append(f"gist     {gist(now.gist)}")
+    said += _privacy(now)
     if now.stride > 1:
-        console.print(f"overload the stream is faster than this device: one arrival of {now.stride} is valued")
-    for name, count in now.counters.items():
-        console.print(f"  {name:24} {count}")
+        said.append(f"overload the stream is faster than this device: one arrival of {now.stride} is valued")
+    said += [f"  {name:24} {count}" for name, count in now.counters.items()]
+    Console().print(*said, sep="\n")
 
 
 @agent.command()
@@ -68,10 +66,7 @@ def show(socket: Socket = "fedkeep.sock") -> None:
         values = (f"{value:.4g}" for value in (row.lowest, row.median, row.highest))
         ages = (_duration(row.oldest_seconds), _duration(row.newest_seconds))
         table.add_row(str(row.label), str(row.count), str(row.bytes), *values, *ages)
-    console = Console()
-    console.print(table)
-    if now.epsilon_spent is not None:
-        console.print(f"privacy  {privacy(now)}")
+    Console().print(table, *_privacy(now), sep="\n")
 
 
 @agent.command()
@@ -79,11 +74,8 @@ def refused(socket: Socket = "fedkeep.sock") -> None:
     """Show the records that were refused last, as they came."""
     with AgentClient(socket, timeout=30) as client:
         records = client.refused()
-    console = Console(soft_wrap=True, markup=False)
-    for record in records:
-        console.print(f"{when(record.time)}  {record.source}  {record.reason}  {record.raw}")
-    if not records:
-        console.print("none was refused since the agent started")
+    said = [f"{when(record.time)}  {record.source}  {record.reason}  {record.raw}" for record in records]
+    Console(soft_wrap=True, markup=False).print(*said or ["none was refused since the agent started"], sep="\n")
 
 
 @agent.command()
@@ -94,13 +86,12 @@ def why(
     """Say why a sample is stored, or why it is not."""
     with AgentClient(socket, timeout=30) as client:
         reasons = client.why(id_)
-    console = Console(soft_wrap=True)
-    console.print(f"sample {id_} is {'stored' if reasons.stored else 'not stored'}")
-    for decision in reasons.decisions:
-        console.print(f"  {when(decision.time)}  {explain(decision, reasons.id)}")
-    if not reasons.decisions:
+    said = [f"  {when(decision.time)}  {explain(decision, reasons.id)}" for decision in reasons.decisions]
+    if not said:
         never = "" if reasons.stored else "it never came, or "
-        console.print(f"  no decision on it is remembered: {never}too many came since")
+        said = [f"  no decision on it is remembered: {never}too many came since"]
+    head = f"sample {id_} is {'stored' if reasons.stored else 'not stored'}"
+    Console(soft_wrap=True).print(head, *said, sep="\n")
 
 
 @agent.command()
@@ -113,9 +104,8 @@ def erase(
     socket: Socket = "fedkeep.sock",
 ) -> None:
     """Remove samples for good, from the file and from its free space; conditions given together must all hold."""
-    request = Erase(
-        id_, label, source, None if since is None else since.timestamp(), None if until is None else until.timestamp()
-    )
+    first, last = (None if time is None else time.timestamp() for time in (since, until))
+    request = Erase(id_, label, source, first, last)
     if request == Erase():
         raise ConfigError("say what to erase: --id, --label, --source, --since or --until")
     with AgentClient(socket, timeout=60) as client:
@@ -123,10 +113,10 @@ def erase(
     typer.echo(f"{count} samples erased. Models that were trained on them keep what they learned.")
 
 
-def privacy(now: Status) -> str:
-    """What was spent of the privacy budget, as a sentence."""
+def _privacy(now: Status) -> list[str]:
+    """What was spent of the privacy budget, where there is an account of it."""
     budget = "no budget is set" if now.epsilon_budget is None else f"of {now.epsilon_budget:g}"
-    return f"epsilon {now.epsilon_spent:.4g} spent, {budget}"
+    return [] if now.epsilon_spent is None else [f"privacy  epsilon {now.epsilon_spent:.4g} spent, {budget}"]
 
 
 def gist(now: GistStatus) -> str:
@@ -141,27 +131,24 @@ def explain(decision: Reason, id_: int) -> str:
     """One decision as a sentence."""
     under = f"by {decision.policy} under the model of round {decision.model_version}"
     drawn = decision.policy == "draw"
-    kind, way = ("random key", ": " + _DRAWN) if drawn else ("value", "")
-    score = "" if decision.score is None else f" with {kind} {decision.score:.6g}"
+    kind, way = "random key" if drawn else "value", ""
+    if drawn:
+        way = ": the label most above its target gave its lowest key away, of a sample already trained on first"
+    value = "" if decision.score is None else f"{decision.score:.6g}"
+    score = f" with {kind} {value}" if value else ""
+    floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
     if decision.id != id_:
         return f"replaced by sample {decision.id}{score} {under}{way}"
-    floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
-    match decision.verdict:
-        case "kept":
-            return f"kept{score}: there was room for label {decision.label}, {under}"
-        case "replaced":
-            return f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}"
-        case "refreshed":
-            return f"seen again; value renewed to {decision.score:.6g} {under}"
-        case "refused":
-            full = f": label {decision.label} had its slots, with higher keys in all of them" if drawn else ""
-            return f"refused{score}{floor} {under}{full}"
-        case "erased":
-            return "erased on request; nothing else is known of it"
-        case "expired":
-            return "removed when its time to live was over"
-        case _:
-            return f"dropped when the plan or its value changed, {under}"
+    full = f": label {decision.label} had its slots, with higher keys in all of them" if drawn else ""
+    sentences = {
+        "kept": f"kept{score}: there was room for label {decision.label}, {under}",
+        "replaced": f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}",
+        "refreshed": f"seen again; value renewed to {value} {under}",
+        "refused": f"refused{score}{floor} {under}{full}",
+        "erased": "erased on request; nothing else is known of it",
+        "expired": "removed when its time to live was over",
+    }
+    return sentences.get(decision.verdict, f"dropped when the plan or its value changed, {under}")
 
 
 def _duration(seconds: float) -> str:

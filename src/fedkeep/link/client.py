@@ -1,6 +1,7 @@
 """How another process on the device talks to the agent; light, since a Flower client starts anew for every message."""
 
 import socket
+from contextlib import AbstractContextManager
 from types import UnionType
 
 from fedkeep.core.errors import FedkeepError
@@ -14,7 +15,7 @@ class AgentUnreachableError(FedkeepError):
     """Nobody answers at the agent's socket."""
 
 
-class AgentClient:
+class AgentClient(AbstractContextManager["AgentClient"]):
     """A connection to the agent; use it in a `with` block.
 
     >>> with AgentClient("/run/none.sock") as agent:  # doctest: +ELLIPSIS
@@ -34,9 +35,6 @@ class AgentClient:
             raise AgentUnreachableError(
                 f"no agent answers at {path} ({error.strerror}): start one by `fedkeep agent run CONFIG.toml`"
             ) from error
-
-    def __enter__(self) -> "AgentClient":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()

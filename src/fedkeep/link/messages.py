@@ -295,11 +295,7 @@ class Participant(Protocol):
         """The answer to a later exchange of a secure sum."""
 
 
-Evaluating: TypeAlias = Callable[[Vector], Evaluated]
-"""A model on the device's own samples."""
-
-
-def reply_of(device: Participant, evaluate: Evaluating, request: DeviceRequest) -> DeviceReply:
+def reply_of(device: Participant, evaluate: Callable[[Vector], Evaluated], request: DeviceRequest) -> DeviceReply:
     """The device's reply to a question; raises where it refuses."""
     match request:
         case Participate(order, None):

@@ -5,9 +5,11 @@ merely claims, and two versions that do not understand each other say so. Messag
 a field added to one is on the wire without another line.
 """
 
+import math
 import re
 import struct
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -17,8 +19,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray
 
 VERSION = 1
-"""To be raised when a message changes so that the other side would misread it."""
-_VERSION = struct.Struct(">H")
+"""To be raised when a message changes so that the other side would misread it; the first two bytes of every head."""
 _ARRAY = 1
 _NUMBERS = re.compile(r"[<|][iuf][1248]")
 _MOST_PARTS = 64
@@ -41,12 +42,12 @@ def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
         described = (len(arrays) - 1, array.dtype.newbyteorder("<").str, array.shape)
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(described))
 
-    return _VERSION.pack(VERSION) + msgspec.msgpack.encode(message, enc_hook=aside), arrays
+    return VERSION.to_bytes(2) + msgspec.msgpack.encode(message, enc_hook=aside), arrays
 
 
 def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: Any) -> Any:
     """The message, if it is one of `kind`; its arrays are read-only views of `parts`."""
-    found = _VERSION.unpack_from(head)[0] if len(head) >= _VERSION.size else 0
+    found = int.from_bytes(head[:2])
     if found != VERSION:
         words = f"the other side speaks version {found} of the wire, this one {VERSION}: install the same fedkeep"
         raise RefusedError("version", words)
@@ -57,10 +58,15 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
         if code != _ARRAY or not 0 <= index < len(parts) or not _NUMBERS.fullmatch(dtype) or min(shape, default=0) < 0:
             raise RefusedError("malformed", f"no array {index} of {dtype[:20]!r} and shape {shape[:5]} is sent here")
         used.add(index)
-        return _array(parts[index], np.dtype(dtype), shape)
+        data, numbers = parts[index], np.dtype(dtype)
+        if len(data) != numbers.itemsize * math.prod(shape):
+            raise RefusedError(
+                "malformed", f"{len(data)} bytes do not make an array of {numbers} and shape {shape[:5]}"
+            )
+        return np.frombuffer(data, numbers).reshape(shape)
 
     try:
-        message = msgspec.msgpack.Decoder(kind, ext_hook=array).decode(head[_VERSION.size :])
+        message = msgspec.msgpack.Decoder(kind, ext_hook=array).decode(head[2:])
     except (msgspec.DecodeError, RecursionError) as error:
         raise RefusedError("malformed", f"not the message that is expected: {str(error)[:200]}") from error
     if len(used) != len(parts):
@@ -81,13 +87,11 @@ def from_bytes(payload: bytes, kind: Any) -> Any:
     if not 1 <= count <= _MOST_PARTS or len(payload) < 4 * (1 + count):
         raise RefusedError("malformed", "not a message of fedkeep, or one of a version before 1")
     lengths = struct.unpack_from(f">{count}I", payload, 4)
-    if 4 * (1 + count) + sum(lengths) != len(payload):
+    ends = list(accumulate(lengths, initial=4 * (1 + count)))
+    if ends[-1] != len(payload):
         raise RefusedError("malformed", f"{len(payload)} bytes are not what its parts add up to")
-    view, parts, start = memoryview(payload), [], 4 * (1 + count)
-    for length in lengths:
-        parts.append(view[start : start + length])
-        start += length
-    return unpack(parts[0], parts[1:], kind)
+    head, *parts = (memoryview(payload)[start:end] for start, end in pairwise(ends))
+    return unpack(head, parts, kind)
 
 
 def to_array(value: Any) -> AnyArray:
@@ -102,9 +106,3 @@ def from_array(array: AnyArray, kind: Any) -> Any:
     {7: 'hall'}
     """
     return msgspec.msgpack.decode(array.tobytes(), type=kind)
-
-
-def _array(data: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> AnyArray:
-    if len(data) != dtype.itemsize * int(np.prod(shape, dtype=object)):
-        raise RefusedError("malformed", f"{len(data)} bytes do not make an array of {dtype} and shape {shape[:5]}")
-    return np.frombuffer(data, dtype).reshape(shape)

@@ -1,33 +1,28 @@
 """Where samples come from: one file per kind of source, and the table that finds them by name."""
 
-from typing import Any
-
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.sources.folder import FolderOptions, FolderSource
-from fedkeep.agent.sources.iterator import IteratorOptions, IteratorSource
-from fedkeep.agent.sources.lines import LinesOptions, LinesSource
-from fedkeep.agent.sources.mqtt import MqttOptions, MqttSource
-from fedkeep.agent.sources.records import RecordsOptions, RecordsSource
-from fedkeep.config import build
+from fedkeep.agent.sources.folder import FolderSource
+from fedkeep.agent.sources.iterator import IteratorSource
+from fedkeep.agent.sources.lines import LinesSource
+from fedkeep.agent.sources.mqtt import MqttSource
+from fedkeep.agent.sources.records import RecordsSource
+from fedkeep.config import Table, build
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import find
 
-KINDS: dict[str, tuple[type[Any], type[Any]]] = {
-    "lines": (LinesOptions, LinesSource),
-    "folder": (FolderOptions, FolderSource),
-    "socket": (RecordsOptions, RecordsSource),
-    "mqtt": (MqttOptions, MqttSource),
-    "iterator": (IteratorOptions, IteratorSource),
+KINDS: dict[str, type[Source]] = {
+    "lines": LinesSource,
+    "folder": FolderSource,
+    "socket": RecordsSource,
+    "mqtt": MqttSource,
+    "iterator": IteratorSource,
 }
 
 
-def make_source(table: dict[str, Any], number: int, sample_bytes: int) -> Source:
-    """The source that one `[[source]]` table describes; `sample_bytes` bounds what it reads at once."""
-    where = f"source[{number}]"
-    if "kind" not in table:
+def make_source(table: Table, number: int) -> Source:
+    """The source that one `[[source]]` table describes."""
+    where, keys = f"source[{number}]", dict(table)
+    kind = str(keys.pop("kind", ""))
+    if not kind:
         raise ConfigError(f"'{where}.kind' is missing: choose one of {', '.join(KINDS)}")
-    options, source = find(str(table["kind"]), KINDS, "kind of source")
-    rest = {key: value for key, value in table.items() if key != "kind"}
-    rest.setdefault("name", str(table["kind"]))
-    made: Source = source(build(options, rest, where), sample_bytes)
-    return made
+    return build(find(kind, KINDS, "kind of source"), {"name": kind, **keys}, where)

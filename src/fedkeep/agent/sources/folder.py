@@ -8,94 +8,71 @@ from typing import IO, Literal
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Sink
-from fedkeep.core.bounds import within
-from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.agent.arrivals import Arrival, Intake, Source
+from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import AnyArray
 
 log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class FolderOptions:
+@dataclass
+class FolderSource(Source):
     """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,). Write under another suffix, then rename to .npz."""
 
-    name: str
-    """How messages, `why` and `erase --source` call it."""
     path: str
     """The folder."""
     afterwards: Literal["delete", "keep"] = "delete"
     """What becomes of a file once all its samples are judged; `keep` moves it to the folder `done`."""
-    poll_seconds: float = 0.5
-    """How often the folder is looked into."""
     max_bytes: int = 64_000_000
     """A larger file is refused unread, and so is one that would unpack to more."""
 
-    def __post_init__(self) -> None:
-        within(self, "poll_seconds", above=0)
-
-
-class FolderSource:
-    def __init__(self, options: FolderOptions, sample_bytes: int) -> None:  # noqa: ARG002 - files have their own limit
-        self.name = options.name
-        self._options = options
-        self._folder = Path(options.path)
+    def open(self) -> None:
+        self._folder = Path(self.path)
         self._stuck: set[Path] = set()
         """Files that are done with and cannot be put away."""
-
-    def open(self) -> None:
         if not self._folder.is_dir():
             raise ConfigError(f"source '{self.name}': there is no folder {self._folder}")
 
-    def run(self, sink: Sink) -> None:
-        while not sink.stopped:
+    def run(self, intake: Intake) -> None:
+        while not intake.stopped:
             files = [file for file in sorted(self._folder.glob("*.npz")) if file not in self._stuck]
             for file in files:
-                self._take(file, sink)
-                if sink.stopped:
+                self._take(file, intake)
+                if intake.stopped:
                     return
             if not files:
-                time.sleep(self._options.poll_seconds)
+                intake.wait_stopped(_POLL_SECONDS)
 
-    def close(self) -> None: ...
-
-    def _take(self, file: Path, sink: Sink) -> None:
+    def _take(self, file: Path, intake: Intake) -> None:
         """Hands over a file's samples; the file goes only when the last of them is acknowledged."""
-        arrays = self._read(file, sink)
-        if arrays is None:
+        try:
+            arrays = read_npz(file, self.max_bytes)
+            x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
+        except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
+            reason = error.reason if isinstance(error, RefusedError) else "malformed"
+            intake.refuse(reason, self.name, f"{file.name}: {error}")
             self._put_away(file, "refused")
             return
-        x, y, ids = arrays
+        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not x.size or (ids is not None and ids.shape != y.shape):
+            intake.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
+            self._put_away(file, "refused")
+            return
         left = len(y)
 
         def judged(_fate: str) -> None:
             nonlocal left
             left -= 1
             if not left:
-                self._put_away(file, "done" if self._options.afterwards == "keep" else None)
+                self._put_away(file, "done" if self.afterwards == "keep" else None)
 
         for i in range(len(y)):
-            if sink.stopped:
+            if intake.stopped:
                 return
             id_ = None if ids is None else ids[i].item()
-            sink.offer(Arrival(x[i], y[i].item(), id_, self.name, judged), wait=True)
-        while left and not sink.stopped:
+            intake.offer(Arrival(x[i], y[i].item(), id_, self.name, judged), wait=True)
+        while left and not intake.stopped:
             time.sleep(0.01)
-
-    def _read(self, file: Path, sink: Sink) -> tuple[AnyArray, AnyArray, AnyArray | None] | None:
-        try:
-            arrays = read_npz(file, self._options.max_bytes)
-            x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
-        except OversizedError:
-            sink.refuse("oversized", self.name, file.name)
-            return None
-        except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
-            sink.refuse("malformed", self.name, f"{file.name}: {error}")
-            return None
-        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not x.size or (ids is not None and ids.shape != y.shape):
-            sink.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
-            return None
-        return x, y, ids
 
     def _put_away(self, file: Path, folder: str | None) -> None:
         """Removes a file, or puts it where it is not read again, beside whatever has its name there."""
@@ -103,9 +80,8 @@ class FolderSource:
             if folder is None:
                 file.unlink()
                 return
-            target = self._folder / folder / file.name
+            target, number = self._folder / folder / file.name, 0
             target.parent.mkdir(exist_ok=True)
-            number = 0
             while target.exists():
                 number += 1
                 target = target.with_name(f"{file.stem}-{number}{file.suffix}")
@@ -116,14 +92,8 @@ class FolderSource:
                 log.warning("source '%s': %s stays and is not read again (%s)", self.name, file, error.strerror)
 
 
-_ENTRY = b"PK\1\2"
+_ENTRY, _MOST_ENTRIES = b"PK\1\2", 64
 """How each entry of an archive's table of contents begins."""
-_MOST_ENTRIES = 64
-_CHUNK = 1 << 20
-
-
-class OversizedError(DataError):
-    """It is, or would unpack to, more bytes than allowed."""
 
 
 def read_npz(path: Path, limit: int) -> dict[str, AnyArray]:
@@ -133,13 +103,13 @@ def read_npz(path: Path, limit: int) -> dict[str, AnyArray]:
     if not path.is_file():  # a pipe would be waited for, a device read for ever
         raise DataError(f"{path} is not a file")
     if path.stat().st_size > limit:
-        raise OversizedError(f"{path} has more than {limit} bytes")
+        raise RefusedError("oversized", f"{path} has more than {limit} bytes")
     if _entries(path) > _MOST_ENTRIES:  # each becomes an object many times its size
-        raise OversizedError(f"{path} holds more than {_MOST_ENTRIES} arrays")
+        raise RefusedError("oversized", f"{path} holds more than {_MOST_ENTRIES} arrays")
     with ZipFile(path) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > limit:
-            raise OversizedError(f"{path} would unpack to more than {limit} bytes")
+            raise RefusedError("oversized", f"{path} would unpack to more than {limit} bytes")
         if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in members):
             raise DataError(f"{path} is compressed in a way of which zipfile does not bound what it unpacks to")
         arrays = {}
@@ -153,7 +123,7 @@ def _entries(path: Path) -> int:
     """At least as many as the archive has: what it says of their number need not be true."""
     count, seam = 0, b""
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(1 << 20):
             count += (seam + chunk).count(_ENTRY)
             seam = chunk[-len(_ENTRY) + 1 :]
     return count
