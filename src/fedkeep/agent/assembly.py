@@ -230,7 +230,6 @@ def _clip(privacy: "PrivacyOptions | None") -> float | None:
 
 def _guard(agent: Agent, privacy: "PrivacyOptions", state: State, *, damaged: bool) -> None:
     """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
-    from fedkeep.keyholder.parties import ProfileSealer
     from fedkeep.privacy.door import Door
     from fedkeep.privacy.ledger import LedgerFile
 
@@ -250,5 +249,3 @@ def _guard(agent: Agent, privacy: "PrivacyOptions", state: State, *, damaged: bo
 
     size = agent.device.learner.gradient_size
     agent.close_door(Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep))
-    if privacy.encrypted_profiles:  # a file that is not there, or not the one pinned, is said now
-        ProfileSealer(privacy.public_context, privacy.context_digest).public()

@@ -154,7 +154,7 @@ def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds
     said = _deployment(tables_of(run_config), server.aggregation)
     privacy, state, planner = said["privacy"], said["state"], None
     if privacy.encrypted_profiles:
-        planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
+        planner = RemotePlanner(said["keyholder"].client(), server.coordinator, server.limits)
         server.plan = None  # one made from profiles in the clear does not count
     store = StateStore(state.url, state.run) if state.url else None
     sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None

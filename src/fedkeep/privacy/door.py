@@ -13,14 +13,13 @@ from msgspec import structs
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.types import IntArray, Profile, Report, State, TrainOrder
-from fedkeep.link.messages import EncryptedProfile, ProfileRequest, Vitals
+from fedkeep.link.messages import ProfileRequest, Vitals
 from fedkeep.privacy.gaussian import NormalSource, system_normal
 from fedkeep.privacy.guard import Guard, Spending
 from fedkeep.privacy.ledger import Ledger
 from fedkeep.privacy.options import PrivacyOptions
 
 if TYPE_CHECKING:
-    from fedkeep.keyholder.parties import ProfileSealer
     from fedkeep.privacy.secure_sum import SumTerms
     from fedkeep.privacy.sum_member import SumMember
 
@@ -34,7 +33,7 @@ class Door:
 
     _guard: Guard | None = None
     _member: "SumMember | None" = None
-    _sealer: "ProfileSealer | None" = None
+    _key_holder: bytes | None = None
 
     def __init__(
         self,
@@ -57,9 +56,9 @@ class Door:
 
             self._member = SumMember(options, gradient_size)
         if options.encrypted_profiles:
-            from fedkeep.keyholder.parties import ProfileSealer
+            from fedkeep.keyholder.sealing import read_public_key
 
-            self._sealer = ProfileSealer(options.public_context, options.context_digest)
+            self._key_holder = read_public_key(options.public_key)
 
     def require_clear(self) -> None:
         """Raises where reports leave under masks only."""
@@ -99,21 +98,21 @@ class Door:
 
     def profile(self, declared: Callable[[], tuple[Profile, float]]) -> Profile:
         """What may be told in the clear of a profile and of the time over which it was counted."""
-        if self._sealer is not None:
+        if self._key_holder is not None:
             raise RefusedError("profile asked in the clear", "this device encrypts its profile: nothing was sent")
         return self._told(declared)
 
-    def sealed_profile(
-        self, request: ProfileRequest, declared: Callable[[], tuple[Profile, float]]
-    ) -> EncryptedProfile:
-        """The same for the key-holder alone; encrypting takes a second, in which the stream goes on."""
-        if self._sealer is None:
+    def sealed_profile(self, request: ProfileRequest, declared: Callable[[], tuple[Profile, float]]) -> bytes:
+        """The same for the key-holder alone."""
+        from fedkeep.keyholder.sealing import seal
+
+        if self._key_holder is None:
             raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
-        return self._sealer.seal(request, self._told(declared))
+        return seal(self._key_holder, request, self._told(declared))
 
     def vitals(self, vitals: Vitals) -> Vitals | None:
         """The store in numbers; nothing of it where reports are masked, or profiles encrypted or noised."""
-        if self._member is not None or self._sealer is not None or (self._guard and self._guard.hides_profiles):
+        if self._member is not None or self._key_holder is not None or (self._guard and self._guard.hides_profiles):
             return None
         spent = self.spending()
         if spent is None or spent.budget is None:

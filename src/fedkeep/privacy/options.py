@@ -53,11 +53,9 @@ class PrivacyOptions:
     sum_rebase: int = 500
     """Rounds after which the running sum of estimators begins anew, so that nothing counts in it for ever."""
     encrypted_profiles: bool = False
-    """Whether the server plans from profiles it cannot read."""
-    public_context: str = ""
-    """On a device: the key-holder's file `devices.context`, under which alone it encrypts its profile."""
-    context_digest: str = ""
-    """The digest that this file must have; empty trusts the file."""
+    """Whether profiles are sealed to the key-holder, which plans, so that the server cannot read them."""
+    public_key: str = ""
+    """On a device: the key-holder's public key, as `fedkeep keyholder show` says; profiles are sealed to no other."""
 
     def __post_init__(self) -> None:
         within(self, "epsilon", "clip", "model_clip", "profile_bound", "releases", above=0, below=math.inf)
