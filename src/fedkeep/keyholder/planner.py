@@ -1,10 +1,9 @@
 """How a server comes to plans that it cannot make: from the key-holder, which alone can open the profiles they need."""
 
-import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,30 +44,29 @@ class KeyHolderClient:
 
     def ask(self, request: port.KeyRequest, expected: type[Answer]) -> Answer:
         """The key-holder's reply, which must be of that kind; its refusal is raised."""
+        where = (self.address.host, self.address.port)
         try:
-            payload = self._exchange(to_bytes(request))
+            with socket.create_connection(where, _CONNECT_SECONDS) as plain, self._secured(plain) as connection:
+                connection.settimeout(_ANSWER_SECONDS)
+                send_frame(connection, to_bytes(request))
+                answer = receive_frame(connection)
+            if answer is None:
+                raise EOFError("it closed the connection")
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or error
             raise KeyHolderUnreachableError(f"the key-holder at {self.address} does not answer ({why})") from error
-        return expect(from_bytes(payload, port.KeyReply), expected, "the key-holder")
+        return expect(from_bytes(answer, port.KeyReply), expected, "the key-holder")
 
-    def _exchange(self, payload: bytes) -> bytes:
-        with contextlib.ExitStack() as stack:
-            where = (self.address.host, self.address.port)
-            plain = stack.enter_context(socket.create_connection(where, _CONNECT_SECONDS))
-            plain.settimeout(_HANDSHAKE_SECONDS)
-            connection = plain
-            if self._tls is not None:
-                secure = stack.enter_context(self._tls.wrap_socket(plain, server_hostname=self.address.host))
-                if port.peer_name(secure) != port.KEYHOLDER:
-                    raise ssl.SSLError(0, f"its certificate is not the {port.KEYHOLDER}'s")
-                connection = secure
-            connection.settimeout(_ANSWER_SECONDS)
-            send_frame(connection, payload)
-            answer = receive_frame(connection)
-        if answer is None:
-            raise EOFError("it closed the connection")
-        return answer
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        """The connection, once TLS has shown that the key-holder is at its other end."""
+        if self._tls is None:
+            return plain
+        plain.settimeout(_HANDSHAKE_SECONDS)
+        connection = self._tls.wrap_socket(plain, server_hostname=self.address.host)
+        if port.peer_name(connection) != port.KEYHOLDER:
+            connection.close()
+            raise ssl.SSLError(0, f"its certificate is not the {port.KEYHOLDER}'s")
+        return connection
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class RemotePlanner:
 
     def request(self, now: float) -> ProfileRequest | None:
         """What every device is asked; None while the key-holder does not answer. A new one needs all answers anew."""
-        if self._request is None and (issued := self._attempt(now, port.AskKey(), port.PublishedKey)) is not None:
+        if self._request is None and (issued := self._ask(now, port.AskKey(), port.PublishedKey)) is not None:
             self._request, self.profiles = ProfileRequest(issued.key, issued.nonce), {}
         return self._request
 
@@ -116,21 +114,16 @@ class RemotePlanner:
         assert self._request is not None
         profiles = {device: self.profiles[device] for device in sorted(present)}
         asked = port.AskPlan(self._request.nonce, labels, profiles, self._greedy, self._limits, before)
-        return self._attempt(now, asked, port.Planned, lambda planned: _require_answer(planned, asked))
+        return self._ask(now, asked, port.Planned)
 
-    def _attempt(
-        self,
-        now: float,
-        request: port.KeyRequest,
-        expected: type[Answer],
-        check: Callable[[Answer], None] = lambda _: None,
-    ) -> Answer | None:
+    def _ask(self, now: float, request: port.KeyRequest, expected: type[Answer]) -> Answer | None:
         """The sound answer; else why there is none is said once, and it is tried again later."""
         if now < self._next_attempt:
             return None
         try:
             answer = self._client.ask(request, expected)
-            check(answer)
+            if isinstance(request, port.AskPlan) and isinstance(answer, port.Planned):
+                _require_asked_for(answer, request)
         except FedkeepError as error:
             self._next_attempt = now + _RETRY_SECONDS
             if str(error) != self._last_trouble:
@@ -143,7 +136,7 @@ class RemotePlanner:
         return answer
 
 
-def _require_answer(planned: port.Planned, asked: port.AskPlan) -> None:
+def _require_asked_for(planned: port.Planned, asked: port.AskPlan) -> None:
     """Refuses a plan for other devices or labels than it was asked for."""
     plan = port.sound_plan(planned.plan)
     left = sorted(asked.profiles.keys() - {refusal.device for refusal in planned.refused})

@@ -40,7 +40,7 @@ def seal(key: bytes, request: ProfileRequest, profile: Profile) -> bytes:
     fresh = X25519PrivateKey.generate()
     start = fresh.public_key().public_bytes_raw()
     cipher = _cipher(fresh, key, start + key)
-    return start + cipher.encrypt(_ONCE, to_bytes(profile), _bound(request.nonce, request.device))
+    return start + cipher.encrypt(_ONCE, to_bytes(profile), request.nonce + str(request.device).encode())
 
 
 def unseal(secret: X25519PrivateKey, nonce: bytes, device: DeviceId, sealed: bytes, labels: int) -> Profile:
@@ -49,7 +49,8 @@ def unseal(secret: X25519PrivateKey, nonce: bytes, device: DeviceId, sealed: byt
         raise RefusedError("oversized", f"{len(sealed)} bytes are no sealed profile of {labels} labels")
     start, key = sealed[:KEY_BYTES], secret.public_key().public_bytes_raw()
     try:
-        plain = _cipher(secret, start, start + key).decrypt(_ONCE, sealed[KEY_BYTES:], _bound(nonce, device))
+        cipher = _cipher(secret, start, start + key)
+        plain = cipher.decrypt(_ONCE, sealed[KEY_BYTES:], nonce + str(device).encode())
     except InvalidTag:
         why = "it was altered, or sealed by another device, to another key or for an earlier nonce"
         raise RefusedError("broken seal", why) from None
@@ -65,10 +66,6 @@ def _cipher(own: X25519PrivateKey, peer: bytes, keys: bytes) -> ChaCha20Poly1305
     except ValueError as error:
         raise RefusedError("unusable public key", str(error)) from error
     return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=b"fedkeep sealed profile" + keys).derive(shared))
-
-
-def _bound(nonce: bytes, device: DeviceId) -> bytes:
-    return nonce + str(device).encode()
 
 
 def read_public_key(text: str) -> bytes:

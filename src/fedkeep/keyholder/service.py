@@ -63,7 +63,10 @@ class KeyService:
     def _serve(self, plain: socket.socket, peer: str) -> None:
         plain.settimeout(_HANDSHAKE_SECONDS)
         try:
-            with plain, self._authenticated(plain) as connection:
+            with plain, self._tls.wrap_socket(plain, server_side=True) if self._tls else plain as connection:
+                name = port.peer_name(connection) if isinstance(connection, ssl.SSLSocket) else port.PLANNER
+                if name != port.PLANNER:
+                    raise RefusedError("not the server", f"its certificate is that of '{name}'")
                 connection.settimeout(_PATIENCE_SECONDS)
                 while (payload := receive_frame(connection)) is not None:
                     send_frame(connection, to_bytes(self.answer(payload, peer)))
@@ -71,16 +74,6 @@ class KeyService:
             log.warning("%s: %s", peer, error)
         finally:
             self._free.release()
-
-    def _authenticated(self, plain: socket.socket) -> socket.socket:
-        """The connection, once TLS has shown that the server is at its other end."""
-        if self._tls is None:
-            return plain
-        connection = self._tls.wrap_socket(plain, server_side=True)
-        if (name := port.peer_name(connection)) != port.PLANNER:
-            connection.close()
-            raise RefusedError("not the server", f"its certificate is that of '{name}'")
-        return connection
 
     def answer(self, payload: bytes, peer: str) -> port.KeyReply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
@@ -91,12 +84,11 @@ class KeyService:
                     return self._plan(request, peer)
                 self._nonce = secrets.token_bytes(NONCE_BYTES)
                 return port.PublishedKey(self._secret.public_key().public_bytes_raw(), self._nonce)
-        except RefusedError as refusal:
-            log.warning("%s refused: %s", peer, refusal)
-            return Failed(refusal.reason, refusal.detail)
         except (FedkeepError, ValueError, OSError) as error:
             log.warning("%s refused: %s", peer, error)
-            return Failed("error", str(error))
+            return (
+                Failed(error.reason, error.detail) if isinstance(error, RefusedError) else Failed("error", str(error))
+            )
 
     def _plan(self, request: port.AskPlan, peer: str) -> port.Planned:
         """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""

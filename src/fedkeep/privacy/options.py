@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
-from fedkeep.privacy.gaussian import noise_multiplier
+from fedkeep.privacy.gaussian import budget_cost
 
 Unit: TypeAlias = Literal["sample", "device"]
 """Whose presence the noise hides: one sample's, or all that one device has."""
@@ -94,17 +94,16 @@ class PrivacyOptions:
         """How many of the devices asked must stay to the end of a secure sum."""
         return min(asked, int(self.sum_threshold * asked) + 1)
 
-    def planned_releases(self) -> int:
-        """How many releases about one unit the budget is made for; a profile is told once."""
-        estimators = 1 + self.resends if self.unit == "sample" else self.releases
-        planned = {"estimator": estimators, "model": self.releases, "profile": 1}
-        return sum(planned[stream] for stream in self.protect)
-
     def noise_multiplier(self) -> float:
-        """Noise over sensitivity, equal for all releases, such that the planned ones just fit the budget."""
+        """Noise over sensitivity, equal for all releases, such that the planned ones just fit the budget.
+
+        Planned are, about one unit, so many estimators and models as it is to take part, and one profile.
+        """
         if self.epsilon is None:
             raise ConfigError("privacy.epsilon is not set, so there is no noise to calibrate")
-        return noise_multiplier(self.epsilon, self.delta, self.planned_releases())
+        estimators = 1 + self.resends if self.unit == "sample" else self.releases
+        planned = {"estimator": estimators, "model": self.releases, "profile": 1}
+        return math.sqrt(sum(planned[stream] for stream in self.protect) / budget_cost(self.epsilon, self.delta))
 
 
 def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:
