@@ -9,7 +9,6 @@ checked against the plain plan, those from CKKS against the plain greedy plan wi
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +25,7 @@ from fedkeep.core.screening import Limits
 from fedkeep.core.types import FloatArray, IntArray, Profile
 from fedkeep.flower.codec import Sizes, decode_encrypted_profile, encode
 from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply
-from fedkeep.keyholder.sealing import KeyDirectory, seal
+from fedkeep.keyholder.sealing import X25519PrivateKey, seal
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
 from fedkeep.link.messages import EncryptedProfiled, ProfileRequest
@@ -56,10 +55,7 @@ def fleet_of(devices: int, labels: int) -> tuple[IntArray, FloatArray]:
 def sealed(devices: int, labels: int) -> Run:
     """Sealed profiles: the server reads each answer and hands all on; the key-holder opens them, and plans."""
     capacities, velocities = fleet_of(devices, labels)
-    with tempfile.TemporaryDirectory() as folder:
-        keys = KeyDirectory(Path(folder) / "keys")
-        keys.create()
-        service = KeyService(keys, Address("127.0.0.1", 0), None)
+    service = KeyService(X25519PrivateKey.generate(), Address("127.0.0.1", 0), None)
     service.close()
     issued: Any = service.answer(to_bytes(AskKey()), "benchmark")
     request = ProfileRequest(issued.key, issued.nonce)

@@ -13,7 +13,7 @@ from fedkeep.agent.service import Service
 from fedkeep.agent.summary import Evaluator
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
-from fedkeep.keyholder.sealing import KeyDirectory, unseal
+from fedkeep.keyholder.sealing import X25519PrivateKey, public_half, unseal
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import AskProfile, EncryptedProfiled, ProfileRequest
 from tests.agent.builders import arrival, make_agent, order
@@ -146,8 +146,8 @@ def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_sealed_to_the_key_it_was_given_and_never_sent_in_the_clear(tmp_path: Path) -> None:
-    keys = KeyDirectory(tmp_path / "keys")
-    public, nonce = keys.create(), bytes(16)
+    secret, nonce = X25519PrivateKey.generate(), bytes(16)
+    public = public_half(secret)
     assembly = make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_key": public.hex()})
     socket = tmp_path / "agent.sock"
     service = Service(assembly.agent, Evaluator(assembly.agent, None, ()), socket)
@@ -166,7 +166,7 @@ def test_a_profile_is_sealed_to_the_key_it_was_given_and_never_sent_in_the_clear
     finally:
         service.close()
         assembly.disk.close()
-    profile = unseal(keys.open(), nonce, 7, answer.profile, assembly.agent.device.regions.count)
+    profile = unseal(secret, nonce, 7, answer.profile, assembly.agent.device.regions.count)
     assert profile.capacity == assembly.agent.device.capacity
     assert profile.rate > 0
 
@@ -178,8 +178,8 @@ def test_an_agent_does_not_start_without_the_key_holders_key(tmp_path: Path, key
 
 
 def test_a_profile_under_seal_has_the_noise_that_was_paid_for(tmp_path: Path) -> None:
-    keys = KeyDirectory(tmp_path / "keys")
-    public = keys.create()
+    secret = X25519PrivateKey.generate()
+    public = public_half(secret)
     noise = {"epsilon": 1.0, "protect": ["profile"], "profile_bound": 10.0, "unit": "device"}
     sealed = {"encrypted_profiles": True, "public_key": public.hex()}
     assembly = make_agent(tmp_path, privacy=noise | sealed)
@@ -187,7 +187,7 @@ def test_a_profile_under_seal_has_the_noise_that_was_paid_for(tmp_path: Path) ->
     try:
         for nonce in (bytes(16), bytes(range(16))):
             answer = agent.encrypted_profile(ProfileRequest(public, nonce, 7))
-            told.append(unseal(keys.open(), nonce, 7, answer, agent.device.regions.count))
+            told.append(unseal(secret, nonce, 7, answer, agent.device.regions.count))
         spent = agent.door.spending()
     finally:
         assembly.disk.close()

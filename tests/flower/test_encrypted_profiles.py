@@ -26,7 +26,7 @@ from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder import planner as planning
 from fedkeep.keyholder.planner import RemotePlanner
-from fedkeep.keyholder.sealing import KeyDirectory
+from fedkeep.keyholder.sealing import create_key, open_key, public_half
 from fedkeep.link.messages import Profiled, ProfileRequest
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
@@ -42,7 +42,7 @@ GREEDY = Greedy()
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Keys and credentials."""
     root = tmp_path_factory.mktemp("key-holder")
-    KeyDirectory(root / "keys").create()
+    create_key(root / "keys")
     provision(root / "credentials", ["localhost"], [], keyholder_hosts=["127.0.0.1"])
     return root
 
@@ -65,11 +65,10 @@ def own(made: Path) -> Iterator[HolderProcess]:
 
 def sealed(made: Path, further: dict[str, Any] | None = None, **fields: Any) -> SmallFleet:
     """A fleet whose devices encrypt their profiles under the key-holder's key."""
-    keys = KeyDirectory(made / "keys")
     privacy = {
         **(further or {}),
         "encrypted_profiles": True,
-        "public_key": keys.public().hex(),
+        "public_key": public_half(open_key(made / "keys")).hex(),
     }
     return SmallFleet(table={"privacy": privacy}, **{"options": FAST, **fields})
 
@@ -305,7 +304,7 @@ def test_new_keys_are_refused_by_the_devices_and_the_old_plan_stays(
     rounds = strategy.rounds(grid, 10)
     next(rounds)
     own.kill()
-    KeyDirectory(tmp_path / "other").create()
+    create_key(tmp_path / "other")
     own.keys = tmp_path / "other"
     own.start()
     grid.nodes[newcomer.node_id] = newcomer

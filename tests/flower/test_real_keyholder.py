@@ -10,7 +10,7 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower.state_store import StateStore
-from fedkeep.keyholder.sealing import KeyDirectory
+from fedkeep.keyholder.sealing import create_key
 from fedkeep.sim.assembly import assemble
 from tests.flower.real_fleet import APP, RealFleet, app_config, start_nodes, wait_until
 from tests.keyholder.holder_process import HolderProcess
@@ -29,11 +29,11 @@ SETTINGS: UserConfig = {
 
 
 def test_a_deployment_plans_from_encrypted_profiles(tmp_path: Path) -> None:
-    keys, root, state = KeyDirectory(tmp_path / "keys"), tmp_path / "fleet", tmp_path / "state.db"
-    public = keys.create().hex()
+    keys, root, state = tmp_path / "keys", tmp_path / "fleet", tmp_path / "state.db"
+    public = create_key(keys).hex()
     with RealFleet.private(root, NODES) as fleet:
         provision(root, [fleet.deployment.host], [], keyholder_hosts=["127.0.0.1"])
-        holder = HolderProcess(keys.root, root)
+        holder = HolderProcess(keys, root)
         holder.start()
         try:
             fleet.start_superlink()

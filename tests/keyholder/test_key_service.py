@@ -24,7 +24,7 @@ from fedkeep.deploy.credentials import provision
 from fedkeep.fleet.specification import parse_fleet
 from fedkeep.keyholder.planner import KeyHolderClient, KeyHolderUnreachableError, RemotePlanner
 from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply, Planned, PublishedKey, secured
-from fedkeep.keyholder.sealing import KeyDirectory, seal
+from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
 from fedkeep.link.messages import Failed, ProfileRequest
@@ -38,7 +38,7 @@ LABELS = 3
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("key-service")
-    KeyDirectory(root / "keys").create()
+    create_key(root / "keys")
     provision(root / "credentials", ["localhost"], [], keyholder_hosts=["127.0.0.1"])
     return root
 
@@ -53,7 +53,7 @@ def running(made: Path) -> Iterator[HolderProcess]:
 
 @pytest.fixture
 def service(made: Path) -> Iterator[KeyService]:
-    service = KeyService(KeyDirectory(made / "keys"), Address("127.0.0.1", 0), None)
+    service = KeyService(open_key(made / "keys"), Address("127.0.0.1", 0), None)
     yield service
     service.close()
 
@@ -237,7 +237,7 @@ def test_a_lost_key_is_one_sentence(made: Path, tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.startswith("fedkeep: lost key: ")
-    assert "create new keys, and give every device the new public key" in ended.stderr
+    assert "put it back, or make another by `fedkeep keyholder create`" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
@@ -247,13 +247,13 @@ def test_the_command_line_makes_keys_and_says_what_devices_need(tmp_path: Path) 
         words = fedkeep("keyholder", command, str(tmp_path / "keys"))
         ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True, timeout=60)
         said.append(ended.stdout)
-    key = KeyDirectory(tmp_path / "keys").public().hex()
+    key = public_half(open_key(tmp_path / "keys")).hex()
     assert f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"' in said[0] == said[1]
 
 
 def test_what_is_not_secured_stays_on_loopback(made: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="loopback only"):
-        KeyService(KeyDirectory(made / "keys"), Address("0.0.0.0", 0), None)
+        KeyService(open_key(made / "keys"), Address("0.0.0.0", 0), None)
     with pytest.raises(ConfigError, match="provision"):
         secured(tmp_path, "planner")
 

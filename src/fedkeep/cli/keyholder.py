@@ -20,18 +20,18 @@ def create(directory: Directory) -> None:
 
     The secret key stays in the directory, for its owner's eyes only. Nothing replaces it once it is lost.
     """
-    from fedkeep.keyholder.sealing import KeyDirectory
+    from fedkeep.keyholder.sealing import create_key
 
-    KeyDirectory(directory.resolve()).create()
+    create_key(directory)
     show(directory)
 
 
 @keyholder.command()
 def show(directory: Directory) -> None:
     """Say again what to give to the devices."""
-    from fedkeep.keyholder.sealing import KeyDirectory
+    from fedkeep.keyholder.sealing import open_key, public_half
 
-    key = KeyDirectory(directory.resolve()).public().hex()
+    key = public_half(open_key(directory)).hex()
     typer.echo("# for the agent's configuration on every device; the server must not be the one who brings it there")
     typer.echo(f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"')
 
@@ -55,7 +55,7 @@ def serve(
     import fedkeep.planning  # noqa: F401 - registers the quantities "lp", which the server may ask for
     from fedkeep.core.errors import ConfigError
     from fedkeep.keyholder.port import secured
-    from fedkeep.keyholder.sealing import KeyDirectory
+    from fedkeep.keyholder.sealing import open_key
     from fedkeep.keyholder.service import KeyService
     from fedkeep.link.addresses import Address
 
@@ -63,7 +63,7 @@ def serve(
         raise ConfigError("say --credentials DIR, or --insecure on loopback, and not both")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     tls = None if credentials is None else secured(credentials, "keyholder")
-    service = KeyService(KeyDirectory(directory.resolve()), Address.parse(listen), tls, least_devices)
+    service = KeyService(open_key(directory), Address.parse(listen), tls, least_devices)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     typer.echo(f"listening on {service.address}")
     try:

@@ -4,25 +4,23 @@ A fresh X25519 key for each message, HKDF-SHA256 and ChaCha20-Poly1305, all of `
 bound to the seal: it opens for the key-holder alone, for the device that made it, and until another nonce is given out.
 """
 
-import shutil
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, RefusedError, needing
 from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import DeviceId, Profile
-from fedkeep.files import beside, put_in_place, writing
+from fedkeep.files import writing
 from fedkeep.link.messages import ProfileRequest
 from fedkeep.link.wire import from_bytes, to_bytes
 
 with needing("encrypted profiles", "privacy"):
     from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-KEY_BYTES, NONCE_BYTES = 32, 16
+KEY_BYTES, NONCE_BYTES, KEY_FILE = 32, 16, "secret.key"
 _FRAME_BYTES = 512
 """More than a sealed profile has besides its velocities."""
 _MOST_SLOTS = 10**9
@@ -38,7 +36,7 @@ def seal(key: bytes, request: ProfileRequest, profile: Profile) -> bytes:
     if len(request.nonce) != NONCE_BYTES or request.device is None:
         raise RefusedError("profile request", "it lacks the key-holder's nonce or a device's number: nothing was sent")
     fresh = X25519PrivateKey.generate()
-    start = fresh.public_key().public_bytes_raw()
+    start = public_half(fresh)
     cipher = _cipher(fresh, key, start + key)
     return start + cipher.encrypt(_ONCE, to_bytes(profile), request.nonce + str(request.device).encode())
 
@@ -47,7 +45,7 @@ def unseal(secret: X25519PrivateKey, nonce: bytes, device: DeviceId, sealed: byt
     """The key-holder's part: the device's profile, if the seal is whole and what is under it sound."""
     if len(sealed) > 8 * labels + _FRAME_BYTES:
         raise RefusedError("oversized", f"{len(sealed)} bytes are no sealed profile of {labels} labels")
-    start, key = sealed[:KEY_BYTES], secret.public_key().public_bytes_raw()
+    start, key = sealed[:KEY_BYTES], public_half(secret)
     try:
         cipher = _cipher(secret, start, start + key)
         plain = cipher.decrypt(_ONCE, sealed[KEY_BYTES:], nonce + str(device).encode())
@@ -83,49 +81,32 @@ def read_public_key(text: str) -> bytes:
     return key
 
 
-class KeyDirectory:
-    """A directory with `secret.key`, which never leaves it, and `public.key`, in the digits that devices are given."""
+def create_key(directory: Path) -> bytes:
+    """Makes a fresh key, written whole or not at all, and returns its public half; one that exists is kept."""
+    if (directory / KEY_FILE).exists():
+        raise ConfigError(f"{directory} has a key already, and nothing could replace it: name another directory")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret = X25519PrivateKey.generate()
+    with writing(directory / KEY_FILE, 0o600) as file:
+        file.write(f"{secret.private_bytes_raw().hex()} {public_half(secret).hex()}\n".encode())
+    return public_half(secret)
 
-    def __init__(self, root: Path) -> None:
-        self.root, self._secret, self._public = root, root / "secret.key", root / "public.key"
 
-    def create(self) -> bytes:
-        """Makes fresh keys, both files or none; keys that exist are never overwritten, for nothing replaces them."""
-        if self.root.exists() and any(self.root.iterdir()):
-            raise ConfigError(f"{self.root} is not empty: keep the keys that are there, or name another directory")
-        secret, partial = X25519PrivateKey.generate(), beside(self.root)
-        public = secret.public_key().public_bytes_raw()
-        pem, kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(mode=0o700, parents=True)
-        with writing(partial / self._secret.name, 0o600) as file:
-            file.write(secret.private_bytes(pem, kind, serialization.NoEncryption()))
-        with writing(partial / self._public.name) as file:
-            file.write(public.hex().encode() + b"\n")
-        put_in_place(partial, self.root)
-        return public
+def open_key(directory: Path) -> X25519PrivateKey:
+    """The secret key; the public one stands beside it in the file, so that damage shows."""
+    path = directory / KEY_FILE
+    try:
+        first, second = (bytes.fromhex(word) for word in path.read_text(errors="replace").split())
+        secret = X25519PrivateKey.from_private_bytes(first)
+    except FileNotFoundError:
+        what = "put it back, or make another by `fedkeep keyholder create` and give every device its public key"
+        raise RefusedError("lost key", f"{path} is not there: {what}") from None
+    except ValueError:
+        secret, second = X25519PrivateKey.generate(), b""
+    if public_half(secret) != second:
+        raise RefusedError("damaged key", f"{path} is not as it was written: put it back")
+    return secret
 
-    def public(self) -> bytes:
-        """The public key, for devices."""
-        if not self._public.exists():
-            raise ConfigError(f"there are no keys in {self.root}: run `fedkeep keyholder create {self.root}` first")
-        try:
-            return read_public_key(self._public.read_text(errors="replace").strip())
-        except ConfigError:
-            raise RefusedError("damaged key", f"{self._public} holds no public key: put it back") from None
 
-    def open(self) -> X25519PrivateKey:
-        """The secret key, if it is there, whole, and that of the public one."""
-        public = self.public()
-        try:
-            secret = serialization.load_pem_private_key(self._secret.read_bytes(), password=None)
-        except FileNotFoundError:
-            why = f"{self._secret} is gone: create new keys, and give every device the new public key"
-            raise RefusedError("lost key", why) from None
-        except ValueError:
-            raise RefusedError(
-                "damaged key", f"{self._secret} cannot be read: put it back, or create new keys"
-            ) from None
-        if not isinstance(secret, X25519PrivateKey) or secret.public_key().public_bytes_raw() != public:
-            raise RefusedError("wrong key", f"{self._secret} is not that of {self._public}: put the right one back")
-        return secret
+def public_half(secret: X25519PrivateKey) -> bytes:
+    return secret.public_key().public_bytes_raw()

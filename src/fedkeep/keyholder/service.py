@@ -11,10 +11,10 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.rounds import Refusal, cuts
-from fedkeep.core.screening import Limits, cap_rates, most_claimed
+from fedkeep.core.screening import Limits, most_claimed
 from fedkeep.core.types import DeviceId, Profile
 from fedkeep.keyholder import port
-from fedkeep.keyholder.sealing import NONCE_BYTES, KeyDirectory, unseal
+from fedkeep.keyholder.sealing import NONCE_BYTES, X25519PrivateKey, public_half, unseal
 from fedkeep.link.addresses import Address
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import Failed
@@ -33,11 +33,11 @@ class KeyService:
     """Listens until it is closed; it opens profiles only in order to answer with a plan, and keeps none."""
 
     def __init__(
-        self, keys: KeyDirectory, address: Address, tls: ssl.SSLContext | None, least_devices: int = 3
+        self, secret: X25519PrivateKey, address: Address, tls: ssl.SSLContext | None, least_devices: int = 3
     ) -> None:
         if tls is None and not address.is_loopback:
             raise ConfigError(f"--insecure is for loopback only, and {address.host} is not: run `fedkeep provision`")
-        self._secret, self._nonce = keys.open(), secrets.token_bytes(NONCE_BYTES)
+        self._secret, self._nonce = secret, secrets.token_bytes(NONCE_BYTES)
         self._tls, self._least = tls, least_devices
         self._planning, self._free = threading.Lock(), threading.Semaphore(_CONNECTIONS)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -83,7 +83,7 @@ class KeyService:
                 if isinstance(request, port.AskPlan):
                     return self._plan(request, peer)
                 self._nonce = secrets.token_bytes(NONCE_BYTES)
-                return port.PublishedKey(self._secret.public_key().public_bytes_raw(), self._nonce)
+                return port.PublishedKey(public_half(self._secret), self._nonce)
         except (FedkeepError, ValueError, OSError) as error:
             log.warning("%s refused: %s", peer, error)
             return (
@@ -120,11 +120,9 @@ def _credible(profiles: dict[DeviceId, Profile], limits: Limits) -> Fleet:
     Whose claim was cut is for this log alone: it would tell the server who is fast.
     """
     said = Fleet.of(profiles)
-    rates = said.velocities.sum(axis=1)
-    counted = cap_rates(rates, np.full(len(said), np.nan), limits)
-    scale = np.divide(counted, rates, out=np.ones(len(said)), where=rates > 0)
-    capacities = np.minimum(said.capacities, most_claimed(said.capacities.astype(np.float64), limits)).astype(np.int64)
-    devices = said.devices.tolist()
-    for cut in cuts("rate", devices, rates, counted) + cuts("capacity", devices, said.capacities, capacities):
+    rates, slots, devices = said.velocities.sum(axis=1), said.capacities.astype(np.float64), said.devices.tolist()
+    rates_counted, slots_counted = (np.minimum(all_, most_claimed(all_, limits)) for all_ in (rates, slots))
+    for cut in (*cuts("rate", devices, rates, rates_counted), *cuts("capacity", devices, slots, slots_counted)):
         log.warning("device %d: %s", cut.device, cut.detail)
-    return Fleet(said.devices, capacities, said.velocities * scale[:, None])
+    scale = np.divide(rates_counted, rates, out=np.ones(len(said)), where=rates > 0)
+    return Fleet(said.devices, slots_counted.astype(np.int64), said.velocities * scale[:, None])
