@@ -193,6 +193,13 @@ def test_the_plan_crosses_the_wire_whole(running: HolderProcess) -> None:
     planned = planner.plan(0.0, told, None, LABELS)
     assert planned is not None
     assert_same(planned.plan, Greedy(clients_per_label=2).plan(Fleet.of(told)))
+    running.client.ask(AskKey(), PublishedKey)  # as a restart of the key-holder does, it ends the nonce before
+    assert planner.plan(10.0, told, None, LABELS) is None
+    assert planner.plan(20.0, told, None, LABELS) is None, "there is nothing to ask with"
+    anew = planner.request(30.0)
+    assert anew is not None
+    assert anew.nonce != asked.nonce
+    assert planner.profiles == {}, "everybody is asked anew"
 
 
 def test_a_million_times_too_much_is_refused_before_it_is_read(running: HolderProcess) -> None:

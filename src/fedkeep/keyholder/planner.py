@@ -111,7 +111,8 @@ class RemotePlanner:
 
     def plan(self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int) -> port.Planned | None:
         """The key-holder's plan for these devices, and whose profiles it could not use; None if it makes none now."""
-        assert self._request is not None
+        if self._request is None:
+            return None
         profiles = {device: self.profiles[device] for device in sorted(present)}
         asked = port.AskPlan(self._request.nonce, labels, profiles, self._greedy, self._limits, before)
         return self._ask(now, asked, port.Planned)

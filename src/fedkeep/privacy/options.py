@@ -50,8 +50,6 @@ class PrivacyOptions:
     """On a device: the directory of the fleet's public node keys; only their owners may be in a sum with it."""
     member_key: str = ""
     """On a device: its own node key, which signs for it."""
-    sum_rebase: int = 500
-    """Rounds after which the running sum of estimators begins anew, so that nothing counts in it for ever."""
     encrypted_profiles: bool = False
     """Whether profiles are sealed to the key-holder, which plans, so that the server cannot read them."""
     public_key: str = ""
@@ -62,7 +60,6 @@ class PrivacyOptions:
         within(self, "resends", least=0)
         within(self, "sum_threshold", least=0.5, most=1)
         within(self, "sum_least", least=2)
-        within(self, "sum_rebase", least=1)
         within(self, "delta", above=0, below=1)
         if bool(self.members) != bool(self.member_key):
             raise ValueError("members and member_key belong together: name both, or none")

@@ -18,6 +18,8 @@ from fedkeep.privacy.secure_sum import SESSION_BYTES, SumServer, SumTerms
 
 _HEADROOM = 16.0
 """How many times faster than today's fastest device one may become before its rate is cut until the next re-basing."""
+_REBASE_ROUNDS = 500
+"""After so many the running sum begins anew, so that nothing counts in it for ever."""
 _DEPARTED = 0.1
 """The share of the running sum, by rate, that may be of devices that have left."""
 
@@ -40,7 +42,7 @@ class SumBook:
         estimator = server.estimator
         self._runs = isinstance(estimator, IncrementalEstimator)
         oldest = estimator.max_age if isinstance(estimator, IncrementalEstimator) else None
-        self._rebase_every = options.sum_rebase if oldest is None else min(oldest, options.sum_rebase)
+        self._rebase_every = _REBASE_ROUNDS if oldest is None else min(oldest, _REBASE_ROUNDS)
         estimates = self._runs or isinstance(estimator, ParticipantsEstimator)
         self._gradient_size = gradient_size if estimates else 0
         self._running = self._empty()
