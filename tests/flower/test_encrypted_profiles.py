@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
+from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
@@ -26,8 +28,8 @@ from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder import planner as planning
 from fedkeep.keyholder.planner import RemotePlanner
-from fedkeep.keyholder.sealing import create_key, open_key, public_half
-from fedkeep.link.messages import Profiled, ProfileRequest
+from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal, unseal
+from fedkeep.link.messages import AskProfile, Profiled, ProfileRequest
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 from tests.keyholder.holder_process import HolderProcess
@@ -209,6 +211,47 @@ def test_answers_that_cannot_count_are_refused_by_name_and_the_rest_goes_on(made
     assert strategy.server.plan is not None
     assert strategy.server.plan.devices.tolist() == [0, 1, 2]
     assert outcome.summary.accepted
+
+
+LIES = {
+    "velocity-not-finite": Profile(6, np.array([1.0, np.nan, 1.0, 1.0])),
+    "negative-velocity": Profile(6, np.array([1.0, -1.0, 1.0, 1.0])),
+    "velocity-shape": Profile(6, np.ones(5)),
+    "velocity-dtype": Profile(6, np.ones(4, dtype=np.float32)),
+    "bad-capacity": Profile(2**40, np.ones(4)),
+    "oversized": Profile(6, np.ones(90)),
+}
+
+
+def test_lies_under_the_seal_are_named_and_the_rounds_go_on_without_them(made: Path, running: HolderProcess) -> None:
+    fleet, public = sealed(made, devices=3 + len(LIES)), public_half(open_key(made / "keys"))
+
+    def resealed(number: int, lie: Profile, said: dict[str, Any]) -> dict[str, Any]:
+        return {**said, "profile": seal(public, ProfileRequest(public, said["nonce"], number), lie)}
+
+    for number, lie in enumerate(LIES.values(), start=3):
+        fleet.apps[number] = tampered(fleet.apps[number], partial(resealed, number, lie))
+    strategy, grid = fleet.strategy(planner=planner(running)), WatchedGrid(fleet.grid())
+    outcomes = list(strategy.rounds(grid, 3))
+    assert {r.device: r.reason for r in outcomes[0].refusals} == dict(enumerate(LIES, start=3))
+    assert not any(outcome.refusals for outcome in outcomes[1:]), "they are named once, and asked again later"
+    assert all(outcome.summary.accepted for outcome in outcomes)
+    assert len(grid.asked) == fleet.devices
+    assert strategy.server.plan is not None
+    assert strategy.server.plan.devices.tolist() == [0, 1, 2]
+
+
+def test_a_server_that_asks_for_another_devices_seal_gets_that_of_the_device_asked(made: Path) -> None:
+    fleet, public = sealed(made), public_half(open_key(made / "keys"))
+    asked = codec.encode(AskProfile(ProfileRequest(public, bytes(16), device=5)))
+    grid = fleet.grid()
+    (reply,) = grid.send_and_receive([Message(asked, 1002, PROFILE)])
+    said, device = codec.decode_encrypted_profile(codec.content_of(reply), codec.Sizes(1, 1, 4))
+    secret = open_key(made / "keys")
+    assert device == 2
+    assert unseal(secret, bytes(16), 2, said.profile, 4).capacity == 6
+    with pytest.raises(RefusedError, match="broken seal"):
+        unseal(secret, bytes(16), 5, said.profile, 4)
 
 
 def test_a_device_sends_nothing_in_the_clear_nor_under_another_key(made: Path) -> None:

@@ -1,6 +1,5 @@
 """What the server remembers between secure rounds, and when it begins its running sum anew."""
 
-
 import numpy as np
 import pytest
 
