@@ -225,6 +225,9 @@ def test_questions_that_cannot_be_met_are_refused_with_the_reason(service: KeySe
         reply = ask(service, request)
         assert isinstance(reply, Failed), reason
         assert reply.reason == reason
+    beyond = ask(service, question(service, profiles(3) | {2**63: Profile(1, np.ones(LABELS))}))
+    assert beyond.reason == "error", "no fleet numbers its devices so"
+    good = question(service, profiles())
     assert isinstance(service.answer(b"no message", "test"), Failed)
     assert isinstance(service.answer(to_bytes(good)[:-1], "test"), Failed)
     assert isinstance(ask(service, changed(good, before=before)), Planned)

@@ -84,11 +84,12 @@ class KeyService:
                     return self._plan(request, peer)
                 self._nonce = secrets.token_bytes(NONCE_BYTES)
                 return port.PublishedKey(public_half(self._secret), self._nonce)
-        except (FedkeepError, ValueError, OSError) as error:
-            log.warning("%s refused: %s", peer, error)
-            return (
-                Failed(error.reason, error.detail) if isinstance(error, RefusedError) else Failed("error", str(error))
-            )
+        except RefusedError as error:
+            reason, detail = error.reason, error.detail
+        except (FedkeepError, ValueError, OverflowError, OSError) as error:
+            reason, detail = "error", str(error)
+        log.warning("%s refused: %s: %s", peer, reason, detail)
+        return Failed(reason, detail)
 
     def _plan(self, request: port.AskPlan, peer: str) -> port.Planned:
         """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""
@@ -101,7 +102,7 @@ class KeyService:
                 sound[device] = unseal(self._secret, self._nonce, device, sealed, request.labels)
             except RefusedError as error:
                 refused.append(Refusal(device, error.reason, error.detail))
-        named = "".join(f"; device {r.device}: {r.reason}" for r in refused)
+        named = "".join(f"; device {r.device}: {r.reason}" for r in refused[:10])
         if len(sound) < self._least:
             why = f"a plan for {len(sound)} would tell of each: at least {self._least} are needed{named}"
             raise RefusedError("too few devices", why)
