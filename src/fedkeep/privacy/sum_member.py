@@ -75,12 +75,19 @@ class SumMember:
         return told.encode(told.Keys(terms.session, signed, lost))
 
     def answer(self, payload: bytes) -> bytes:
-        """The answer to one of the other exchanges."""
+        """The answer to one of the other exchanges; masks are agreed with enough devices, and with members only."""
         request: told.Request = told.decode(payload, told.Request)
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        reply = held.answer(self._known(request) if isinstance(request, told.PartyKeys) else request)
+        if isinstance(request, told.PartyKeys):
+            if len(request.keys) < self._options.least_in_sum:
+                raise RefusedError("too few devices", f"{len(request.keys)} are fewer than privacy.sum_least")
+            if self._keys is not None:
+                self._keys.require_members(request.keys, request.session)
+            bare = {device: replace(keys, member=b"", signature=b"") for device, keys in request.keys.items()}
+            request = told.PartyKeys(request.session, bare)
+        reply = held.answer(request)
         if isinstance(request, told.Survivors):
             self._held = None
         return told.encode(reply)
@@ -96,16 +103,6 @@ class SumMember:
         self.differences.restore(take_under("differences", state))
         held = state.get("held")
         self._held = None if held is None else from_array(held, told.MaskingDevice)
-
-    def _known(self, roster: told.PartyKeys) -> told.PartyKeys:
-        """The roster as masks are agreed on, if it is of enough devices and, where they are known, of members only."""
-        if len(roster.keys) < self._options.least_in_sum:
-            raise RefusedError("too few devices", f"{len(roster.keys)} are fewer than privacy.sum_least")
-        if self._keys is not None:
-            self._keys.require_members(roster.keys, roster.session)
-        return told.PartyKeys(
-            roster.session, {d: replace(k, member=b"", signature=b"") for d, k in roster.keys.items()}
-        )
 
     def _words(self, report: Report, model: Vector, terms: told.SumTerms, *, lost: bool) -> Words:
         """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it.
@@ -146,12 +143,15 @@ class MemberKeys:
         try:
             key = serialization.load_ssh_private_key(Path(options.member_key).read_bytes(), password=None)
             files = sorted(Path(options.members).glob("*.pub"))
-            members = [_curve_key(serialization.load_ssh_public_key(file.read_bytes())) for file in files]
+            members = [serialization.load_ssh_public_key(file.read_bytes()) for file in files]
         except (OSError, ValueError) as error:
             raise ConfigError(f"privacy.member_key and privacy.members cannot be read: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"{options.member_key} is no elliptic-curve key: use the one of `fedkeep provision`")
-        self._members = {_name(member): member for member in members}
+        curved = [member for member in members if isinstance(member, ec.EllipticCurvePublicKey)]
+        if len(curved) < len(members):
+            raise ConfigError(f"a key in {options.members} is no elliptic-curve key: use those of `fedkeep provision`")
+        self._members = {_name(member): member for member in curved}
         self._key, self._own = key, _name(key.public_key())
         if self._own not in self._members:
             raise ConfigError("privacy.member_key is not among privacy.members: both come from `fedkeep provision`")
@@ -175,12 +175,6 @@ class MemberKeys:
 def _statement(keys: told.PublicKeys, session: bytes, device: DeviceId) -> bytes:
     parts = (b"fedkeep secure sum", session, str(device).encode(), keys.masking, keys.sealing, keys.own_mask)
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
-def _curve_key(public: object) -> ec.EllipticCurvePublicKey:
-    if not isinstance(public, ec.EllipticCurvePublicKey):
-        raise ValueError("a member's key is no elliptic-curve key")
-    return public
 
 
 def _name(public: ec.EllipticCurvePublicKey) -> bytes:
