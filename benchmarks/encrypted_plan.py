@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
@@ -25,7 +26,7 @@ from fedkeep.core.screening import Limits
 from fedkeep.core.types import FloatArray, IntArray, Profile
 from fedkeep.flower.codec import Sizes, decode_encrypted_profile, encode
 from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply
-from fedkeep.keyholder.sealing import X25519PrivateKey, seal
+from fedkeep.keyholder.sealing import seal
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
 from fedkeep.link.messages import EncryptedProfiled, ProfileRequest

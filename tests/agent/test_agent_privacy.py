@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.service import Service
 from fedkeep.agent.summary import Evaluator
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
-from fedkeep.keyholder.sealing import X25519PrivateKey, public_half, unseal
+from fedkeep.keyholder.sealing import public_half, unseal
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import AskProfile, EncryptedProfiled, ProfileRequest
 from tests.agent.builders import arrival, make_agent, order

@@ -7,6 +7,7 @@ import ssl
 import threading
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.fleet import Fleet
@@ -14,7 +15,7 @@ from fedkeep.core.rounds import Refusal, cuts
 from fedkeep.core.screening import Limits, most_claimed
 from fedkeep.core.types import DeviceId, Profile
 from fedkeep.keyholder import port
-from fedkeep.keyholder.sealing import NONCE_BYTES, X25519PrivateKey, public_half, unseal
+from fedkeep.keyholder.sealing import NONCE_BYTES, public_half, unseal
 from fedkeep.link.addresses import Address
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import Failed
