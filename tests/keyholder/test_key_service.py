@@ -18,6 +18,7 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
+from fedkeep.core.rounds import Refusal
 from fedkeep.core.screening import Limits
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
@@ -271,17 +272,19 @@ def test_what_is_not_secured_stays_on_loopback(made: Path, tmp_path: Path) -> No
 def test_plans_for_others_are_not_followed(caplog: pytest.LogCaptureFixture) -> None:
     class Lying(KeyHolderClient):
         def ask(self, request: Any, expected: Any) -> Any:
-            return PublishedKey(bytes(32), bytes(16)) if isinstance(request, AskKey) else lie
+            return PublishedKey(bytes(32), bytes(16)) if isinstance(request, AskKey) else lies.pop()
 
     good = Greedy().plan(Fleet.numbered([3, 3], np.ones((2, LABELS))))
     wide = replace(good, quotas=np.zeros((2, LABELS + 1), dtype=np.int64), label_weights=np.ones(LABELS + 1))
-    for plan in (replace(good, devices=np.array([7, 8])), wide, replace(good, quotas=-good.quotas)):
-        lie = Planned(plan, ())
+    wrong = (replace(good, devices=np.array([7, 8])), wide, replace(good, quotas=-good.quotas))
+    lies = [Planned(plan, ()) for plan in wrong]
+    lies += [Planned(good, (Refusal(device, "refused", "and planned for, or never asked"),)) for device in (1, 9)]
+    while lies:
         planner = RemotePlanner(Lying(Address("127.0.0.1", 1), None), Greedy())
         assert planner.request(0.0) is not None
         planner.profiles |= {0: b"", 1: b""}
         assert planner.plan(0.0, (0, 1), None, LABELS) is None
-    assert caplog.text.count("malformed plan") == 3
+    assert caplog.text.count("malformed plan") == 5
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":9600", "host:nine", "host:70000"])

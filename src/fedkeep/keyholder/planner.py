@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fedkeep.core.coordination import Coordinator, Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.plan import Plan
@@ -139,7 +137,7 @@ class RemotePlanner:
 
 def _require_asked_for(planned: port.Planned, asked: port.AskPlan) -> None:
     """Refuses a plan for other devices or labels than it was asked for."""
-    plan = port.sound_plan(planned.plan)
-    left = sorted(asked.profiles.keys() - {refusal.device for refusal in planned.refused})
-    if not np.array_equal(plan.devices, left) or plan.quotas.shape[1] != asked.labels:
+    plan, refused = port.sound_plan(planned.plan), {refusal.device for refusal in planned.refused}
+    everybody = sorted([*plan.devices.tolist(), *refused])
+    if everybody != sorted(asked.profiles) or plan.quotas.shape[1] != asked.labels:
         raise RefusedError("malformed plan", "it is not for the devices and labels it was asked for")
