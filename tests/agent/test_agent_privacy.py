@@ -186,13 +186,19 @@ def test_a_profile_under_seal_has_the_noise_that_was_paid_for(tmp_path: Path) ->
     assembly = make_agent(tmp_path, privacy=noise | sealed)
     agent, told = assembly.agent, []
     try:
+        for id_ in range(30):
+            agent.intake.offer(arrival(id_), wait=True)
+        while agent.step(0.0):
+            pass
+        declared = agent.device.profile()
         for nonce in (bytes(16), bytes(range(16))):
             answer = agent.encrypted_profile(ProfileRequest(public, nonce, 7))
             told.append(unseal(secret, nonce, 7, answer, agent.device.regions.count))
         spent = agent.door.spending()
     finally:
         assembly.disk.close()
-    assert told[0].rate > 0, "nothing has come, so it is all noise"
+    assert declared.rate > 0
+    assert not np.allclose(told[0].velocity, declared.velocity, rtol=1e-3)
     np.testing.assert_array_equal(told[0].velocity, told[1].velocity, "told once, and then repeated")
     assert spent is not None
     assert spent.releases["profile"] == 1
