@@ -1,36 +1,43 @@
-"""What a plan from encrypted profiles costs: per device, per label, for the server and for the key-holder.
+"""What a plan costs that the server cannot see into: sealed profiles, as fedkeep has them, beside CKKS, as in `lab`.
 
     python benchmarks/encrypted_plan.py [--quick] [--json FILE]
 
-Prints seconds of CPU and megabytes; every plan is checked against the plain greedy plan. In large fleets five devices
-encrypt and are timed one by one, and the contributions of all others are encrypted as one sum: the server adds fewer
-ciphertexts up, with the same numbers in them, and its time is told for all devices.
+Prints bytes and seconds of CPU: of one device, of the server, and of the key-holder for the plan. Sealed plans are
+checked against the plain plan, those from CKKS against the plain greedy plan without local search on its grid.
 """
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.types import FloatArray, Profile
-from fedkeep.keyholder import ckks
-from fedkeep.keyholder.ckks import COARSE, Scheme
-from fedkeep.keyholder.order import Comparisons, OrderedFleet
-from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder, PublicContext, encrypt_profile
-from fedkeep.link.messages import EncryptedProfile
+from fedkeep.core.types import FloatArray, IntArray, Profile
+from fedkeep.flower.codec import Sizes, decode_encrypted_profile, encode
+from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply
+from fedkeep.keyholder.sealing import seal
+from fedkeep.keyholder.service import KeyService
+from fedkeep.link.addresses import Address
+from fedkeep.link.messages import EncryptedProfiled, ProfileRequest
+from fedkeep.link.wire import from_bytes, to_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 Result = TypeVar("Result")
-SIZES = ((10, 10), (25, 10), (50, 10), (50, 20), (100, 10), (200, 10))
+Run = dict[str, Any]
+CKKS = ((10, 10), (50, 10), (50, 20))
+SEALED = (*CKKS, (1_000, 10), (10_000, 100))
 QUICK = ((5, 4), (10, 5))
-SINGLE = 5
-"""How many devices are timed."""
 
 
 def timed(action: Callable[[], Result]) -> tuple[Result, float]:
@@ -39,84 +46,102 @@ def timed(action: Callable[[], Result]) -> tuple[Result, float]:
     return action(), time.process_time() - start
 
 
-def rest(public: PublicContext, fleet: EncryptedFleet, velocities: FloatArray) -> EncryptedProfile:
-    """One answer that holds the sum of all devices' beyond the first `SINGLE`."""
-    rows, labels = fleet.rows, velocities.shape[1]
-    comparisons, slots = Comparisons(rows, labels), public.scheme.slots
-    levels = public.grid.level_of(velocities) / public.grid.levels
-    total = sum((comparisons.contribution(d, levels[d]) for d in range(SINGLE + 1, len(levels))), np.zeros(1))
-    total = comparisons.contribution(SINGLE, levels[SINGLE]) + total
-    context = ckks.read_context(public.comparing)
-    parts = tuple(ckks.encrypt(context, total[at : at + slots]) for at in range(0, len(total), slots))
-    summed = ckks.encrypt(ckks.read_context(public.summing), velocities[SINGLE:].sum(axis=0))
-    return EncryptedProfile(public.name, SINGLE, 1, parts, summed)
-
-
-def measure(holder: KeyHolder, scheme: Scheme, devices: int, labels: int) -> dict[str, float | bool | int]:
-    """One fleet, planned in secret."""
+def fleet_of(devices: int, labels: int) -> tuple[IntArray, FloatArray]:
     rng = np.random.default_rng(devices * labels)
-    velocities = rng.lognormal(0, 1.5, (devices, labels)) * (rng.random((devices, labels)) < 0.5)
-    capacities = rng.integers(5, 20, devices)
-    server = EncryptedFleet(holder.for_server(), devices, labels)
-    public, encrypting, receiving, size = holder.for_devices(), 0.0, 0.0, 0
-    for device in range(min(SINGLE, devices)):
-        profile = Profile(int(capacities[device]), velocities[device])
-        answer, took = timed(lambda d=device, p=profile: encrypt_profile(public, server.request(d), p))  # type: ignore[misc]
-        encrypting += took / min(SINGLE, devices)
-        receiving += timed(lambda d=device, a=answer: server.receive(d, d, a))[1] / min(SINGLE, devices)  # type: ignore[misc]
-        size = sum(map(len, answer.comparisons)) + len(answer.velocities)
-    if devices > SINGLE:
-        server.receive(SINGLE, SINGLE, rest(public, server, velocities))
-    tables, comparing = timed(lambda: server.tables(server.answered))
-    everybody = np.arange(server.rows)
-    filled = np.where(everybody < devices, np.resize(capacities, server.rows), 0)
-    plan, planning = timed(lambda: holder.plan(replace(tables, devices=everybody, capacities=filled), Greedy()))
-    levels, totals = public.grid.level_of(velocities), velocities.sum(axis=0)
-    tied = Greedy(improve_up_to=0).plan(OrderedFleet(np.arange(devices), capacities, levels.astype(float), totals))
-    exact = Greedy(improve_up_to=0).plan(Fleet.numbered(capacities, velocities))
-    adding = receiving * (devices + max(0, devices - SINGLE - 1))  # read when they come, and when they are added up
+    velocities = rng.lognormal(0, 0.5, (devices, labels)) * (rng.random((devices, labels)) < 0.5)
+    return rng.integers(5, 20, devices), velocities
+
+
+def sealed(devices: int, labels: int) -> Run:
+    """Sealed profiles: the server reads each answer and hands all on; the key-holder opens them, and plans."""
+    capacities, velocities = fleet_of(devices, labels)
+    service = KeyService(X25519PrivateKey.generate(), Address("127.0.0.1", 0), None)
+    service.close()
+    issued: Any = service.answer(to_bytes(AskKey()), "benchmark")
+    request = ProfileRequest(issued.key, issued.nonce)
+    profiles = [Profile(int(capacities[device]), velocities[device]) for device in range(devices)]
+    answers, sealing = timed(lambda: [seal(issued.key, replace(request, device=d), p) for d, p in enumerate(profiles)])
+    contents = [encode(EncryptedProfiled(answer, issued.nonce, d)) for d, answer in enumerate(answers)]
+    sizes = Sizes(1, 1, labels)
+
+    def relay() -> bytes:
+        read = (decode_encrypted_profile(content, sizes) for content in contents)
+        told = {device: said.profile for said, device in read}
+        return to_bytes(AskPlan(issued.nonce, labels, told, Greedy()))
+
+    question, relaying = timed(relay)
+    reply, planning = timed(lambda: to_bytes(service.answer(question, "benchmark")))
+    plan, following = timed(lambda: from_bytes(reply, KeyReply).plan)
+    plain, clear = timed(lambda: Greedy().plan(Fleet.numbered(capacities, velocities)))
+    equal = bool((plan.quotas == plain.quotas).all() and (plan.label_weights == plain.label_weights).all())
     return {
-        "devices": devices,
-        "labels": labels,
-        "levels": scheme.levels,
-        "comparisons": Comparisons(devices, labels).count,
-        "ciphertexts": len(tables.signs),
-        "device_s": encrypting,
-        "device_ms_per_label": 1e3 * encrypting / labels,
-        "device_MB": size / 1e6,
-        "server_add_s": adding,
-        "server_compare_s": comparing,
-        "server_ms_per_device_and_label": 1e3 * (adding + comparing) / (devices * labels),
-        "key_holder_s": planning,
-        "equals_plain_plan_on_grid": bool((plan.quotas == tied.quotas).all()),
-        "holdings_shared_with_exact_plan": float(((plan.quotas > 0) == (exact.quotas > 0)).mean()),
+        "device_bytes": len(answers[0]),
+        "device_s": sealing / devices,
+        "server_s": relaying + following,
+        "plan_s": planning,
+        "plain_plan_s": clear,
+        "equal": equal,
     }
+
+
+def encrypted(scheme: Any, devices: int, labels: int) -> Run:
+    """CKKS: the server adds up and compares without reading anything; the key-holder reads signs and totals."""
+    from lab.encrypted_order import Comparisons, Contexts, OrderedFleet
+
+    capacities, velocities = fleet_of(devices, labels)
+    holder, comparisons, encrypting, size = Contexts.create(scheme), Comparisons(devices, labels), 0.0, 0
+    public = holder.public()
+
+    def answers() -> Iterator[list[bytes]]:
+        nonlocal encrypting, size
+        for row, velocity in enumerate(velocities):
+            answer, took = timed(partial(public.encrypt, comparisons, row, velocity))
+            encrypting, size = encrypting + took, sum(map(len, answer))
+            yield answer
+
+    tables, both = timed(lambda: public.compare(answers()))
+    greedy = Greedy(improve_up_to=0)
+    plan, planning = timed(lambda: holder.plan(comparisons, tables, capacities, greedy))
+    levels = scheme.level_of(velocities).astype(np.float64)
+    on_grid = OrderedFleet(np.arange(devices), capacities, levels, velocities.sum(axis=0))
+    plain, clear = timed(lambda: greedy.plan(on_grid))
+    return {
+        "device_bytes": size,
+        "device_s": encrypting / devices,
+        "server_s": both - encrypting,
+        "plan_s": planning,
+        "plain_plan_s": clear,
+        "equal": bool((plan.quotas == plain.quotas).all()),
+    }
+
+
+def jobs(quick: bool) -> Iterator[tuple[str, tuple[int, int], Callable[[int, int], Run]]]:
+    """The ways, the sizes of fleets they are tried on, and how each is measured."""
+    yield from (("sealed", size, sealed) for size in (QUICK if quick else SEALED))
+    if find_spec("tenseal") is None:
+        print("CKKS is left out: install tenseal, of the lab extra")
+        return
+    from lab.encrypted_order import COARSE, Scheme
+
+    for way, scheme in (("CKKS, coarse", COARSE),) if quick else (("CKKS, coarse", COARSE), ("CKKS, full", Scheme())):
+        yield from ((way, size, partial(encrypted, scheme)) for size in (QUICK if quick else CKKS))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small fleets and the coarse scheme only")
+    parser.add_argument("--quick", action="store_true", help="small fleets, and of CKKS the coarse scheme only")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     runs = []
-    for name, scheme in (("coarse", COARSE),) if options.quick else (("coarse", COARSE), ("full", Scheme())):
-        holder, making = timed(lambda s=scheme: KeyHolder.create(s))  # type: ignore[misc]
-        server_keys = len(holder.for_server().comparing) / 1e6
-        print(f"{name}: {scheme.levels} levels, keys made in {making:.1f} s, {server_keys:.0f} MB for the server")
+    print("way           devices labels   a device: bytes         s   server: s   plan: s   plain: s  equal")
+    for way, size, measure in jobs(options.quick):
+        run = {"way": way, "devices": size[0], "labels": size[1], **measure(*size)}
+        runs.append(run)
         print(
-            "devices labels comparisons   a device: s  ms/label    MB server: s ms/(device*label)  key-holder s equal"
+            f"{way:13} {size[0]:7} {size[1]:6} {run['device_bytes']:17,} {run['device_s']:9.4f} {run['server_s']:11.3f}"
+            f" {run['plan_s']:9.3f} {run['plain_plan_s']:10.3f}  {run['equal']}",
+            flush=True,
         )
-        for devices, labels in QUICK if options.quick else SIZES:
-            run = measure(holder, scheme, devices, labels)
-            runs.append({"scheme": name, **run})
-            print(
-                f"{devices:7} {labels:6} {run['comparisons']:11} {run['device_s']:13.2f}"
-                f" {run['device_ms_per_label']:9.0f} {run['device_MB']:5.1f}"
-                f" {run['server_add_s'] + run['server_compare_s']:9.1f}"
-                f" {run['server_ms_per_device_and_label']:18.1f} {run['key_holder_s']:14.2f}"
-                f"  {run['equals_plain_plan_on_grid']}",
-                flush=True,
-            )
     if options.json:
         options.json.write_text(json.dumps(runs, indent=1) + "\n")
 

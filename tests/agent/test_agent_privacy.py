@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.service import Service
-from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
-from fedkeep.keyholder.ckks import COARSE
-from fedkeep.keyholder.order import Grid
-from fedkeep.keyholder.parties import EncryptedFleet, KeyHolder, PublicContext
+from fedkeep.keyholder.sealing import public_half, unseal
 from fedkeep.link.client import AgentClient
 from fedkeep.link.messages import AskProfile, EncryptedProfiled, ProfileRequest
 from tests.agent.builders import arrival, make_agent, order
@@ -146,17 +144,12 @@ def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
     assert 0 < gauges["fedkeep_epsilon_spent"] < 4.0
 
 
-def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the_clear(tmp_path: Path) -> None:
-    pytest.importorskip("tenseal", reason="tenseal is not installed")
-    keys = KeyHolder.create(COARSE)
-    public, path = keys.for_devices(), tmp_path / "devices.context"
-    path.write_bytes(public.pack())
-    sealed = {"encrypted_profiles": True, "public_context": str(path), "context_digest": public.name.hex()}
-    assembly = make_agent(tmp_path, privacy=sealed)
+def test_a_profile_is_sealed_to_the_key_it_was_given_and_never_sent_in_the_clear(tmp_path: Path) -> None:
+    secret, nonce = X25519PrivateKey.generate(), bytes(16)
+    public = public_half(secret)
+    assembly = make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_key": public.hex()})
     service = Service(assembly.agent)
     service.start()
-    labels = assembly.agent.device.regions.count
-    fleet = EncryptedFleet(keys.for_server(), 3, labels)
     try:
         for id_ in range(30):
             assembly.agent.intake.offer(arrival(id_), wait=True)
@@ -166,33 +159,46 @@ def test_a_profile_is_encrypted_under_the_key_it_was_given_and_never_sent_in_the
             with pytest.raises(RefusedError, match=r"in the clear: .*nothing was sent"):
                 client.profile()
             with pytest.raises(RefusedError, match=r"another key: .*nothing was sent"):
-                client.ask(AskProfile(ProfileRequest(b"the server's", 0, 3, labels)), EncryptedProfiled)
-            answer = client.ask(AskProfile(fleet.request(0)), EncryptedProfiled).profile
-        fleet.receive(0, 0, answer)
-        plan = keys.plan(fleet.tables([0]), Greedy())
+                client.ask(AskProfile(ProfileRequest(b"the server's", nonce, 7)), EncryptedProfiled)
+            answer = client.ask(AskProfile(ProfileRequest(public, nonce, 7)), EncryptedProfiled)
     finally:
         service.close()
         assembly.disk.close()
-    assert plan.devices.tolist() == [0]
-    assert plan.quotas.sum() == answer.capacity
+    profile = unseal(secret, nonce, 7, answer.profile, assembly.agent.device.regions.count)
+    assert profile.capacity == assembly.agent.device.capacity
+    assert profile.rate > 0
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"public_context": ""}, "needs privacy.public_context"),
-        ({"public_context": "nowhere"}, "are not there"),
-        ({"context_digest": "00"}, "another key-holder"),
-    ],
-)
-def test_an_agent_does_not_start_with_keys_it_was_not_given(
-    tmp_path: Path, change: dict[str, Any], reason: str
-) -> None:
-    pytest.importorskip("tenseal", reason="tenseal is not installed")
-    path = tmp_path / "devices.context"
-    path.write_bytes(PublicContext(b"comparing", b"summing", COARSE, Grid(9)).named().pack())
-    with pytest.raises(FedkeepError, match=reason):
-        make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_context": str(path), **change})
+@pytest.mark.parametrize("key", ["", "nothing", "00"])
+def test_an_agent_does_not_start_without_the_key_holders_key(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.public_key"):
+        make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_key": key})
+
+
+def test_a_profile_under_seal_has_the_noise_that_was_paid_for(tmp_path: Path) -> None:
+    secret = X25519PrivateKey.generate()
+    public = public_half(secret)
+    noise = {"epsilon": 1.0, "protect": ["profile"], "profile_bound": 10.0, "unit": "device"}
+    sealed = {"encrypted_profiles": True, "public_key": public.hex()}
+    assembly = make_agent(tmp_path, privacy=noise | sealed)
+    agent, told = assembly.agent, []
+    try:
+        for id_ in range(30):
+            agent.intake.offer(arrival(id_), wait=True)
+        while agent.step(0.0):
+            pass
+        declared = agent.device.profile()
+        for nonce in (bytes(16), bytes(range(16))):
+            answer = agent.encrypted_profile(ProfileRequest(public, nonce, 7))
+            told.append(unseal(secret, nonce, 7, answer, agent.device.regions.count))
+        spent = agent.door.spending()
+    finally:
+        assembly.disk.close()
+    assert declared.rate > 0
+    assert not np.allclose(told[0].velocity, declared.velocity, rtol=1e-3)
+    np.testing.assert_array_equal(told[0].velocity, told[1].velocity, "told once, and then repeated")
+    assert spent is not None
+    assert spent.releases["profile"] == 1
 
 
 def test_the_store_has_room_for_what_the_guard_remembers(tmp_path: Path) -> None:

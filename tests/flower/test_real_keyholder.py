@@ -1,6 +1,5 @@
 """A real SuperLink, SuperNodes with keys and a key-holder over TLS: the plain plan, from profiles nobody could read."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,13 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower.state_store import StateStore
-from fedkeep.keyholder.ckks import COARSE
-from fedkeep.keyholder.parties import KeyDirectory
+from fedkeep.keyholder.sealing import create_key
 from fedkeep.sim.assembly import assemble
 from tests.flower.real_fleet import APP, RealFleet, app_config, start_nodes, wait_until
 from tests.keyholder.holder_process import HolderProcess
-from tests.keyholder.plain_plans import on_the_grid
 
 pytestmark = pytest.mark.real
-pytest.importorskip("tenseal", reason="needs the privacy extra")
+pytest.importorskip("cryptography", reason="needs the privacy extra")
 
 NODES = 3
 SETTINGS: UserConfig = {
@@ -32,16 +29,16 @@ SETTINGS: UserConfig = {
 
 
 def test_a_deployment_plans_from_encrypted_profiles(tmp_path: Path) -> None:
-    keys, root, state = KeyDirectory(tmp_path / "keys"), tmp_path / "fleet", tmp_path / "state.db"
-    digest = keys.create(COARSE).name.hex()
+    keys, root, state = tmp_path / "keys", tmp_path / "fleet", tmp_path / "state.db"
+    public = create_key(keys).hex()
     with RealFleet.private(root, NODES) as fleet:
         provision(root, [fleet.deployment.host], [], keyholder_hosts=["127.0.0.1"])
-        holder = HolderProcess(keys.root, root)
+        holder = HolderProcess(keys, root)
         holder.start()
         try:
             fleet.start_superlink()
             fleet.register()
-            start_nodes(fleet, NODES, **{"public-context": str(keys.for_devices), "context-digest": digest})
+            start_nodes(fleet, NODES, **{"public-key": public})
             settings: UserConfig = {key.replace("__", "."): value for key, value in SETTINGS.items()}
             where = {"keyholder.address": f"127.0.0.1:{holder.port}", "keyholder.credentials": str(root)}
             fleet.submit(APP, {**settings, **where, "state.url": str(state), "output": str(tmp_path / "model.npy")})
@@ -63,5 +60,4 @@ def _plain_quotas() -> np.ndarray:
     parts = assemble(experiment)
     capacities = np.full(NODES, experiment.storage.capacity)
     assert isinstance(experiment.coordinator, Greedy)
-    greedy = replace(experiment.coordinator, improve_up_to=0)
-    return np.asarray(greedy.plan(on_the_grid(Fleet.numbered(capacities, parts.velocities), COARSE)).quotas)
+    return np.asarray(experiment.coordinator.plan(Fleet.numbered(capacities, parts.velocities)).quotas)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkeep.keyholder.planner import KeyHolderClient
-from fedkeep.keyholder.port import planner_side
+from fedkeep.keyholder.port import secured
 from fedkeep.link.addresses import Address
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -60,4 +60,4 @@ class HolderProcess:
 
     @property
     def client(self) -> KeyHolderClient:
-        return KeyHolderClient(Address("127.0.0.1", self.port), planner_side(self.credentials))
+        return KeyHolderClient(Address("127.0.0.1", self.port), secured(self.credentials, "planner"))

@@ -3,37 +3,30 @@
 import shutil
 import socket
 import ssl
-import stat
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan
+from fedkeep.core.rounds import Refusal
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
-from fedkeep.keyholder.ckks import COARSE
-from fedkeep.keyholder.parties import EncryptedFleet, KeyDirectory, PublicContext, encrypt_profile
+from fedkeep.fleet.specification import parse_fleet
 from fedkeep.keyholder.planner import KeyHolderClient, KeyHolderUnreachableError, RemotePlanner
-from fedkeep.keyholder.port import (
-    AskPlan,
-    AskPublicKeys,
-    EncryptedTables,
-    KeyReply,
-    Planned,
-    PublishedKeys,
-    planner_side,
-)
+from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply, Planned, PublishedKey, secured
+from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
-from fedkeep.link.messages import Failed
+from fedkeep.link.messages import Failed, ProfileRequest
 from fedkeep.link.wire import from_bytes, to_bytes
 from tests.keyholder.holder_process import HolderProcess, environment, fedkeep
 
@@ -43,7 +36,7 @@ LABELS = 3
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("key-service")
-    KeyDirectory(root / "keys").create(COARSE)
+    create_key(root / "keys")
     provision(root / "credentials", ["localhost"], [], keyholder_hosts=["127.0.0.1"])
     return root
 
@@ -56,34 +49,104 @@ def running(made: Path) -> Iterator[HolderProcess]:
     holder.kill()
 
 
-@pytest.fixture(scope="module")
-def tables(made: Path) -> EncryptedTables:
-    keys = KeyDirectory(made / "keys")
-    fleet = EncryptedFleet(PublicContext.unpack(keys.for_server.read_bytes()), 4, LABELS)
-    for device in range(4):
-        profile = Profile(5, np.array([1.0, 10.0, 100.0]) * (device + 1))
-        fleet.receive(device, device, encrypt_profile(keys.public(), fleet.request(device), profile))
-    return fleet.tables(range(4))
+@pytest.fixture
+def service(made: Path) -> Iterator[KeyService]:
+    service = KeyService(open_key(made / "keys"), Address("127.0.0.1", 0), None)
+    yield service
+    service.close()
 
 
-def question(tables: EncryptedTables) -> AskPlan:
-    return AskPlan(tables, quantities="even", clients_per_label=2, labels_per_client=None)
+def ask(service: KeyService, request: Any) -> Any:
+    """The reply, once both have crossed the wire."""
+    return from_bytes(to_bytes(service.answer(to_bytes(request), "test")), KeyReply)
 
 
-def test_secret_keys_are_for_their_owner_and_nothing_secret_is_published(made: Path) -> None:
-    keys = made / "keys"
-    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
-    assert {stat.S_IMODE((keys / f"{name}.key").stat().st_mode) for name in ("comparing", "summing")} == {0o600}
-    from fedkeep.keyholder import ckks
+def profiles(count: int = 12) -> dict[int, Profile]:
+    rng = np.random.default_rng(count)
+    velocities = rng.lognormal(0, 0.5, (count, LABELS)) * (rng.random((count, LABELS)) < 0.7)
+    capacities = rng.integers(3, 9, count).tolist()
+    return {3 * row + 1: Profile(capacities[row], velocities[row]) for row in range(count)}
 
-    for file in ("devices.context", "server.context"):
-        public = PublicContext.unpack((keys / file).read_bytes())
-        assert not ckks.read_context(public.comparing).has_secret_key()
-        assert not ckks.read_context(public.summing).has_secret_key()
+
+def sealed(published: PublishedKey, told: dict[int, Profile]) -> dict[int, bytes]:
+    asked = ProfileRequest(published.key, published.nonce)
+    return {d: seal(published.key, replace(asked, device=d), profile) for d, profile in told.items()}
+
+
+def question(service: KeyService, told: dict[int, Profile], greedy: Greedy = Greedy()) -> AskPlan:
+    published = ask(service, AskKey())
+    return AskPlan(published.nonce, LABELS, sealed(published, told), greedy)
+
+
+def assert_same(plan: Plan, plain: Plan) -> None:
+    np.testing.assert_array_equal(plan.devices, plain.devices)
+    np.testing.assert_array_equal(plan.quotas, plain.quotas)
+    np.testing.assert_array_equal(plan.label_weights, plain.label_weights)
+    assert plan.mass_per_slot == plain.mass_per_slot
+    assert plan.shortfalls == plain.shortfalls
+
+
+@pytest.mark.parametrize("quantities", ["even", "frequent"])
+def test_the_plan_is_the_plain_one_to_the_last_bit(service: KeyService, quantities: str) -> None:
+    greedy, told = Greedy(clients_per_label=2, labels_per_client=2, quantities=quantities), profiles()
+    planned = ask(service, question(service, told, greedy))
+    plain = greedy.plan(Fleet.of(told))
+    assert_same(planned.plan, plain)
+    stayed = {device: profile for device, profile in told.items() if device != 7} | {99: Profile(4, np.ones(LABELS))}
+    again = ask(service, changed(question(service, stayed, greedy), before=planned.plan))
+    assert_same(again.plan, greedy.replan(plain, Fleet.of(stayed)))
+    assert again.refused == ()
+
+
+def test_malformed_profiles_are_named_and_the_plan_goes_on_without_them(service: KeyService) -> None:
+    told = profiles()
+    bad = {
+        1: Profile(5, np.array([np.nan, 1.0, 1.0])),
+        4: Profile(0, np.ones(LABELS)),
+        7: Profile(2**40, np.ones(LABELS)),
+        10: Profile(5, np.ones(LABELS + 1)),
+    }
+    planned = ask(service, question(service, told | bad))
+    reasons = {refusal.device: refusal.reason for refusal in planned.refused}
+    assert reasons == {1: "velocity-not-finite", 4: "bad-capacity", 7: "bad-capacity", 10: "velocity-shape"}
+    assert_same(planned.plan, Greedy().plan(Fleet.of({d: p for d, p in told.items() if d not in bad})))
+
+
+def test_a_server_that_swaps_replays_or_alters_seals_gains_nothing(service: KeyService) -> None:
+    told = profiles()
+    old = question(service, told)
+    new = question(service, told)
+    assert ask(service, old).reason == "outdated"
+    forged = dict(new.profiles)
+    forged[1], forged[4] = forged[4], forged[1]
+    forged[7] = old.profiles[7]
+    forged[10] = forged[10][:-1] + bytes([forged[10][-1] ^ 1])
+    forged[13] = bytes(10 << 20)
+    forged[1000] = forged[16]
+    planned = ask(service, changed(new, profiles=forged))
+    assert {refusal.device: refusal.reason for refusal in planned.refused} == {
+        **dict.fromkeys((1, 4, 7, 10, 1000), "broken seal"),
+        13: "oversized",
+    }
+    assert not set(planned.plan.devices.tolist()) & {1, 4, 7, 10, 13, 1000}
+
+
+def test_what_a_liar_claims_counts_as_in_a_plain_plan_and_the_server_does_not_hear_who_is_fast(
+    service: KeyService, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = profiles() | {100: Profile(10**9, np.full(LABELS, 1e20))}
+    planned = ask(service, question(service, told))
+    server = parse_fleet({"samples": {"shape": [2], "labels": LABELS}, "model": {"name": "softmax"}}).server()
+    server.coordinator = Greedy()
+    plain, cut = server.coordinate(told)
+    assert_same(planned.plan, plain)
+    assert {refusal.device for refusal in cut} == {100}
+    assert planned.refused == ()
+    assert "device 100: a rate of 3e+20 counts as" in caplog.text
 
 
 def test_only_the_servers_certificate_gets_an_answer(made: Path, running: HolderProcess, tmp_path: Path) -> None:
-    assert running.client.ask(AskPublicKeys(), PublishedKeys).least_devices == 3
+    assert running.client.ask(AskKey(), PublishedKey).nonce
     provision(tmp_path / "foreign", ["localhost"], [], keyholder_hosts=["127.0.0.1"])
     as_keyholder = tmp_path / "as-keyholder"
     as_keyholder.mkdir()
@@ -92,10 +155,10 @@ def test_only_the_servers_certificate_gets_an_answer(made: Path, running: Holder
     shutil.copy(made / "credentials" / "ca.crt", as_keyholder)
     nobody = ssl.create_default_context(cafile=str(made / "credentials" / "ca.crt"))
     address = Address("127.0.0.1", running.port)
-    for tls in (planner_side(tmp_path / "foreign"), planner_side(as_keyholder), nobody, None):
+    for tls in (secured(tmp_path / "foreign", "planner"), secured(as_keyholder, "planner"), nobody, None):
         with pytest.raises(KeyHolderUnreachableError, match="does not answer"):
-            KeyHolderClient(address, tls).ask(AskPublicKeys(), PublishedKeys)
-    assert running.client.ask(AskPublicKeys(), PublishedKeys).least_devices == 3, "it still answers the server"
+            KeyHolderClient(address, tls).ask(AskKey(), PublishedKey)
+    assert running.client.ask(AskKey(), PublishedKey).nonce, "it still answers the server"
 
 
 def test_the_server_talks_to_no_other_host(made: Path, tmp_path: Path) -> None:
@@ -104,7 +167,7 @@ def test_the_server_talks_to_no_other_host(made: Path, tmp_path: Path) -> None:
     impostor.start()
     try:
         with pytest.raises(KeyHolderUnreachableError, match="does not answer"):
-            impostor.client.ask(AskPublicKeys(), PublishedKeys)
+            impostor.client.ask(AskKey(), PublishedKey)
     finally:
         impostor.kill()
 
@@ -112,92 +175,111 @@ def test_the_server_talks_to_no_other_host(made: Path, tmp_path: Path) -> None:
 def test_silent_connections_do_not_shut_the_server_out(running: HolderProcess) -> None:
     silent = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(6)]
     try:
-        assert running.client.ask(AskPublicKeys(), PublishedKeys).least_devices == 3
+        assert running.client.ask(AskKey(), PublishedKey).nonce
     finally:
         for connection in silent:
             connection.close()
 
 
-def test_the_plan_crosses_the_wire_whole(running: HolderProcess, tables: EncryptedTables, made: Path) -> None:
-    greedy = Greedy(clients_per_label=2, improve_up_to=0)
-    plan = RemotePlanner(running.client, greedy).plan(tables, None)
-    here = KeyDirectory(made / "keys").open().plan(tables, greedy)
-    np.testing.assert_array_equal(plan.quotas, here.quotas)
-    np.testing.assert_array_equal(plan.label_weights, here.label_weights)
-    assert plan.shortfalls == here.shortfalls
+def test_the_plan_crosses_the_wire_whole(running: HolderProcess) -> None:
+    planner, told = RemotePlanner(running.client, Greedy(clients_per_label=2)), profiles(4)
+    asked = planner.request(0.0)
+    assert asked is not None
+    planner.profiles |= sealed(PublishedKey(asked.key, asked.nonce), told)
+    planned = planner.plan(0.0, told, None, LABELS)
+    assert planned is not None
+    assert_same(planned.plan, Greedy(clients_per_label=2).plan(Fleet.of(told)))
+    running.client.ask(AskKey(), PublishedKey)  # as a restart of the key-holder does, it ends the nonce before
+    assert planner.plan(10.0, told, None, LABELS) is None
+    assert planner.plan(20.0, told, None, LABELS) is None, "there is nothing to ask with"
+    anew = planner.request(30.0)
+    assert anew is not None
+    assert anew.nonce != asked.nonce
+    assert planner.profiles == {}, "everybody is asked anew"
 
 
-def test_bad_tables_are_refused_with_the_reason(made: Path, tables: EncryptedTables) -> None:
-    service = KeyService(KeyDirectory(made / "keys"), Address("127.0.0.1", 0), None)
-    good = question(tables)
-    other = EncryptedTables(tables.name, tables.devices, LABELS, (tables.totals,), tables.signs[0], tables.capacities)
-    few = np.where(np.arange(len(tables.devices)) < 2, tables.capacities, 0)
-    twice = np.where(np.arange(len(tables.devices)) < 4, 1, tables.devices)
-    before = Greedy().plan(_fleet())
+def test_a_million_times_too_much_is_refused_before_it_is_read(running: HolderProcess) -> None:
+    with socket.create_connection(("127.0.0.1", running.port)) as plain:
+        tls = secured(running.credentials, "planner")
+        with tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            connection.sendall((2**32 - 1).to_bytes(4, "big") + bytes(1000))
+            assert connection.recv(1) == b"", "the connection is closed"
+    assert running.client.ask(AskKey(), PublishedKey).nonce, "it still answers the server"
+
+
+def test_questions_that_cannot_be_met_are_refused_with_the_reason(service: KeyService) -> None:
+    good = question(service, profiles())
+    before = Greedy().plan(Fleet.numbered([3, 3], np.ones((2, LABELS))))
     bad: dict[str, AskPlan] = {
-        "another key": question(replace(tables, name=b"none")),
-        "unreadable ciphertext": question(other),
-        "too few devices": question(replace(tables, capacities=few)),
-        "tables of the wrong form": question(replace(tables, devices=twice)),
-        "tables of the wrong size": question(replace(tables, signs=())),
-        "malformed plan": msgspec.structs.replace(
-            good, before=replace(before, quotas=np.zeros((1, 1), dtype=np.int64))
-        ),
-        "error": msgspec.structs.replace(good, quantities="lp"),
+        "outdated": changed(good, nonce=b"none"),
+        "too few devices": changed(good, profiles=dict(list(good.profiles.items())[:2])),
+        "malformed plan": changed(good, before=replace(before, quotas=np.zeros((1, 1), dtype=np.int64))),
+        "malformed": changed(good, greedy={"clients_per_label": 0}),
+        "error": changed(good, greedy=Greedy(quantities="none such")),
     }
-    try:
-        for reason, request in bad.items():
-            reply = from_bytes(to_bytes(service.answer(to_bytes(request), "test")), KeyReply)
-            assert isinstance(reply, Failed), reason
-            assert reply.reason == reason
-        assert isinstance(service.answer(b"no message", "test"), Failed)
-        assert isinstance(service.answer(to_bytes(good), "test"), Planned)
-    finally:
-        service.close()
+    for reason, request in bad.items():
+        reply = ask(service, request)
+        assert isinstance(reply, Failed), reason
+        assert reply.reason == reason
+    beyond = ask(service, question(service, profiles(3) | {2**63: Profile(1, np.ones(LABELS))}))
+    assert beyond.reason == "error", "no fleet numbers its devices so"
+    good = question(service, profiles())
+    assert isinstance(service.answer(b"no message", "test"), Failed)
+    assert isinstance(service.answer(to_bytes(good)[:-1], "test"), Failed)
+    assert isinstance(ask(service, changed(good, before=before)), Planned)
 
 
-def _fleet() -> Fleet:
-    return Fleet.numbered([3, 3], np.ones((2, LABELS)))
+def test_where_too_few_are_left_the_offenders_are_named_all_the_same(service: KeyService) -> None:
+    told = profiles(3) | {4: Profile(0, np.ones(LABELS))}
+    reply = ask(service, question(service, told))
+    assert reply.reason == "too few devices"
+    assert "a plan for 2 would tell of each: at least 3 are needed; device 4: bad-capacity" in reply.detail
 
 
 def test_a_lost_key_is_one_sentence(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "keys", tmp_path / "keys")
-    (tmp_path / "keys" / "summing.key").unlink()
+    (tmp_path / "keys" / "secret.key").unlink()
     command = fedkeep("keyholder", "serve", str(tmp_path / "keys"), "--insecure", "--listen", "127.0.0.1:0")
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.startswith("fedkeep: lost key: ")
-    assert "create new keys and ask all devices for new profiles" in ended.stderr
+    assert "put it back, or make another by `fedkeep keyholder create`" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
-def test_keys_are_never_overwritten_and_missing_ones_are_named(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not empty"):
-        KeyDirectory(made / "keys").create(COARSE)
-    with pytest.raises(ConfigError, match="keyholder create"):
-        KeyDirectory(tmp_path / "none").open()
+def test_the_command_line_makes_keys_and_says_what_devices_need(tmp_path: Path) -> None:
+    said = []
+    for command in ("create", "show"):
+        words = fedkeep("keyholder", command, str(tmp_path / "keys"))
+        ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True, timeout=60)
+        said.append(ended.stdout)
+    key = public_half(open_key(tmp_path / "keys")).hex()
+    assert f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"' in said[0] == said[1]
+
+
+def test_what_is_not_secured_stays_on_loopback(made: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="loopback only"):
-        KeyService(KeyDirectory(made / "keys"), Address("0.0.0.0", 0), None)
+        KeyService(open_key(made / "keys"), Address("0.0.0.0", 0), None)
     with pytest.raises(ConfigError, match="provision"):
-        planner_side(tmp_path)
+        secured(tmp_path, "planner")
 
 
-def test_plans_for_others_or_for_more_than_they_hold_are_not_followed(tables: EncryptedTables) -> None:
+def test_plans_for_others_are_not_followed(caplog: pytest.LogCaptureFixture) -> None:
     class Lying(KeyHolderClient):
         def ask(self, request: Any, expected: Any) -> Any:
-            return Planned(lie)
+            return PublishedKey(bytes(32), bytes(16)) if isinstance(request, AskKey) else lies.pop()
 
-    planner = RemotePlanner(Lying(Address("127.0.0.1", 1), None), Greedy())
-    good = Greedy().plan(_fleet())
-    four = np.arange(4)
-    for plan in (
-        replace(good, devices=np.array([7, 8])),
-        replace(good, devices=four, quotas=np.full((4, LABELS), 9)),
-        replace(good, devices=four, quotas=np.zeros((4, LABELS + 1)), label_weights=np.ones(LABELS + 1)),
-    ):
-        lie = plan
-        with pytest.raises(RefusedError, match="malformed plan"):
-            planner.plan(tables, None)
+    good = Greedy().plan(Fleet.numbered([3, 3], np.ones((2, LABELS))))
+    wide = replace(good, quotas=np.zeros((2, LABELS + 1), dtype=np.int64), label_weights=np.ones(LABELS + 1))
+    wrong = (replace(good, devices=np.array([7, 8])), wide, replace(good, quotas=-good.quotas))
+    lies = [Planned(plan, ()) for plan in wrong]
+    lies += [Planned(good, (Refusal(device, "refused", "and planned for, or never asked"),)) for device in (1, 9)]
+    while lies:
+        planner = RemotePlanner(Lying(Address("127.0.0.1", 1), None), Greedy())
+        assert planner.request(0.0) is not None
+        planner.profiles |= {0: b"", 1: b""}
+        assert planner.plan(0.0, (0, 1), None, LABELS) is None
+    assert caplog.text.count("malformed plan") == 5
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":9600", "host:nine", "host:70000"])
@@ -214,4 +296,4 @@ def test_addresses_of_version_six() -> None:
 
 def test_what_is_no_reply_is_refused() -> None:
     with pytest.raises(RefusedError, match="malformed"):
-        from_bytes(to_bytes(AskPublicKeys()), KeyReply)
+        from_bytes(to_bytes(AskKey()), KeyReply)

@@ -17,9 +17,9 @@ from fedkeep.privacy.gaussian import (
     budget_cost,
     clipped,
     epsilon_spent,
-    noise_multiplier,
     system_normal,
 )
+from fedkeep.privacy.options import PrivacyOptions
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 
@@ -71,7 +71,10 @@ def test_sampling_amplifies_for_an_outsider_and_not_against_the_server() -> None
 
 
 def test_more_releases_need_more_noise() -> None:
-    assert noise_multiplier(1.0, 1e-5, 100) == pytest.approx(10 * noise_multiplier(1.0, 1e-5, 1))
+    def multiplier(releases: int) -> float:
+        return PrivacyOptions(epsilon=1.0, protect=("model",), releases=releases).noise_multiplier()
+
+    assert multiplier(100) == pytest.approx(10 * multiplier(1))
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])

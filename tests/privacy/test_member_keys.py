@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.coordination import Uncoordinated
@@ -83,6 +85,16 @@ def test_options_that_lack_a_half_are_named(tmp_path: Path) -> None:
     lost = PrivacyOptions(members=str(tmp_path), member_key=str(tmp_path / "key"))
     with pytest.raises(ConfigError, match="cannot be read"):
         SumMember(lost, 0)
+
+
+def test_a_key_of_another_kind_among_the_members_is_named(tmp_path: Path) -> None:
+    made = provision(tmp_path, ["localhost"], ["a"])
+    public = Ed25519PrivateKey.generate().public_key()
+    encoded = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (tmp_path / "nodes" / "b.pub").write_bytes(encoded)
+    options = PrivacyOptions(members=str(tmp_path / "nodes"), member_key=str(made.node_key("a")))
+    with pytest.raises(ConfigError, match="no elliptic-curve key"):
+        SumMember(options, 0)
 
 
 def test_an_update_longer_than_the_limit_is_cut_before_it_is_masked() -> None:

@@ -15,7 +15,6 @@ from fedkeep.learn.judging import judge
 from fedkeep.link.messages import (
     DeviceReply,
     DeviceRequest,
-    EncryptedProfile,
     Evaluated,
     ProfileRequest,
     Reported,
@@ -74,7 +73,7 @@ class CatchUpDevice:
         self._save_if_guarded()
         return told
 
-    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+    def encrypted_profile(self, request: ProfileRequest) -> bytes:
         """What the device declares, for the key-holder it knows."""
         sealed = self._door.sealed_profile(request, self._declared)
         self._save_if_guarded()

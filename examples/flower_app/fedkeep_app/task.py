@@ -39,12 +39,10 @@ def _ground(run_config: tuple[tuple[str, str | int | float | bool], ...]) -> Gro
 
 
 def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:
-    """The run's, but the key to encrypt profiles under is the node's own to say: the server cannot bring another."""
-    keys = context.node_config.get("public-context")
-    if keys is None:
-        return experiment.privacy
-    digest = str(context.node_config.get("context-digest", ""))
-    return replace(experiment.privacy, encrypted_profiles=True, public_context=str(keys), context_digest=digest)
+    """The run's, but the key to seal profiles to is the node's own to say: the server cannot bring another."""
+    key = str(context.node_config.get("public-key", ""))
+    told = experiment.privacy
+    return replace(told, encrypted_profiles=told.encrypted_profiles or bool(key), public_key=key)
 
 
 def _memory(context: Context, number: int) -> DeviceMemory:

@@ -17,7 +17,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.state import snapshot_parts, take_under
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
-from fedkeep.link.messages import EncryptedProfile, ProfileRequest
+from fedkeep.link.messages import ProfileRequest
 from fedkeep.privacy.door import Door
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Agent:
         """What the device declares to the server in the clear, as far as it may."""
         return self.door.profile(self._declared)
 
-    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+    def encrypted_profile(self, request: ProfileRequest) -> bytes:
         """The same, for the key-holder alone."""
         return self.door.sealed_profile(request, self._declared)
 

@@ -230,7 +230,3 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
 
     size = agent.device.learner.gradient_size
     agent.door = Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
-    if privacy.encrypted_profiles:  # a file that is not there, or not the one pinned, is said now
-        from fedkeep.keyholder.parties import ProfileSealer  # its libraries are not small
-
-        ProfileSealer(privacy.public_context, privacy.context_digest).public()

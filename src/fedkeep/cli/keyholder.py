@@ -1,9 +1,9 @@
-"""`fedkeep keyholder`: the party that alone can decrypt, and only ever decrypts what a plan needs."""
+"""`fedkeep keyholder`: the party that alone can open encrypted profiles, and makes the plans from them."""
 
 import logging
 import signal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -15,34 +15,25 @@ Directory = Annotated[Path, typer.Argument(help="The key-holder's directory.")]
 
 
 @keyholder.command()
-def create(
-    directory: Directory,
-    scheme: Annotated[
-        Literal["full", "coarse"],
-        typer.Option(
-            help="full: velocities 0.5 % apart are told apart; coarse: a factor of 1.6, for a tenth of the work."
-        ),
-    ] = "full",
-) -> None:
+def create(directory: Directory) -> None:
     """Make fresh keys, and say what to give to the devices.
 
-    The secret keys stay in the directory, for their owner's eyes only. Nothing replaces them once they are lost.
+    The secret key stays in the directory, for its owner's eyes only. Nothing replaces it once it is lost.
     """
-    from fedkeep.keyholder.ckks import SCHEMES
-    from fedkeep.keyholder.parties import KeyDirectory
+    from fedkeep.keyholder.sealing import create_key
 
-    keys = KeyDirectory(directory.resolve())
-    public = keys.create(SCHEMES[scheme])
-    typer.echo(_settings(keys.for_devices, public.name.hex()))
+    create_key(directory)
+    show(directory)
 
 
 @keyholder.command()
 def show(directory: Directory) -> None:
     """Say again what to give to the devices."""
-    from fedkeep.keyholder.parties import KeyDirectory
+    from fedkeep.keyholder.sealing import open_key, public_half
 
-    keys = KeyDirectory(directory.resolve())
-    typer.echo(_settings(keys.for_devices, keys.public().name.hex()))
+    key = public_half(open_key(directory)).hex()
+    typer.echo("# for the agent's configuration on every device; the server must not be the one who brings it there")
+    typer.echo(f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"')
 
 
 @keyholder.command()
@@ -53,35 +44,28 @@ def serve(
         Path | None, typer.Option(help="ca.crt, keyholder.crt and keyholder.key, made by `fedkeep provision`.")
     ] = None,
     least_devices: Annotated[
-        int, typer.Option(min=1, help="Make no plan for fewer devices: their totals would tell of each.")
+        int, typer.Option(min=1, help="Make no plan for fewer devices: its totals would tell of each.")
     ] = 3,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no certificates: loopback only.")] = False,
 ) -> None:
-    """Answer the server's tables with plans, until stopped.
+    """Answer the server's sealed profiles with plans, until stopped.
 
-    Only the server, known by its certificate, gets an answer. Signs and totals are decrypted, velocities never.
+    Only the server, known by its certificate, gets an answer, and what it gets is the plan.
     """
     from fedkeep.core.errors import ConfigError
-    from fedkeep.keyholder.parties import KeyDirectory
-    from fedkeep.keyholder.port import keyholder_side
+    from fedkeep.keyholder.port import secured
+    from fedkeep.keyholder.sealing import open_key
     from fedkeep.keyholder.service import KeyService
     from fedkeep.link.addresses import Address
 
     if insecure == (credentials is not None):
         raise ConfigError("say --credentials DIR, or --insecure on loopback, and not both")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    tls = None if credentials is None else keyholder_side(credentials)
-    service = KeyService(KeyDirectory(directory.resolve()), Address.parse(listen), tls, least_devices)
+    tls = None if credentials is None else secured(credentials, "keyholder")
+    service = KeyService(open_key(directory), Address.parse(listen), tls, least_devices)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     typer.echo(f"listening on {service.address}")
     try:
         service.run()
     except KeyboardInterrupt:
         service.close()
-
-
-def _settings(path: Path, digest: str) -> str:
-    return (
-        f"# copy {path} to every device, and write into its agent's configuration\n"
-        f'[privacy]\nencrypted_profiles = true\npublic_context = "{path.name}"\ncontext_digest = "{digest}"'
-    )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.core.bounds import within
-from fedkeep.core.screening import most_claimed
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.screening import cap_rates, most_claimed
 from fedkeep.core.types import AnyArray, DeviceId, FloatArray, LocalTraining
 
 _TRIM = 0.2
@@ -59,6 +60,19 @@ def cuts(what: str, devices: Sequence[DeviceId], said: AnyArray, counted: AnyArr
     """Whose word counts for less than it says, by the name of what was cut."""
     cut = np.flatnonzero(counted < said).tolist()
     return [Refusal(devices[i], f"{what}-cut", f"a {what} of {said[i]:g} counts as {counted[i]:g}") for i in cut]
+
+
+def credible(said: Fleet, before: FloatArray, growth: float) -> tuple[Fleet, FloatArray, list[Refusal]]:
+    """The fleet as far as its devices' claims count, with their rates, and whose claims were cut.
+
+    `before` are the rates that counted last, NaN where there are none: none counts for more than `growth` times that.
+    """
+    rates, devices = said.velocities.sum(axis=1, dtype=np.float64), said.devices.tolist()
+    capped = cap_rates(rates, before, growth)
+    scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
+    capacities = np.minimum(said.capacities, most_claimed(said.capacities.astype(np.float64)))
+    refusals = cuts("rate", devices, rates, capped) + cuts("capacity", devices, said.capacities, capacities)
+    return Fleet(said.devices, capacities.astype(np.int64), said.velocities * scale[:, None]), capped, refusals
 
 
 @dataclass(frozen=True, eq=False)

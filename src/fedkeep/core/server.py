@@ -13,8 +13,8 @@ from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.core.ports import Kept
-from fedkeep.core.rounds import Refusal, RoundSummary, Schedule, cuts
-from fedkeep.core.screening import Limits, cap_rates, most_claimed, screen_profile, screen_report, screen_sum
+from fedkeep.core.rounds import Refusal, RoundSummary, Schedule, credible
+from fedkeep.core.screening import Limits, screen_profile, screen_report, screen_sum
 from fedkeep.core.seeds import generator
 from fedkeep.core.state import put_table, put_under, restore_parts, snapshot_parts, take_table, take_under
 from fedkeep.core.types import DeviceId, Profile, Report, State, TrainOrder, Vector
@@ -105,17 +105,11 @@ class Server:
             except RefusedError as error:
                 refusals.append(Refusal(device, error.reason, error.detail))
         founded = {device: self._claims.founded(device, profile) for device, profile in sorted(self._profiles.items())}
-        fleet, devices = Fleet.of(founded), list(founded)
-        rates = np.array([profile.rate for profile in founded.values()])
-        before = np.array([self._rates.get(device, np.nan) for device in devices])
-        capped = cap_rates(rates, before, self.limits.growth)
-        scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
-        capacities = np.minimum(fleet.capacities, most_claimed(fleet.capacities.astype(np.float64)))
-        refusals += cuts("rate", devices, rates, capped) + cuts("capacity", devices, fleet.capacities, capacities)
-        fleet = Fleet(fleet.devices, capacities.astype(np.int64), fleet.velocities * scale[:, None])
+        before = np.array([self._rates.get(device, np.nan) for device in founded])
+        fleet, rates, cut = credible(Fleet.of(founded), before, self.limits.growth)
         plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
-        self._follow(plan, dict(zip(devices, capped.tolist(), strict=True)))
-        return plan, tuple(refusals)
+        self._follow(plan, dict(zip(founded, rates.tolist(), strict=True)))
+        return plan, (*refusals, *cut)
 
     def use_plan(self, plan: Plan) -> None:
         """Follows a plan that was made elsewhere, from profiles this server cannot read (encrypted profiles).

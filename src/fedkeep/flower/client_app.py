@@ -1,6 +1,7 @@
 """The ClientApp: a thin, torch-free shim between Flower's messages and the device behind the node."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from flwr.app import Context, Message
@@ -28,6 +29,8 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         device, request = open_device(context), codec.decode(message.content, DeviceRequest)
+        if isinstance(request, AskProfile) and request.encrypted is not None:
+            request = AskProfile(replace(request.encrypted, device=device_number(context)))
         reply = device.reply(request)
         if isinstance(reply, Profiled | EncryptedProfiled):
             number = device_number(context)

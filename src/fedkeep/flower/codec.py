@@ -14,7 +14,7 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
 from fedkeep.link.framing import MESSAGE_LIMIT
-from fedkeep.link.messages import Answered, EncryptedProfile, EncryptedProfiled, Evaluated, Profiled, Reported, Vitals
+from fedkeep.link.messages import Answered, EncryptedProfiled, Evaluated, Profiled, Reported, Vitals
 from fedkeep.link.wire import pack, unpack
 
 TRAIN, EVALUATE, PROFILE = "train", "evaluate", "query.profile"
@@ -24,8 +24,6 @@ ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
 _RAW = "fedkeep.raw"
 _HEAD_BYTES = 4096
 """More than the head of any message whose numbers are arrays."""
-_CIPHERTEXT_BYTES, _CIPHERTEXTS = 16 << 20, 1 << 10
-"""More than any ciphertext of ours, a fresh one of the full scheme has 8 million, and more than a profile has."""
 _MOST = 10**9
 """No device counts further than this in a round."""
 _MOST_EVER = 10**15
@@ -105,15 +103,12 @@ def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId
     return screen_profile(said.profile, sizes.regions), _require_count("device", said.device), said.name
 
 
-def decode_encrypted_profile(content: RecordDict) -> tuple[EncryptedProfile, DeviceId, str]:
-    """The encrypted profile and the number and name claimed with it; one in the clear is refused and not used."""
-    said: Profiled | EncryptedProfiled = decode(content, Profiled | EncryptedProfiled)
+def decode_encrypted_profile(content: RecordDict, sizes: Sizes) -> tuple[EncryptedProfiled, DeviceId]:
+    """The sealed profile and the number claimed with it; one in the clear is refused and not used."""
+    said: Profiled | EncryptedProfiled = decode(content, Profiled | EncryptedProfiled, 8 * sizes.regions + _HEAD_BYTES)
     if isinstance(said, Profiled):
         raise RefusedError("profile in the clear", "it was asked to encrypt; its answer is not used")
-    parts = said.profile.comparisons
-    if len(parts) > _CIPHERTEXTS or max(map(len, (*parts, said.profile.velocities))) > _CIPHERTEXT_BYTES:
-        raise RefusedError("ciphertext of the wrong size", f"no ciphertext has more than {_CIPHERTEXT_BYTES} bytes")
-    return said.profile, _require_count("device", said.device), said.name
+    return said, _require_count("device", said.device)
 
 
 def decode_answer(content: RecordDict, most: int) -> bytes:

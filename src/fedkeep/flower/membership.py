@@ -6,7 +6,7 @@ A node is known by its key, so that a device is the same after any restart.
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.rounds import Identity, Refusals
-from fedkeep.keyholder.planner import EncryptedPlanning, RemotePlanner
+from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import AskProfile
 from fedkeep.link.wire import from_array, to_array
 
@@ -30,6 +30,8 @@ log = logging.getLogger("fedkeep.flower")
 
 PROFILE_SECONDS = 120.0
 """How long a node that was asked for its profile may be silent before it is asked again."""
+_STRAGGLER_SECONDS = 30.0
+"""How long a plan from sealed profiles waits for a node that was asked and is silent."""
 _SIMULATED_KEY_BYTES = 32
 """Flower's simulation gives its nodes random tokens of this size instead of keys."""
 
@@ -107,6 +109,12 @@ class Roster:
         """The profiles of the devices that are online."""
         return {device: self._entries[device].profile for device in self.online()}
 
+    def know_slots(self, plan: Plan) -> None:
+        """Takes what a plan gives to devices for their capacities, which they told the key-holder alone."""
+        for device, slots in zip(plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True):
+            known = self._entries[device]
+            self._entries[device] = replace(known, profile=replace(known.profile, capacity=slots))
+
     def drop(self, device: DeviceId) -> None:
         """Forgets a device whose profile was refused, so that it is asked again."""
         self._entries.pop(device, None)
@@ -151,12 +159,7 @@ class Membership:
 
     def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online and asks those nobody knows."""
-        unknown = self.roster.see(list(exchange.grid.get_nodes()))
-        silent = [n for n in unknown if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
-        self._asked |= {node.node_id: (node, now) for node in silent}
-        question = codec.encode(AskProfile())
-        asking = [Message(question, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
-        exchange.send(asking, self.server.round)
+        self._ask(exchange, self.roster.see(list(exchange.grid.get_nodes())), AskProfile(), now)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
         """Takes a node's profile; one that cannot be read is refused and asked for again later."""
@@ -182,6 +185,14 @@ class Membership:
             self.roster.drop(device)
         _tell(plan, "planned")
 
+    def _ask(self, exchange: Exchange, nodes: Iterable[NodeInfo], question: AskProfile, now: float) -> None:
+        """Asks the nodes, but for those that were asked a short time ago."""
+        silent = [n for n in nodes if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
+        self._asked |= {node.node_id: (node, now) for node in silent}
+        content = codec.encode(question)
+        asking = [Message(content, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
+        exchange.send(asking, self.server.round)
+
     def _planned(self) -> set[DeviceId]:
         return set() if self.server.plan is None else set(self.server.plan.devices.tolist())
 
@@ -196,61 +207,72 @@ class EncryptedMembership(Membership):
 
     planner: RemotePlanner
     min_devices: int
-    _nodes: dict[int, NodeInfo] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self._planning = EncryptedPlanning(self.planner, self.sizes.regions, PROFILE_SECONDS)
+    _nonce: bytes = field(default=b"", init=False)
+    _now: float = field(default=0.0, init=False)
+    _refused: set[int] = field(default_factory=set, init=False)
+    """Nodes for which no plan waits."""
 
     def meet(self, exchange: Exchange, now: float) -> None:
         """Sees who is online, and asks those whose answer is not there, if a new plan is needed."""
-        self._nodes = {node.node_id: node for node in exchange.grid.get_nodes()}
-        unknown = self.roster.see(list(self._nodes.values()))
-        self._planning.see(self._nodes, now)
+        nodes = {node.node_id: node for node in exchange.grid.get_nodes()}
+        unknown = self.roster.see(list(nodes.values()))
+        self._now, self._asked = now, {node: asked for node, asked in self._asked.items() if node in nodes}
         if not unknown and set(self.roster.online()) == self._planned():
             return
-        asked = self._planning.questions({node: self.roster.device(node) for node in self._nodes})
-        messages = [
-            Message(codec.encode(AskProfile(request)), node, PROFILE, ttl=PROFILE_SECONDS)
-            for node, request in asked.items()
-        ]
-        exchange.send(messages, self.server.round)
+        if (request := self.planner.request(now)) is None:
+            return
+        if request.nonce != self._nonce:
+            self._nonce, self._asked, self._refused = request.nonce, {}, set()
+        self._ask(exchange, [node for node in nodes.values() if self._lacks(node.node_id)], AskProfile(request), now)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
-        """Takes a node's encrypted profile; one that is in the clear or cannot be used is refused by name."""
-        if not self._planning.awaits(asked.node):
+        """Takes a node's sealed profile, and binds the node to the device it claims to be."""
+        if asked.node not in self._asked:
             return
+        known = self.roster.device(asked.node)
         try:
-            self._seat(asked.node, reply)
+            said, device = codec.decode_encrypted_profile(codec.content_of(reply), self.sizes)
+            if said.nonce != self._nonce:
+                return  # it answers an earlier request, and was asked for this one as well
+            if known is None:
+                unread = Profile(0, np.full(self.sizes.regions, np.nan))
+                self.roster.enter(self._asked[asked.node][0], device, unread, said.name)
+            elif known != device:
+                raise RefusedError("identity-taken", f"device {known} says that it is device {device}")
         except RefusedError as error:
-            self._planning.refuse(asked.node)
-            known = self.roster.device(asked.node)
+            self._refused.add(asked.node)
             self.refusals.add(Refusal(asked.node if known is None else known, error.reason, error.detail))
+            return
+        self.planner.profiles[device] = said.profile
+        log.info("device %d (%s) is node %d: its profile is sealed", device, said.name, asked.node)
 
     def plan(self) -> None:
-        """Has a plan made for the devices online that have answered, if they are not those of the present plan."""
-        present = set(self.roster.online()) & self._planning.answered()
+        """Has a plan made for the devices online that have answered, if they are not those of the present plan.
+
+        Whose profile the key-holder cannot use is named, left out, and asked again later.
+        """
+        online = self.roster.online()
+        present = online.keys() & self.planner.profiles.keys()
         least = self.min_devices if self.server.plan is None else 1
-        if len(present) < least or present == self._planned() or self._planning.awaits_stragglers():
+        if len(present) < least or present == self._planned() or self._awaits_stragglers():
             return
-        self._planning.plan(present, self.server.plan, self._adopt)
-
-    def _adopt(self, plan: Plan) -> None:
-        self.server.use_plan(plan)
-        _tell(plan, "planned by the key-holder")
-
-    def _seat(self, node: int, reply: Message) -> None:
-        """Binds the node to the device it claims to be; its velocities are not known here, and say so."""
-        answer, device, name = codec.decode_encrypted_profile(codec.content_of(reply))
-        if self._planning.is_outdated(node, answer):
+        planned = self.planner.plan(self._now, present, self.server.plan, self.sizes.regions)
+        if planned is None:
             return
-        known = self.roster.device(node)
-        if known is None:
-            unread = Profile(answer.capacity, np.full(self.sizes.regions, np.nan))
-            self.roster.enter(self._nodes[node], device, unread, name)
-        elif known != device:
-            raise RefusedError("identity-taken", f"device {known} says that it is device {device}")
-        self._planning.receive(node, device, answer)
-        log.info("device %d is node %d: capacity %d, velocities encrypted", device, node, answer.capacity)
+        self.refusals.add(*planned.refused)
+        for refusal in planned.refused:
+            self._refused.add(online[refusal.device])
+            del self.planner.profiles[refusal.device]
+        self.server.use_plan(planned.plan)
+        self.roster.know_slots(planned.plan)
+        _tell(planned.plan, "planned by the key-holder")
+
+    def _awaits_stragglers(self) -> bool:
+        recent = (node for node, (_, since) in self._asked.items() if self._now - since < _STRAGGLER_SECONDS)
+        return any(self._lacks(node) and node not in self._refused for node in recent)
+
+    def _lacks(self, node: int) -> bool:
+        return self.roster.device(node) not in self.planner.profiles
 
 
 def _tell(plan: Plan, how: str) -> None:

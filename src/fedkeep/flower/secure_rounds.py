@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
@@ -66,7 +66,7 @@ class SecureRounds:
         asking = {d: encode(Participate(order, told.encode(opened.terms[d]))) for d, order in orders.items()}
         keys = self._ask(*asked, TRAIN, asking, told.Keys, max(wanted, opened.threshold))
         roster = opened.open({device: answer.keys for device, answer in keys.items()})
-        sealed = self._ask(*asked, SHARE, _to_all(keys, roster), told.Envelopes)
+        sealed = self._ask(*asked, SHARE, dict.fromkeys(keys, _content(roster)), told.Envelopes)
         asking = {device: _content(envelopes) for device, envelopes in opened.route(sealed).items()}
         for device, words in self._ask(*asked, MASK, asking, told.MaskedWords).items():
             with self._refusals.naming(device):
@@ -74,7 +74,7 @@ class SecureRounds:
         survivors, least = opened.survivors(), self._options.least(wanted)
         if len(survivors) < least:
             raise RefusedError("too few devices", f"{len(survivors)} of {least} are in the sum")
-        asking = _to_all(survivors, told.Survivors(opened.session, survivors))
+        asking = dict.fromkeys(survivors, _content(told.Survivors(opened.session, survivors)))
         shares = self._ask(*asked, UNMASK, asking, told.OpenedShares, opened.threshold)
         lost = any(answer.lost for answer in keys.values())
         return self._sums.close(opened, survivors, lost=lost, total=opened.total(shares))
@@ -90,7 +90,7 @@ class SecureRounds:
         enough: int | None = None,
     ) -> dict[DeviceId, Answer]:
         """The sound answers of the devices asked: of all, or of the first `enough`; the others are named, and out."""
-        round_ = self._server.round
+        round_, most = self._server.round, 8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms))
         exchange.send([Message(c, nodes[d], kind, group_id=str(round_)) for d, c in contents.items()], round_)
         devices = {node: device for device, node in nodes.items()}
         answers: dict[DeviceId, Answer] = {}
@@ -101,22 +101,13 @@ class SecureRounds:
         for node, reply in exchange.answers(round_, kind, self._options.patience, self._aside, done):
             self._failed |= reply.has_error()
             with self._refusals.naming(devices[node]):
-                answers[devices[node]] = _read(opened, reply, expected)
+                answer: Answer = told.decode(codec.decode_answer(codec.content_of(reply), most), expected)
+                if answer.session != opened.session:
+                    raise RefusedError("replayed", "it answers to another sum")
+                if isinstance(answer, told.Keys):
+                    told.require_usable(answer.keys)
+                answers[devices[node]] = answer
         return answers
-
-
-def _read(opened: told.SumServer, reply: Message, expected: type[Answer]) -> Answer:
-    most = 8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms))
-    answer: Answer = told.decode(codec.decode_answer(codec.content_of(reply), most), expected)
-    if answer.session != opened.session:
-        raise RefusedError("replayed", "it answers to another sum")
-    if isinstance(answer, told.Keys):
-        told.usable(answer.keys)
-    return answer
-
-
-def _to_all(devices: Iterable[DeviceId], request: told.Request) -> dict[DeviceId, RecordDict]:
-    return dict.fromkeys(devices, _content(request))
 
 
 def _content(request: told.Request) -> RecordDict:

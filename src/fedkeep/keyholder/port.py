@@ -4,62 +4,51 @@ The messages go over the wire of all messages; both sides show a certificate of 
 """
 
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.plan import Plan
-from fedkeep.core.types import IntArray
+from fedkeep.core.rounds import Refusal
+from fedkeep.core.types import DeviceId
 from fedkeep.link.messages import Failed
 
 KEYHOLDER, PLANNER = "fedkeep key-holder", "fedkeep planner"
 """The names in the certificates of the two sides; `fedkeep provision --key-holder` makes both."""
 
 
-@dataclass(frozen=True)
-class EncryptedTables:
-    """What the server hands to the key-holder: signs and totals under encryption, capacities in the clear."""
-
-    name: bytes
-    devices: IntArray
-    """Whose row it is; -1 where it is nobody's."""
-    labels: int
-    signs: tuple[bytes, ...]
-    totals: bytes
-    capacities: IntArray
-    """One per row; 0 where the row is nobody's."""
-
-
-class AskPublicKeys(msgspec.Struct, frozen=True, tag=True):
-    """The public keys with which to compute under encryption. Answered by `PublishedKeys`."""
+class AskKey(msgspec.Struct, frozen=True, tag=True):
+    """The public key, and a fresh nonce for which devices are to seal their profiles. Answered by `PublishedKey`."""
 
 
 class AskPlan(msgspec.Struct, frozen=True, tag=True):
-    """Plan from these tables, which only the key-holder can read. Answered by `Planned`."""
+    """Plan from these profiles, which only the key-holder can read. Answered by `Planned`."""
 
-    tables: EncryptedTables
-    quantities: str
-    clients_per_label: int | None
-    labels_per_client: int | None
+    nonce: bytes
+    labels: int
+    profiles: dict[DeviceId, bytes]
+    greedy: Greedy
     before: Plan | None = None
 
 
-class PublishedKeys(msgspec.Struct, frozen=True, tag=True):
-    packed: bytes
-    least_devices: int
-    """For fewer the key-holder makes no plan."""
+class PublishedKey(msgspec.Struct, frozen=True, tag=True):
+    key: bytes
+    nonce: bytes
+    """The only one that counts from now on."""
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
+    refused: tuple[Refusal, ...]
+    """Whose profiles could not be used, and why: they are not in the plan."""
 
 
-KeyRequest: TypeAlias = AskPublicKeys | AskPlan
-KeyReply: TypeAlias = PublishedKeys | Planned | Failed
+KeyRequest: TypeAlias = AskKey | AskPlan
+KeyReply: TypeAlias = PublishedKey | Planned | Failed
 
 
 def sound_plan(plan: Plan) -> Plan:
@@ -74,27 +63,11 @@ def sound_plan(plan: Plan) -> Plan:
     return plan
 
 
-def keyholder_side(credentials: Path) -> ssl.SSLContext:
-    """For the key-holder: talks only to holders of the planner's certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return _loaded(context, credentials, "keyholder")
-
-
-def planner_side(credentials: Path) -> ssl.SSLContext:
-    """For the server: talks only to the host that its certificate names."""
-    return _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), credentials, "planner")
-
-
-def peer_name(connection: ssl.SSLSocket) -> str:
-    """The common name in the other side's certificate, which TLS has verified."""
-    certificate: Any = connection.getpeercert() or {}
-    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return str(names[0]) if names else ""
-
-
-def _loaded(context: ssl.SSLContext, credentials: Path, name: str) -> ssl.SSLContext:
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+def secured(credentials: Path, name: str) -> ssl.SSLContext:
+    """TLS for the side of this name, "keyholder" or "planner"; each asks for the other's certificate."""
+    serves = name == "keyholder"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_mode, context.minimum_version = ssl.CERT_REQUIRED, ssl.TLSVersion.TLSv1_3
     authority, certificate, key = (credentials / file for file in ("ca.crt", f"{name}.crt", f"{name}.key"))
     for path in (authority, certificate, key):
         if not path.exists():
@@ -105,3 +78,10 @@ def _loaded(context: ssl.SSLContext, credentials: Path, name: str) -> ssl.SSLCon
     except ssl.SSLError as error:
         raise ConfigError(f"the certificates in {credentials} do not fit each other: {error.reason}") from error
     return context
+
+
+def peer_name(connection: ssl.SSLSocket) -> str:
+    """The common name in the other side's certificate, which TLS has verified."""
+    certificate: Any = connection.getpeercert() or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return str(names[0]) if names else ""

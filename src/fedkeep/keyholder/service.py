@@ -1,17 +1,20 @@
-"""The key-holder's port: answers the fleet's server, and nobody else, with public keys and plans."""
+"""The key-holder's port: answers the fleet's server, and nobody else, with its public key and with plans."""
 
 import logging
+import secrets
 import socket
 import ssl
 import threading
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
-from fedkeep.core.types import AnyArray
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.rounds import Refusal, credible
+from fedkeep.core.types import DeviceId, Profile
 from fedkeep.keyholder import port
-from fedkeep.keyholder.parties import KeyDirectory
+from fedkeep.keyholder.sealing import NONCE_BYTES, public_half, unseal
 from fedkeep.link.addresses import Address
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import Failed
@@ -23,18 +26,18 @@ _HANDSHAKE_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
 """How long the server may be silent; whoever else connects has less time to show that it is the server."""
 _CONNECTIONS = 4
-"""At a time: there is one server, and each connection may hold some hundred megabytes."""
+"""At a time: there is one server, and each connection may hold a message of some hundred megabytes."""
 
 
 class KeyService:
-    """Listens until it is closed; it decrypts signs and totals only, in order to answer with a plan."""
+    """Listens until it is closed; it opens profiles only in order to answer with a plan, and keeps none."""
 
     def __init__(
-        self, keys: KeyDirectory, address: Address, tls: ssl.SSLContext | None, least_devices: int = 3
+        self, secret: X25519PrivateKey, address: Address, tls: ssl.SSLContext | None, least_devices: int = 3
     ) -> None:
         if tls is None and not address.is_loopback:
             raise ConfigError(f"--insecure is for loopback only, and {address.host} is not: run `fedkeep provision`")
-        self._keys, self._holder, self._name = keys, keys.open(), keys.public().name
+        self._secret, self._nonce = secret, secrets.token_bytes(NONCE_BYTES)
         self._tls, self._least = tls, least_devices
         self._planning, self._free = threading.Lock(), threading.Semaphore(_CONNECTIONS)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -60,7 +63,10 @@ class KeyService:
     def _serve(self, plain: socket.socket, peer: str) -> None:
         plain.settimeout(_HANDSHAKE_SECONDS)
         try:
-            with plain, self._authenticated(plain) as connection:
+            with plain, self._tls.wrap_socket(plain, server_side=True) if self._tls else plain as connection:
+                name = port.peer_name(connection) if isinstance(connection, ssl.SSLSocket) else port.PLANNER
+                if name != port.PLANNER:
+                    raise RefusedError("not the server", f"its certificate is that of '{name}'")
                 connection.settimeout(_PATIENCE_SECONDS)
                 while (payload := receive_frame(connection)) is not None:
                     send_frame(connection, to_bytes(self.answer(payload, peer)))
@@ -69,60 +75,43 @@ class KeyService:
         finally:
             self._free.release()
 
-    def _authenticated(self, plain: socket.socket) -> socket.socket:
-        """The connection, once TLS has shown that the server is at its other end."""
-        if self._tls is None:
-            return plain
-        connection = self._tls.wrap_socket(plain, server_side=True)
-        if (name := port.peer_name(connection)) != port.PLANNER:
-            connection.close()
-            raise RefusedError("not the server", f"its certificate is that of '{name}'")
-        return connection
-
     def answer(self, payload: bytes, peer: str) -> port.KeyReply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         try:
             request: port.KeyRequest = from_bytes(payload, port.KeyRequest)
-            if isinstance(request, port.AskPlan):
-                return self._plan(request, peer)
-            return port.PublishedKeys(self._keys.for_server.read_bytes(), self._least)
-        except RefusedError as refusal:
-            log.warning("%s refused: %s", peer, refusal)
-            return Failed(refusal.reason, refusal.detail)
-        except (FedkeepError, ValueError, OSError) as error:
-            log.warning("%s refused: %s", peer, error)
-            return Failed("error", str(error))
+            with self._planning:
+                if isinstance(request, port.AskPlan):
+                    return self._plan(request, peer)
+                self._nonce = secrets.token_bytes(NONCE_BYTES)
+                return port.PublishedKey(public_half(self._secret), self._nonce)
+        except RefusedError as error:
+            reason, detail = error.reason, error.detail
+        except (FedkeepError, ValueError, OverflowError, OSError) as error:
+            reason, detail = "error", str(error)
+        log.warning("%s refused: %s: %s", peer, reason, detail)
+        return Failed(reason, detail)
 
     def _plan(self, request: port.AskPlan, peer: str) -> port.Planned:
-        tables = self._tables(request)
-        greedy = Greedy(
-            clients_per_label=request.clients_per_label,
-            labels_per_client=request.labels_per_client,
-            quantities=request.quantities,
-        )
-        before = None if request.before is None else port.sound_plan(request.before)
-        with self._planning:
-            plan = self._holder.plan(tables, greedy, before)
-        log.info("planned for %d devices and %d labels, asked by %s", len(plan.devices), tables.labels, peer)
-        return port.Planned(plan)
-
-    def _tables(self, request: port.AskPlan) -> port.EncryptedTables:
-        """The tables, if they are under these keys and about devices enough for their totals to hide each."""
-        tables = request.tables
-        if tables.name != self._name:
-            raise RefusedError("another key", f"these tables are not under {self._name.hex()}: ask for profiles anew")
-        devices, capacities = _whole(tables.devices), _whole(tables.capacities)
-        present = devices[capacities > 0] if devices.shape == capacities.shape else devices
-        if devices.shape != capacities.shape or len(set(present.tolist())) != len(present) or (present < 0).any():
-            raise RefusedError("tables of the wrong form", "devices and capacities do not fit each other")
-        if len(present) < self._least:
-            raise RefusedError(
-                "too few devices", f"totals over {len(present)} would tell of each: at least {self._least} are needed"
-            )
-        return tables
-
-
-def _whole(numbers: AnyArray) -> AnyArray:
-    if numbers.ndim != 1 or numbers.dtype != np.int64 or len(numbers) > 10_000:
-        raise RefusedError("tables of the wrong form", "expected a list of whole numbers")
-    return numbers
+        """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""
+        if request.nonce != self._nonce:
+            raise RefusedError("outdated", "its nonce is not the one given out last: ask for all profiles anew")
+        sound: dict[DeviceId, Profile] = {}
+        refused: list[Refusal] = []
+        for device, sealed in request.profiles.items():
+            try:
+                sound[device] = unseal(self._secret, self._nonce, device, sealed, request.labels)
+            except RefusedError as error:
+                refused.append(Refusal(device, error.reason, error.detail))
+        named = "".join(f"; device {r.device}: {r.reason}" for r in refused[:10])
+        if len(sound) < self._least:
+            why = f"a plan for {len(sound)} would tell of each: at least {self._least} are needed{named}"
+            raise RefusedError("too few devices", why)
+        fleet, _, cut = credible(Fleet.of(sound), np.full(len(sound), np.nan), 1.0)
+        for claim in cut:  # for this log alone: it would tell the server who is fast
+            log.warning("device %d: %s", claim.device, claim.detail)
+        if request.before is None:
+            plan = request.greedy.plan(fleet)
+        else:
+            plan = request.greedy.replan(port.sound_plan(request.before), fleet)
+        log.info("planned for %d devices and %d labels, asked by %s%s", len(fleet), fleet.labels, peer, named)
+        return port.Planned(plan, tuple(refused))

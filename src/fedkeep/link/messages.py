@@ -19,23 +19,12 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """To encrypt under the key of this name, as one row of a table of this size."""
+    """To seal a profile to the holder of this key, who gave out the nonce for it."""
 
-    name: bytes
-    row: int
-    rows: int
-    labels: int
-
-
-@dataclass(frozen=True)
-class EncryptedProfile:
-    """A device's answer: capacity in the clear, velocities under encryption."""
-
-    name: bytes
-    row: int
-    capacity: int
-    comparisons: tuple[bytes, ...]
-    velocities: bytes
+    key: bytes
+    nonce: bytes
+    device: int | None = None
+    """Whose profile it is: the node's own word, whatever the server writes here."""
 
 
 class Participate(msgspec.Struct, frozen=True, tag=True):
@@ -154,7 +143,10 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
-    profile: EncryptedProfile
+    profile: bytes
+    """Sealed to the key-holder."""
+    nonce: bytes
+    """Of the request that it answers."""
     device: int | None = None
     name: str = ""
 
@@ -282,7 +274,7 @@ class Participant(Protocol):
     def profile(self) -> Profile:
         """What the device declares in the clear (step 1)."""
 
-    def encrypted_profile(self, request: ProfileRequest) -> EncryptedProfile:
+    def encrypted_profile(self, request: ProfileRequest) -> bytes:
         """The same, for the key-holder alone."""
 
     def participate(self, order: TrainOrder) -> Report:
@@ -310,4 +302,4 @@ def reply_of(device: Participant, evaluate: Callable[[Vector], Evaluated], reque
             return Profiled(device.profile())
         case AskProfile(wanted):
             assert wanted is not None
-            return EncryptedProfiled(device.encrypted_profile(wanted))
+            return EncryptedProfiled(device.encrypted_profile(wanted), wanted.nonce)

@@ -13,14 +13,13 @@ from msgspec import structs
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
 from fedkeep.core.types import IntArray, Profile, Report, State, TrainOrder
-from fedkeep.link.messages import EncryptedProfile, ProfileRequest, Vitals
+from fedkeep.link.messages import ProfileRequest, Vitals
 from fedkeep.privacy.gaussian import NormalSource, system_normal
 from fedkeep.privacy.guard import Guard, Spending
 from fedkeep.privacy.ledger import Ledger
 from fedkeep.privacy.options import PrivacyOptions
 
 if TYPE_CHECKING:
-    from fedkeep.keyholder.parties import ProfileSealer
     from fedkeep.privacy.secure_sum import SumTerms
     from fedkeep.privacy.sum_member import SumMember
 
@@ -34,7 +33,7 @@ class Door:
 
     _guard: Guard | None = None
     _member: "SumMember | None" = None
-    _sealer: "ProfileSealer | None" = None
+    _key_holder: bytes | None = None
 
     def __init__(
         self,
@@ -48,18 +47,24 @@ class Door:
         keep: Callable[[State], None] = lambda _: None,
     ) -> None:
         """`commit` makes the device's state durable, or raises; a `ledger` that lives apart is kept before it."""
-        self._commit, self._lock, self._keep = commit, lock, keep
+        self._commit, self._lock = commit, lock
+        self._options, self._ledger = options or PrivacyOptions(), ledger or Ledger()
         if options is None:
             return
-        self._guard = Guard(options, ledger or Ledger(), self._charged, normal or system_normal)
+
+        def charged(spent: State) -> None:
+            keep(spent)
+            commit()
+
+        self._guard = Guard(options, self._ledger, charged, normal or system_normal)
         if options.secure_sum:
             from fedkeep.privacy.sum_member import SumMember
 
             self._member = SumMember(options, gradient_size)
         if options.encrypted_profiles:
-            from fedkeep.keyholder.parties import ProfileSealer
+            from fedkeep.keyholder.sealing import read_public_key
 
-            self._sealer = ProfileSealer(options.public_context, options.context_digest)
+            self._key_holder = read_public_key(options.public_key)
 
     def require_clear(self) -> None:
         """Raises where reports leave under masks only."""
@@ -72,13 +77,12 @@ class Door:
 
     def see(self, ids: IntArray) -> None:
         """These samples have entered the estimate that grows."""
-        if self._guard is not None:
-            self._guard.see(ids)
+        if self._options.counts_samples:
+            self._ledger.see(ids)
 
     def close_estimate(self) -> None:
         """That estimate is finished, and what is released next."""
-        if self._guard is not None:
-            self._guard.close_estimate()
+        self._ledger.close()
 
     def release(self, report: Report, order: TrainOrder) -> Report:
         """What may be told of a report: with noise, without an estimator, or nothing (BudgetSpentError)."""
@@ -99,24 +103,24 @@ class Door:
 
     def profile(self, declared: Callable[[], tuple[Profile, float]]) -> Profile:
         """What may be told in the clear of a profile and of the time over which it was counted."""
-        if self._sealer is not None:
+        if self._key_holder is not None:
             raise RefusedError("profile asked in the clear", "this device encrypts its profile: nothing was sent")
         return self._told(declared)
 
-    def sealed_profile(
-        self, request: ProfileRequest, declared: Callable[[], tuple[Profile, float]]
-    ) -> EncryptedProfile:
-        """The same for the key-holder alone; encrypting takes a second, in which the stream goes on."""
-        if self._sealer is None:
+    def sealed_profile(self, request: ProfileRequest, declared: Callable[[], tuple[Profile, float]]) -> bytes:
+        """The same for the key-holder alone."""
+        if self._key_holder is None:
             raise RefusedError("profile asked encrypted", "this device has no key for it: nothing was sent")
-        return self._sealer.seal(request, self._told(declared))
+        from fedkeep.keyholder.sealing import seal
+
+        return seal(self._key_holder, request, self._told(declared))
 
     def vitals(self, vitals: Vitals) -> Vitals | None:
         """The store in numbers; nothing of it where reports are masked, or profiles encrypted or noised."""
-        if self._member is not None or self._sealer is not None or (self._guard and self._guard.hides_profiles):
+        options = self._options
+        if options.secure_sum or options.encrypted_profiles or options.protects("profile"):
             return None
-        spent = self.spending()
-        if spent is None or spent.budget is None:
+        if options.epsilon is None or (spent := self.spending()) is None:
             return vitals
         told = structs.replace(vitals, gist=None)  # its figures are made of gradients, and nobody would charge for them
         return structs.replace(told, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta)
@@ -146,7 +150,3 @@ class Door:
                 "not-secure", "this device masks nothing: set privacy.secure_sum on both sides, or on none"
             )
         return self._member
-
-    def _charged(self, spent: State) -> None:
-        self._keep(spent)
-        self._commit()

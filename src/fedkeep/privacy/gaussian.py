@@ -49,12 +49,6 @@ def epsilon_spent(cost: float, delta: float) -> float:
     return float(_accounting().get_epsilon_gaussian(cost**-0.5, delta))
 
 
-def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
-    """Standard deviation over sensitivity, such that so many releases stay within (epsilon, delta)."""
-    require_within("releases", releases)
-    return math.sqrt(releases / budget_cost(epsilon, delta))
-
-
 def amplified_epsilon(
     multiplier: float,
     rounds: int,

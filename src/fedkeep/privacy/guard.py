@@ -3,19 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.state import put_under, take_under
-from fedkeep.core.types import AnyArray, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder, Vector
 from fedkeep.privacy.gaussian import NormalSource, clipped, require_within, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
-
-Commit: TypeAlias = Callable[[State], None]
-"""Makes the ledger's snapshot durable; returns only once it is, and raises where it cannot be."""
 
 _ROUNDING = 1e-3
 """By how much a float32 mean of clipped gradients may exceed the clip."""
@@ -51,8 +47,13 @@ class Guard:
     """
 
     def __init__(
-        self, options: PrivacyOptions, ledger: Ledger, commit: Commit, normal: NormalSource = system_normal
+        self,
+        options: PrivacyOptions,
+        ledger: Ledger,
+        commit: Callable[[State], None],
+        normal: NormalSource = system_normal,
     ) -> None:
+        """`commit` makes the ledger's snapshot durable; it returns only once it is, and raises where it cannot be."""
         self._options, self._ledger, self._commit, self._normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
         self._last: tuple[Vector, Vector] | None = None
@@ -65,21 +66,25 @@ class Guard:
         nothing new and costs nothing.
         """
         _require_finite("model", report.model)
-        again = self._sent_before(report)
+        options, gradient, again = self._options, report.local_gradient, None
+        if self._last is not None and gradient is not None and np.array_equal(self._last[0], gradient):
+            again = self._last[1]
         estimator = self._estimator_charge(report, order) if again is None else None
-        model = self._model_charge(report)
-        allowed = self._affordable([c for c in (estimator, model) if c is not None])
+        model = None
+        if options.protects("model") and report.weight != 0:
+            whole = 2 * options.model_clip  # the whole update is clipped: one sample can move it as far as all
+            model = self._charge("model", whole, whole)
+        allowed = self._affordable([charge for charge in (estimator, model) if charge is not None])
         if allowed:
             self._ledger.charge(*allowed)
             self._commit(self._ledger.snapshot())
         if model is not None:
-            update = report.model.astype(np.float64) - order.model
-            noisy = self._noised(update, self._options.model_clip, model.deviation)
+            noisy = self._noised(report.model.astype(np.float64) - order.model, options.model_clip, model.deviation)
             report = replace(report, model=(order.model + noisy).astype(np.float32))
-        if estimator in allowed and report.local_gradient is not None:
-            again = self._noised(report.local_gradient, self._options.clip, estimator.deviation).astype(np.float32)
-            self._last = (report.local_gradient.copy(), again)
-        if again is None and self._options.protects("estimator"):
+        if estimator in allowed and gradient is not None:
+            again = self._noised(gradient, options.clip, estimator.deviation).astype(np.float32)
+            self._last = (gradient.copy(), again)
+        if again is None and options.protects("estimator"):
             return replace(report, local_gradient=None, gradient_samples=0)
         return report if again is None else replace(report, local_gradient=again)
 
@@ -103,19 +108,6 @@ class Guard:
         if self._told is None:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
         return replace(profile, velocity=self._told)
-
-    def see(self, ids: IntArray) -> None:
-        """These samples have entered the estimate that grows."""
-        if self._options.counts_samples:
-            self._ledger.see(ids)
-
-    def close_estimate(self) -> None:
-        """That estimate is finished, and what is released next."""
-        self._ledger.close()
-
-    @property
-    def hides_profiles(self) -> bool:
-        return self._options.protects("profile")
 
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
@@ -176,19 +168,6 @@ class Guard:
         charge = self._charge("estimator", everything / report.gradient_samples, everything)
         resends = self._ledger.awaits_acceptance(order.accepted_round)
         return replace(charge, round=order.round, resends=resends)
-
-    def _model_charge(self, report: Report) -> Charge | None:
-        if not self._options.protects("model") or report.weight == 0:
-            return None
-        whole = 2 * self._options.model_clip  # the whole update is clipped: one sample can move it as far as all
-        return self._charge("model", whole, whole)
-
-    def _sent_before(self, report: Report) -> Vector | None:
-        """The noisy estimator that was sent for this very one, if it was the last."""
-        if self._last is None or report.local_gradient is None:
-            return None
-        clean, noisy = self._last
-        return noisy if np.array_equal(clean, report.local_gradient) else None
 
     def _charge(self, stream: Stream, sample: float, device: float) -> Charge:
         """The charge of a release with these sensitivities."""

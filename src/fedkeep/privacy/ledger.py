@@ -36,55 +36,6 @@ _EMPTY = {
 """Composed costs of a sample and of the device; estimators' costs not yet accepted, and the worst ever."""
 
 
-class SampleCosts:
-    """By id: the cost so far, and how often it is in the estimate that grows, the one to be sent, the one sent last."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, list[float]] = {}
-
-    def see(self, ids: IntArray) -> None:
-        """Samples that enter the estimate that grows."""
-        for id_ in ids.tolist():
-            row = self._rows.pop(id_, None) or list(_NEW)
-            row[_OPEN] += 1
-            self._rows[id_] = row
-        while len(self._rows) > REMEMBERED:
-            del self._rows[next(iter(self._rows))]
-
-    def close(self) -> None:
-        """That estimate is finished and may be sent; a new one grows."""
-        for row in self._rows.values():
-            row[_CLOSED] += row[_OPEN]
-            row[_OPEN] = 0.0
-
-    def worst(self, cost: float, *, resends: bool) -> float:
-        """What the dearest sample would have cost after one more release; n times in an estimate costs n^2."""
-        return max((_after(row, cost, resends=resends) for row in self._rows.values()), default=0.0)
-
-    def charge(self, cost: float, *, resends: bool) -> None:
-        for row in self._rows.values():
-            row[_COST] = _after(row, cost, resends=resends)
-            row[_SENT] = max(row[_CLOSED], row[_SENT] if resends else 0.0)
-            row[_CLOSED] = 0.0
-
-    def snapshot(self) -> State:
-        table = np.array(list(self._rows.values()), dtype=np.float64).reshape(-1, 4)
-        return {"sample_ids": np.array(list(self._rows), dtype=np.int64), "sample_costs": table}
-
-    def restore(self, state: State) -> None:
-        """Becomes what `snapshot` described; what was charged before is never forgotten."""
-        charged = {id_: row[_COST] for id_, row in self._rows.items()}
-        ids, table = state.get("sample_ids", np.empty(0)), state.get("sample_costs", np.empty((0, 4)))
-        self._rows = dict(zip((int(i) for i in ids), (list(map(float, row)) for row in table), strict=True))
-        for id_, cost in charged.items():
-            row = self._rows.setdefault(id_, list(_NEW))
-            row[_COST] = max(row[_COST], cost)
-
-
-def _after(row: list[float], cost: float, *, resends: bool) -> float:
-    return row[_COST] + cost * (row[_CLOSED] ** 2 + (row[_SENT] ** 2 if resends else 0.0))
-
-
 class BudgetSpentError(FedkeepError):
     """The next release would exceed the device's privacy budget: nothing is sent."""
 
@@ -108,11 +59,23 @@ class Ledger:
 
     def __init__(self) -> None:
         self._accounts = {name: array.copy() for name, array in _EMPTY.items()}
-        self._samples = SampleCosts()
-        self.see = self._samples.see
+        self._samples: dict[int, list[float]] = {}
+        """By id: the cost so far, and how often it is in the estimate that grows, the one to be sent, the one sent."""
+
+    def see(self, ids: IntArray) -> None:
         """These samples have entered the estimate that grows."""
-        self.close = self._samples.close
+        for id_ in ids.tolist():
+            row = self._samples.pop(id_, None) or list(_NEW)
+            row[_OPEN] += 1
+            self._samples[id_] = row
+        while len(self._samples) > REMEMBERED:
+            del self._samples[next(iter(self._samples))]
+
+    def close(self) -> None:
         """That estimate is finished; the next charge of an estimator is for it."""
+        for row in self._samples.values():
+            row[_CLOSED] += row[_OPEN]
+            row[_OPEN] = 0.0
 
     def charge(self, *charges: Charge) -> None:
         """Adds the costs of releases that are about to be sent together."""
@@ -120,8 +83,11 @@ class Ledger:
             self._accounts |= self._after(self._accounts, charge)
             self._accounts["releases"][STREAMS.index(charge.stream)] += 1
             if charge.stream == "estimator":
-                self._samples.charge(charge.sample, resends=charge.resends)
                 self._accounts["last_round"][:] = charge.round
+                for row in self._samples.values():
+                    row[_COST] = _sample_cost(row, charge)
+                    row[_SENT] = max(row[_CLOSED], row[_SENT] if charge.resends else 0.0)
+                    row[_CLOSED] = 0.0
 
     def awaits_acceptance(self, accepted_round: int | None) -> bool:
         """Whether the last estimator sent is newer than the last report the server says it accepted."""
@@ -144,7 +110,9 @@ class Ledger:
 
     def snapshot(self) -> State:
         """Plain arrays, to be committed in the same transaction as the rest of the device's state."""
-        return {name: array.copy() for name, array in self._accounts.items()} | self._samples.snapshot()
+        rows = np.array(list(self._samples.values()), dtype=np.float64).reshape(-1, 4)
+        samples = {"sample_ids": np.array(list(self._samples), dtype=np.int64), "sample_costs": rows}
+        return {name: array.copy() for name, array in self._accounts.items()} | samples
 
     def restore(self, state: State) -> None:
         """Takes up a snapshot, or keeps what it has where that is dearer: a ledger never falls.
@@ -157,7 +125,12 @@ class Ledger:
         if not all((array >= _EMPTY[name].min()).all() for name, array in arrays.items()):
             raise RefusedError("damaged privacy ledger", "a cost is negative or not a number")
         self._accounts = {name: np.maximum(array, self._accounts[name]) for name, array in arrays.items()}
-        self._samples.restore(state)
+        charged, ids = self._samples, state.get("sample_ids", np.empty(0)).astype(np.int64).tolist()
+        rows = state.get("sample_costs", np.empty((0, 4))).astype(np.float64).tolist()
+        self._samples = dict(zip(ids, rows, strict=True))
+        for id_, row in charged.items():
+            kept = self._samples.setdefault(id_, list(_NEW))
+            kept[_COST] = max(kept[_COST], row[_COST])
 
     def is_behind(self, said: State) -> bool:
         """Whether somebody has seen more spent than this ledger knows of."""
@@ -170,11 +143,16 @@ class Ledger:
         if charge.stream != "estimator":
             return accounts | {"composed": composed + np.array([charge.sample, charge.device])}
         pending = charge.sample + (pending if charge.resends else 0.0)
-        worst = max(worst, pending, self._samples.worst(charge.sample, resends=charge.resends))
+        worst = max(worst, pending, *(_sample_cost(row, charge) for row in self._samples.values()))
         return accounts | {
             "composed": composed + np.array([0.0, charge.device]),
             "estimator": np.array([pending, worst]),
         }
+
+
+def _sample_cost(row: list[float], charge: Charge) -> float:
+    """What a sample will have cost after this release; n times in an estimate costs n^2."""
+    return row[_COST] + charge.sample * (row[_CLOSED] ** 2 + (row[_SENT] ** 2 if charge.resends else 0.0))
 
 
 def _total(unit: Unit, accounts: State) -> float:

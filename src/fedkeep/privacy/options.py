@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
-from fedkeep.privacy.gaussian import noise_multiplier
+from fedkeep.privacy.gaussian import budget_cost
 
 Unit: TypeAlias = Literal["sample", "device"]
 """Whose presence the noise hides: one sample's, or all that one device has."""
@@ -50,21 +50,16 @@ class PrivacyOptions:
     """On a device: the directory of the fleet's public node keys; only their owners may be in a sum with it."""
     member_key: str = ""
     """On a device: its own node key, which signs for it."""
-    sum_rebase: int = 500
-    """Rounds after which the running sum of estimators begins anew, so that nothing counts in it for ever."""
     encrypted_profiles: bool = False
-    """Whether the server plans from profiles it cannot read."""
-    public_context: str = ""
-    """On a device: the key-holder's file `devices.context`, under which alone it encrypts its profile."""
-    context_digest: str = ""
-    """The digest that this file must have; empty trusts the file."""
+    """Whether profiles are sealed to the key-holder, which plans, so that the server cannot read them."""
+    public_key: str = ""
+    """On a device: the key-holder's public key, as `fedkeep keyholder show` says; profiles are sealed to no other."""
 
     def __post_init__(self) -> None:
         within(self, "epsilon", "clip", "model_clip", "profile_bound", "releases", above=0, below=math.inf)
         within(self, "resends", least=0)
         within(self, "sum_threshold", least=0.5, most=1)
         within(self, "sum_least", least=2)
-        within(self, "sum_rebase", least=1)
         within(self, "delta", above=0, below=1)
         if bool(self.members) != bool(self.member_key):
             raise ValueError("members and member_key belong together: name both, or none")
@@ -96,17 +91,16 @@ class PrivacyOptions:
         """How many of the devices asked must stay to the end of a secure sum."""
         return min(asked, int(self.sum_threshold * asked) + 1)
 
-    def planned_releases(self) -> int:
-        """How many releases about one unit the budget is made for; a profile is told once."""
-        estimators = 1 + self.resends if self.unit == "sample" else self.releases
-        planned = {"estimator": estimators, "model": self.releases, "profile": 1}
-        return sum(planned[stream] for stream in self.protect)
-
     def noise_multiplier(self) -> float:
-        """Noise over sensitivity, equal for all releases, such that the planned ones just fit the budget."""
+        """Noise over sensitivity, equal for all releases, such that the planned ones just fit the budget.
+
+        Planned are, about one unit, so many estimators and models as it is to take part, and one profile.
+        """
         if self.epsilon is None:
             raise ConfigError("privacy.epsilon is not set, so there is no noise to calibrate")
-        return noise_multiplier(self.epsilon, self.delta, self.planned_releases())
+        estimators = 1 + self.resends if self.unit == "sample" else self.releases
+        planned = {"estimator": estimators, "model": self.releases, "profile": 1}
+        return math.sqrt(sum(planned[stream] for stream in self.protect) / budget_cost(self.epsilon, self.delta))
 
 
 def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:

@@ -40,11 +40,6 @@ class PublicKeys:
     signature: bytes = b""
 
 
-def grid(bound: float, summands: int) -> FixedPoint:
-    """For numbers within the bound and weights of 1 at most."""
-    return FixedPoint(max(bound, 1.0), summands)
-
-
 class _Told(msgspec.Struct, frozen=True, tag=True):
     """A message about one sum, of either side."""
 
@@ -76,13 +71,13 @@ class SumTerms(_Told, frozen=True):
 
     @property
     def update_grid(self) -> FixedPoint:
-        """For one round's updates: as wide as the limits, so that what is sound also fits."""
-        return grid(self.update_norm, self.summands)
+        """For one round's updates: as wide as the limits, so that what is sound also fits, and weights of 1 at most."""
+        return FixedPoint(max(self.update_norm, 1.0), self.summands)
 
     @property
     def estimator_grid(self) -> FixedPoint:
         """For the estimators of a whole fleet, the same in every round."""
-        return grid(self.gradient_norm, _FLEET)
+        return FixedPoint(max(self.gradient_norm, 1.0), _FLEET)
 
 
 class Keys(_Told, frozen=True):
@@ -135,8 +130,7 @@ Request: TypeAlias = PartyKeys | Envelopes | Survivors
 Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
 
 
-def encode(message: _Told) -> bytes:
-    return msgspec.msgpack.encode(message)
+encode = msgspec.msgpack.encode
 
 
 def decode(payload: bytes, expected: Any) -> Any:
@@ -151,11 +145,10 @@ def decode(payload: bytes, expected: Any) -> Any:
     return message
 
 
-def usable(keys: PublicKeys) -> PublicKeys:
-    """The keys, if devices can agree on something with their owner; else every other device would fail at them."""
+def require_usable(keys: PublicKeys) -> None:
+    """Refuses keys on which devices can agree on nothing with their owner: every other device would fail at them."""
     for key in (keys.masking, keys.sealing):
         masks.agree(masks.fresh_seed(), key, b"trial")
-    return keys
 
 
 def require_threshold(threshold: int, count: int) -> None:
@@ -271,7 +264,7 @@ class SumServer:
     _masked: dict[DeviceId, Words] = field(default_factory=dict, init=False)
 
     def open(self, keys: Mapping[DeviceId, PublicKeys]) -> PartyKeys:
-        """After exchange 1: the roster to send to all; keys must be `usable`."""
+        """After exchange 1: the roster to send to all; `require_usable` comes before."""
         require_threshold(self.threshold, len(keys))
         self._roster = dict(sorted(keys.items()))
         return PartyKeys(self.session, self._roster)
@@ -304,27 +297,19 @@ class SumServer:
         """After exchange 4: the sum over the survivors, without any mask."""
         self._require(len(opened))
         total = np.zeros(self.size, WORD)
-        for words in self._masked.values():
-            total = total + words
-        for device in self._masked:
+        for device, words in self._masked.items():
             seed = self._recover({d: shares.own_masks.get(device) for d, shares in opened.items()})
             if masks.derive(seed, b"digest") != self._roster[device].own_mask:
                 raise RefusedError("shares that do not fit", f"the mask of device {device} cannot be recovered")
-            total = total - _own_mask(seed, self.session, self.size)
+            total = total + words - _own_mask(seed, self.session, self.size)
         for dropped in self._envelopes.keys() - self._masked.keys():
             seed = self._recover({d: shares.masking_keys.get(dropped) for d, shares in opened.items()})
-            total = total - self._left_over(dropped, seed)
+            if masks.public_key(seed) != self._roster[dropped].masking:
+                raise RefusedError("shares that do not fit", f"the key of device {dropped} cannot be recovered")
+            for device in self._masked:
+                key = masks.agree(seed, self._roster[device].masking, self.session)
+                total = total - _pair_mask(key, device, dropped, self.size)
         return total
-
-    def _left_over(self, dropped: DeviceId, seed: bytes) -> Words:
-        """The masks that the survivors agreed with a device that then dropped out."""
-        if masks.public_key(seed) != self._roster[dropped].masking:
-            raise RefusedError("shares that do not fit", f"the key of device {dropped} cannot be recovered")
-        left = np.zeros(self.size, WORD)
-        for device in self._masked:
-            key = masks.agree(seed, self._roster[device].masking, self.session)
-            left = left + _pair_mask(key, device, dropped, self.size)
-        return left
 
     def _recover(self, shares: Mapping[DeviceId, bytes | None]) -> bytes:
         whole = ((i + 1, shares.get(device)) for i, device in enumerate(self._roster))

@@ -9,16 +9,17 @@ from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.estimators import GivenEstimator, IncrementalEstimator, ParticipantsEstimator
 from fedkeep.core.rounds import RoundSummary
-from fedkeep.core.screening import Limits
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector
 from fedkeep.link.wire import from_array, to_array
-from fedkeep.privacy.fixed_point import WORD, Words, weighted_mean
+from fedkeep.privacy.fixed_point import WIDEST, WORD, Words, weighted_mean
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
-from fedkeep.privacy.secure_sum import SESSION_BYTES, SumServer, SumTerms, grid
+from fedkeep.privacy.secure_sum import SESSION_BYTES, SumServer, SumTerms
 
 _HEADROOM = 16.0
 """How many times faster than today's fastest device one may become before its rate is cut until the next re-basing."""
+_REBASE_ROUNDS = 500
+"""After so many the running sum begins anew, so that nothing counts in it for ever."""
 _DEPARTED = 0.1
 """The share of the running sum, by rate, that may be of devices that have left."""
 
@@ -34,13 +35,14 @@ class SumBook:
 
     def __init__(self, server: Server, options: PrivacyOptions, gradient_size: int) -> None:
         refuse_conflicts(options, server.aggregation)
-        _refuse_unbounded(server.limits)
+        for key in ("update_norm", "gradient_norm"):
+            if not getattr(server.limits, key) < WIDEST:
+                raise ConfigError(f"privacy.secure_sum needs a finite limits.{key}: below {WIDEST:g}, as grids are")
         self._server, self._options = server, options
         estimator = server.estimator
         self._runs = isinstance(estimator, IncrementalEstimator)
-        self._rebase_every = options.sum_rebase
-        if isinstance(estimator, IncrementalEstimator) and estimator.max_age is not None:
-            self._rebase_every = min(estimator.max_age, options.sum_rebase)
+        oldest = estimator.max_age if isinstance(estimator, IncrementalEstimator) else None
+        self._rebase_every = _REBASE_ROUNDS if oldest is None else min(oldest, _REBASE_ROUNDS)
         estimates = self._runs or isinstance(estimator, ParticipantsEstimator)
         self._gradient_size = gradient_size if estimates else 0
         self._running = self._empty()
@@ -108,8 +110,7 @@ class SumBook:
         self._running, self._counted, self._unit, self._based = self._empty(), {}, 0.0, self._server.round
 
     def snapshot(self) -> State:
-        about = to_array((self._counted, self._unit, self._based))
-        return {"total": self._running, "about": about}
+        return {"total": self._running, "about": to_array((self._counted, self._unit, self._based))}
 
     def restore(self, state: State) -> None:
         self._running = state["total"].copy()
@@ -127,12 +128,3 @@ class SumBook:
 
     def _empty(self) -> Words:
         return np.zeros(self._gradient_size + 1, WORD)
-
-
-def _refuse_unbounded(limits: Limits) -> None:
-    """Sums need bounds: refuses limits that no grid can hold."""
-    for key in ("update_norm", "gradient_norm"):
-        try:
-            grid(getattr(limits, key), 1)
-        except (ValueError, OverflowError) as error:
-            raise ConfigError(f"privacy.secure_sum needs a finite limits.{key}: {error}") from error

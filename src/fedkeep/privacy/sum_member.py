@@ -13,7 +13,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, RefusedError, needing
 from fedkeep.core.screening import Limits, screen_report
 from fedkeep.core.state import put_under, take_under
-from fedkeep.core.types import DeviceId, FloatArray, Report, State, TrainOrder, Vector
+from fedkeep.core.types import DeviceId, Report, State, TrainOrder, Vector
 from fedkeep.link.wire import from_array, to_array
 from fedkeep.privacy import secure_sum as told
 from fedkeep.privacy.fixed_point import WIDEST, WORD, Differences, Words, weighted
@@ -40,7 +40,7 @@ class SumMember:
         self.differences = Differences(gradient_size + 1)
         self._gradient_size = gradient_size
         self._held: told.MaskingDevice | None = None
-        self._keys = member_keys(options)
+        self._keys = MemberKeys(options) if options.members else None
 
     def terms(self, payload: bytes) -> told.SumTerms:
         """The terms of a sum, if this device may take part on them; to be asked before it trains."""
@@ -75,12 +75,19 @@ class SumMember:
         return told.encode(told.Keys(terms.session, signed, lost))
 
     def answer(self, payload: bytes) -> bytes:
-        """The answer to one of the other exchanges."""
+        """The answer to one of the other exchanges; masks are agreed with enough devices, and with members only."""
         request: told.Request = told.decode(payload, told.Request)
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        reply = held.answer(self._known(request) if isinstance(request, told.PartyKeys) else request)
+        if isinstance(request, told.PartyKeys):
+            if len(request.keys) < self._options.least_in_sum:
+                raise RefusedError("too few devices", f"{len(request.keys)} are fewer than privacy.sum_least")
+            if self._keys is not None:
+                self._keys.require_members(request.keys, request.session)
+            bare = {device: replace(keys, member=b"", signature=b"") for device, keys in request.keys.items()}
+            request = told.PartyKeys(request.session, bare)
+        reply = held.answer(request)
         if isinstance(request, told.Survivors):
             self._held = None
         return told.encode(reply)
@@ -97,32 +104,25 @@ class SumMember:
         held = state.get("held")
         self._held = None if held is None else from_array(held, told.MaskingDevice)
 
-    def _known(self, roster: told.PartyKeys) -> told.PartyKeys:
-        """The roster as masks are agreed on, if it is of enough devices and, where they are known, of members only."""
-        if len(roster.keys) < self._options.least_in_sum:
-            raise RefusedError("too few devices", f"{len(roster.keys)} are fewer than privacy.sum_least")
-        if self._keys is not None:
-            self._keys.require_members(roster.keys, roster.session)
-        return told.PartyKeys(
-            roster.session, {d: replace(k, member=b"", signature=b"") for d, k in roster.keys.items()}
-        )
-
     def _words(self, report: Report, model: Vector, terms: told.SumTerms, *, lost: bool) -> Words:
-        """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it."""
-        report = _cut(report, model, terms.update_norm)
-        limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
-        sound = screen_report(report, model, terms.gradient_size, terms.heaviest, limits)
-        update = terms.update_grid.encode(_update(sound, model, terms))
-        if not terms.gradient_size:
-            return update
-        news = np.zeros(terms.gradient_size + 1, WORD) if lost else self._news(sound, terms)
-        return np.concatenate([update, news])
+        """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it.
 
-    def _news(self, report: Report, terms: told.SumTerms) -> Words:
-        """What the running sum has to add for this device; zeros if nothing has arrived since it was last counted."""
-        gradient = report.local_gradient
-        words = None if gradient is None else terms.estimator_grid.encode(weighted(gradient, terms.rate))
-        return self.differences.send(words, terms.session, terms.counted)
+        First the update times its weight, the weight, and the local steps times the weight where they count; then what
+        the running sum of estimators has to add: zeros if nothing has arrived since this device was last counted.
+        """
+        limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
+        cut = _cut(report, model, terms.update_norm)
+        sound = screen_report(cut, model, terms.gradient_size, terms.heaviest, limits)
+        weight, steps = sound.weight / terms.weight_unit, max(sound.steps, 1) if terms.per_step else 1
+        update = (sound.model.astype(np.float64) - model) * (weight / steps)
+        words = terms.update_grid.encode(np.append(update, [weight, weight * steps if terms.per_step else 0.0]))
+        if not terms.gradient_size:
+            return words
+        if lost:
+            return np.append(words, np.zeros(terms.gradient_size + 1, WORD))
+        gradient = sound.local_gradient
+        latest = None if gradient is None else terms.estimator_grid.encode(weighted(gradient, terms.rate))
+        return np.append(words, self.differences.send(latest, terms.session, terms.counted))
 
 
 def _cut(report: Report, model: Vector, longest: float) -> Report:
@@ -136,60 +136,40 @@ def _cut(report: Report, model: Vector, longest: float) -> Report:
     return replace(report, model=(model + update * (0.999 * longest / length)).astype(np.float32))
 
 
-def _update(report: Report, model: Vector, terms: told.SumTerms) -> FloatArray:
-    """The update times its weight, the weight, and the local steps times the weight where they count."""
-    weight = report.weight / terms.weight_unit
-    steps = max(report.steps, 1) if terms.per_step else 1
-    update = (report.model.astype(np.float64) - model) * (weight / steps)
-    return np.append(update, [weight, weight * steps if terms.per_step else 0.0])
-
-
 class MemberKeys:
-    """A device's node key, and the public keys of all devices that may be in a sum with it."""
+    """A device's node key, and the public keys of all devices that may be in a sum with it, from the options' files."""
 
-    def __init__(self, key: ec.EllipticCurvePrivateKey, members: frozenset[bytes]) -> None:
-        self._key, self._members = key, members
-        self._name = _told(key.public_key())
-        if self._name not in members:
+    def __init__(self, options: PrivacyOptions) -> None:
+        try:
+            key = serialization.load_ssh_private_key(Path(options.member_key).read_bytes(), password=None)
+            files = sorted(Path(options.members).glob("*.pub"))
+            members = [serialization.load_ssh_public_key(file.read_bytes()) for file in files]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"privacy.member_key and privacy.members cannot be read: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"{options.member_key} is no elliptic-curve key: use the one of `fedkeep provision`")
+        curved = [member for member in members if isinstance(member, ec.EllipticCurvePublicKey)]
+        if len(curved) < len(members):
+            raise ConfigError(f"a key in {options.members} is no elliptic-curve key: use those of `fedkeep provision`")
+        self._members = {_name(member): member for member in curved}
+        self._key, self._own = key, _name(key.public_key())
+        if self._own not in self._members:
             raise ConfigError("privacy.member_key is not among privacy.members: both come from `fedkeep provision`")
 
     def sign(self, keys: told.PublicKeys, session: bytes, device: DeviceId) -> told.PublicKeys:
         """The keys with this member's word that they are its own, for this sum and under this number."""
-        return replace(keys, member=self._name, signature=self._key.sign(_statement(keys, session, device), _SIGNED))
+        return replace(keys, member=self._own, signature=self._key.sign(_statement(keys, session, device), _SIGNED))
 
     def require_members(self, roster: Mapping[DeviceId, told.PublicKeys], session: bytes) -> None:
         """Raises where a key of the roster is not a registered member's, or one member stands in it twice."""
         for device, keys in roster.items():
-            if keys.member not in self._members or not _holds(keys, session, device):
-                raise RefusedError("not a member", f"device {device} is none that this fleet knows: nothing was sent")
+            try:
+                self._members[keys.member].verify(keys.signature, _statement(keys, session, device), _SIGNED)
+            except (KeyError, InvalidSignature):
+                why = f"device {device} is none that this fleet knows: nothing was sent"
+                raise RefusedError("not a member", why) from None
         if len({keys.member for keys in roster.values()}) < len(roster):
             raise RefusedError("twice in the sum", "one member stands under two numbers: nothing was sent")
-
-
-def member_keys(options: PrivacyOptions) -> MemberKeys | None:
-    """The keys that the options name; None where a device believes the server who is in a sum."""
-    if not options.members:
-        return None
-    try:
-        key = serialization.load_ssh_private_key(Path(options.member_key).read_bytes(), password=None)
-        files = sorted(Path(options.members).glob("*.pub"))
-        members = frozenset(_told(serialization.load_ssh_public_key(file.read_bytes())) for file in files)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"privacy.member_key and privacy.members cannot be read: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{options.member_key} is no elliptic-curve key: use the one of `fedkeep provision`")
-    return MemberKeys(key, members)
-
-
-def _holds(keys: told.PublicKeys, session: bytes, device: DeviceId) -> bool:
-    public = serialization.load_ssh_public_key(keys.member)
-    if not isinstance(public, ec.EllipticCurvePublicKey):
-        return False
-    try:
-        public.verify(keys.signature, _statement(keys, session, device), _SIGNED)
-    except InvalidSignature:
-        return False
-    return True
 
 
 def _statement(keys: told.PublicKeys, session: bytes, device: DeviceId) -> bytes:
@@ -197,7 +177,5 @@ def _statement(keys: told.PublicKeys, session: bytes, device: DeviceId) -> bytes
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def _told(public: object) -> bytes:
-    if not isinstance(public, ec.EllipticCurvePublicKey):
-        raise ValueError("a member's key is no elliptic-curve key")
+def _name(public: ec.EllipticCurvePublicKey) -> bytes:
     return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)

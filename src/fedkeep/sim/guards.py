@@ -1,8 +1,7 @@
-"""The doors of simulated devices; their ledgers are part of the simulation's state."""
+"""The guards of simulated devices; their ledgers are part of the simulation's state."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from contextlib import suppress
 
 import numpy as np
 
@@ -10,9 +9,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import generator
 from fedkeep.core.state import put_numbered, take_numbered
 from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, State, TrainOrder
-from fedkeep.privacy.door import Door
-from fedkeep.privacy.guard import Spending
-from fedkeep.privacy.ledger import BudgetSpentError
+from fedkeep.privacy.guard import Guard, Spending
+from fedkeep.privacy.ledger import BudgetSpentError, Ledger
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.sim.experiment import Experiment
 
@@ -35,11 +33,11 @@ class SeededNoise:
 
 
 class Guards:
-    """Makes a door for each device that has something to send."""
+    """Makes a guard for each device that has something to send."""
 
     def __init__(self, options: PrivacyOptions, seed: int) -> None:
-        self._options, self._seed = replace(options, secure_sum=False, encrypted_profiles=False), seed
-        self._doors: dict[DeviceId, tuple[Door, SeededNoise]] = {}
+        self._options, self._seed = options, seed
+        self._guards: dict[DeviceId, tuple[Guard, SeededNoise]] = {}
 
     def release(
         self, orders: Mapping[DeviceId, TrainOrder], reports: Mapping[DeviceId, Report]
@@ -49,42 +47,35 @@ class Guards:
             return dict(reports)
         sent = {}
         for device, report in reports.items():
-            try:
-                sent[device] = self._door(device, report.round).release(report, orders[device])
-            except BudgetSpentError:
-                continue
+            with suppress(BudgetSpentError):
+                sent[device] = self._guard(device, report.round).release(report, orders[device])
         return sent
 
     def release_profiles(self, profiles: Mapping[DeviceId, Profile]) -> dict[DeviceId, Profile]:
         """What the devices declare before the first round."""
         if not self._options.protects("profile"):
             return dict(profiles)
-        return {d: self._door(d, -1).profile(partial(_counted, profile)) for d, profile in profiles.items()}
+        return {d: self._guard(d, -1).release_profile(profile, _WINDOW) for d, profile in profiles.items()}
 
     def most_spent(self) -> Spending | None:
         """The ledger of the device that has told most; None where nothing is accounted for."""
-        spendings = [spent for door, _ in self._doors.values() if (spent := door.spending()) is not None]
-        return max(spendings, key=lambda s: s.spent, default=None)
+        return max((guard.spending() for guard, _ in self._guards.values()), key=lambda s: s.spent, default=None)
 
     def snapshot(self) -> State:
-        return put_numbered({d: door.kept(under_way=False)["gate"].snapshot() for d, (door, _) in self._doors.items()})
+        return put_numbered({device: guard.snapshot() for device, (guard, _) in self._guards.items()})
 
     def restore(self, state: State) -> None:
-        self._doors = {}
+        self._guards = {}
         for device, own in take_numbered(state).items():
-            self._door(device, -1).kept(under_way=False)["gate"].restore(own)
+            self._guard(device, -1).restore(own)
 
-    def _door(self, device: DeviceId, round_: int) -> Door:
-        if device not in self._doors:
+    def _guard(self, device: DeviceId, round_: int) -> Guard:
+        if device not in self._guards:
             noise = SeededNoise(self._seed, device)
-            self._doors[device] = Door(self._options, 0, lambda: None, normal=noise), noise
-        door, noise = self._doors[device]
+            self._guards[device] = Guard(self._options, Ledger(), lambda _: None, noise), noise
+        guard, noise = self._guards[device]
         noise.begin(round_)
-        return door
-
-
-def _counted(profile: Profile) -> tuple[Profile, float]:
-    return profile, _WINDOW
+        return guard
 
 
 def guards_for(experiment: Experiment) -> Guards:
