@@ -34,11 +34,9 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
             reply = structs.replace(reply, device=number, name=str(context.node_config.get("name", f"device {number}")))
         return Message(codec.encode(reply), reply_to=message)
 
-    app.evaluate()(answer)
-    app.query("profile")(answer)
-    app.train()(answer)
-    for action in ("share", "mask", "unmask"):  # of a secure sum, after the order, which is answered with keys
-        app.train(action)(answer)
+    later = map(app.train, ("share", "mask", "unmask"))  # of a secure sum, whose order is answered with keys
+    for register in (app.evaluate(), app.query("profile"), app.train(), *later):
+        register(answer)
     return app
 
 

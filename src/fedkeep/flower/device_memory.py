@@ -16,9 +16,8 @@ _FORM = 1
 
 
 class DeviceMemory(Protocol):
-    @property
-    def durable(self) -> bool:
-        """Whether what was saved is there after any crash: a privacy ledger can be kept in nothing less."""
+    durable: bool
+    """Whether what was saved is there after any crash: a privacy ledger can be kept in nothing less."""
 
     def load(self) -> State:
         """What was saved last; empty for a new device."""
@@ -31,15 +30,15 @@ class ContextMemory:
 
     durable = False
 
-    def __init__(self, context: Context, name: str = "device") -> None:
-        self._context, self._key = context, f"fedkeep.{name}"
+    def __init__(self, context: Context) -> None:
+        self._state = context.state
 
     def load(self) -> State:
-        record = self._context.state.array_records.get(self._key, ArrayRecord())
+        record = self._state.array_records.get("fedkeep.device", ArrayRecord())
         return {name: array.numpy() for name, array in record.items()}
 
     def save(self, state: State) -> None:
-        self._context.state[self._key] = ArrayRecord({name: Array(np.asarray(a)) for name, a in state.items()})
+        self._state["fedkeep.device"] = ArrayRecord({name: Array(np.asarray(a)) for name, a in state.items()})
 
 
 class FileMemory:

@@ -72,7 +72,13 @@ class Keeping(Strategy):
     ) -> Result:
         """Flower's own loop, over a grid that does not sleep between two looks for replies."""
         if self._recorder is not None:
-            self._recorder.start(self._header(num_rounds))
+            about = {"preset": self._preset, "strategy": type(self._inner).__name__}
+            self._recorder.start(
+                Header(
+                    run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
+                    versions=versions(), labels=(), devices=0, rounds=num_rounds,
+                )
+            )  # fmt: skip
         prompt = cast(Grid, PromptGrid(grid))
         result = super().start(prompt, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         self._write(End(round=num_rounds, digest=""))
@@ -97,20 +103,18 @@ class Keeping(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merges the estimates, then lets the inner strategy aggregate what is its own."""
         listed = list(replies)
-        told = {reply.metadata.src_node_id: about for reply in listed if (about := _about(reply))}
-        said = {node: counts for node, about in told.items() if (counts := _counts(about))}
-        gists = [figures for about in told.values() if (figures := _gist(about))]
-        taken = {r.metadata.src_node_id: e for r in listed if (e := self._taken(r, server_round)) is not None}
-        if self._size is None and taken:
-            self._size = Counter(len(e.gradient) for e in taken.values()).most_common(1)[0][0]
-        estimates = {node: e for node, e in taken.items() if len(e.gradient) == self._size}
-        for node in taken.keys() - estimates.keys():
-            log.warning("node %d: estimate refused: it has another length than most", node)
+        told: dict[int, ConfigRecord] = {}
+        for reply in listed:
+            about = None if reply.has_error() else reply.content.pop(KEEPER, None)
+            if isinstance(about, ConfigRecord):
+                told[reply.metadata.src_node_id] = about
+        estimates, refused = self._estimates(listed, told, server_round)
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(estimates, server_round))
         arrays, metrics = self._inner.aggregate_train(server_round, listed)
-        self._write(self._round(server_round, listed, said, refused=len(taken) - len(estimates)))
-        if gists:
+        said = {node: counts for node, about in told.items() if (counts := _counts(about))}
+        self._write(self._round(server_round, listed, said, refused))
+        if gists := [figures for about in told.values() if (figures := _gist(about))]:
             self._write(gist_line(server_round, gists))
         if not said:
             return arrays, metrics
@@ -134,13 +138,6 @@ class Keeping(Strategy):
         """Logs the inner strategy's settings."""
         self._inner.summary()
 
-    def _header(self, rounds: int) -> Header:
-        about = {"preset": self._preset, "strategy": type(self._inner).__name__}
-        return Header(
-            run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
-            versions=versions(), labels=(), devices=0, rounds=rounds,
-        )  # fmt: skip
-
     def _round(self, round_: int, replies: list[Message], said: Mapping[int, Mapping[str, int]], refused: int) -> Round:
         nodes = [reply.metadata.src_node_id for reply in replies]
         for node in nodes:
@@ -161,29 +158,35 @@ class Keeping(Strategy):
         if self._recorder is not None:
             self._recorder.write(line)
 
-    def _taken(self, reply: Message, round_: int) -> Estimate | None:
-        """The estimate in a reply, taken out of it; one that is not sound is dropped and its node named."""
-        if reply.has_error():
-            return None
-        record, about = reply.content.pop(ESTIMATE, None), reply.content.pop(KEEPER, None)
-        if not isinstance(record, ArrayRecord) or not isinstance(about, ConfigRecord):
-            return None
-        count, gradient = about.get("samples"), record["local_gradient"].numpy() if "local_gradient" in record else None
-        if gradient is None or not self._is_sound(gradient) or not isinstance(count, int) or not 0 < count <= 10**9:
-            log.warning("node %d: estimate refused", reply.metadata.src_node_id)
-            return None
-        return Estimate(gradient, float(count), round_)
+    def _estimates(
+        self, replies: list[Message], told: Mapping[int, ConfigRecord], round_: int
+    ) -> tuple[dict[int, Estimate], int]:
+        """The estimates, taken out of the replies, and how many had another length than most.
+
+        One that is not sound is dropped and its node named.
+        """
+        taken: dict[int, Estimate] = {}
+        for reply in replies:
+            node, record = reply.metadata.src_node_id, None if reply.has_error() else reply.content.pop(ESTIMATE, None)
+            if not isinstance(record, ArrayRecord) or node not in told:
+                continue
+            gradient = record["local_gradient"].numpy() if "local_gradient" in record else np.empty((0, 0))
+            count = told[node].get("samples")
+            if self._is_sound(gradient) and isinstance(count, int) and 0 < count <= 10**9:
+                taken[node] = Estimate(gradient, float(count), round_)
+            else:
+                log.warning("node %d: estimate refused", node)
+        if self._size is None and taken:
+            self._size = Counter(len(e.gradient) for e in taken.values()).most_common(1)[0][0]
+        estimates = {node: e for node, e in taken.items() if len(e.gradient) == self._size}
+        for node in taken.keys() - estimates.keys():
+            log.warning("node %d: estimate refused: it has another length than most", node)
+        return estimates, len(taken) - len(estimates)
 
     def _is_sound(self, gradient: Vector) -> bool:
         if gradient.ndim != 1 or gradient.dtype != np.float32 or not np.isfinite(gradient).all():
             return False
         return float(np.linalg.norm(gradient.astype(np.float64))) <= self._gradient_norm
-
-
-def _about(reply: Message) -> ConfigRecord | None:
-    """What a reply's keeper says of itself, if there is one."""
-    about = None if reply.has_error() else reply.content.get(KEEPER)
-    return about if isinstance(about, ConfigRecord) else None
 
 
 def _counts(about: ConfigRecord) -> dict[str, int]:

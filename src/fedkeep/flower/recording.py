@@ -56,13 +56,12 @@ class FleetRecorder:
     """Writes what a server sees of its fleet, round by round."""
 
     def __init__(self, path: Path, header: lines.Header) -> None:
-        self._path, self._header = path, header
+        self._path, self._header, self._resumed = path, header, False
         self._recorder: Recorder
         self._planned: Plan | None = None
         self._told: list[lines.Member] = []
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._counted: dict[DeviceId, Vitals] = {}
-        self._resumed = False
         self._took_part: set[DeviceId] = set()
         self._refused: dict[DeviceId, str] = {}
         self._began = self._told_at = time.monotonic()
@@ -88,40 +87,47 @@ class FleetRecorder:
         evaluated: Mapping[DeviceId, Evaluated],
     ) -> None:
         """Writes a round that is about to be committed."""
+        done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
         self._evaluated |= evaluated
-        done = outcome.summary.round + 1
-        self._refused |= {refusal.device: refusal.reason for refusal in outcome.refusals}
-        self._took_part |= set(outcome.summary.accepted)
-        for device in outcome.summary.accepted:
-            self._refused.pop(device, None)
-        written = [*self._plan(done, server), self._round(done, outcome, server)]
-        if evaluated:
-            written += self._evaluation(done, outcome, evaluated, tally)
-        for line in (*written, lines.Timing(round=done, seconds=time.monotonic() - self._began)):
-            self._write(line)
+        refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
+        self._refused = {device: reason for device, reason in refused.items() if device not in accepted}
+        self._took_part |= accepted
+        plan, coordinator, write = server.plan, server.coordinator, self._recorder.write
+        if plan is not None and plan is not self._planned and isinstance(coordinator, LabelLimits):
+            self._planned = plan
+            write(plan_line(done, plan, coordinator.clients_per_label))
+        write(self._round(done, outcome, server))
+        for line in self._evaluation(done, outcome, evaluated, tally) if evaluated else ():
+            write(line)
+        write(lines.Timing(round=done, seconds=time.monotonic() - self._began))
         self.note_members(done, roster)
         self._recorder.sync()
 
     def note_members(self, round_: int, roster: Roster) -> None:
         """Writes who is in the fleet, if that has changed or was not said for a while."""
-        members = tuple(self._members(roster))
-        told = [structs.replace(member, seen=None) for member in members]
-        if told != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
-            self._told, self._told_at = told, time.monotonic()
-            self._write(lines.Members(round=round_, members=members))
+        online, members = roster.present(), []
+        for device, entry in sorted(roster.entries.items())[:LISTED]:
+            said = self._evaluated.get(device)
+            vitals = None if said is None else said.vitals
+            member = lines.Member(
+                device=device,
+                name=entry.name or f"device {device}",
+                online=device in online,
+                capacity=entry.profile.capacity,
+                stored=None if vitals is None else vitals.stored,
+                labels=None if vitals is None else sum(count > 0 for count in vitals.filled),
+                accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
+                refused=self._refused.get(device),
+            )
+            members.append(member)
+        if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
+            self._told, self._told_at = members, time.monotonic()
+            seen = tuple(structs.replace(member, seen=roster.last_seen.get(member.device)) for member in members)
+            self._recorder.write(lines.Members(round=round_, members=seen))
 
     def finish(self, round_: int, model: Vector) -> None:
         """Writes the last line of a run that has all its rounds."""
-        self._write(lines.End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
-
-    def _write(self, line: lines.Line) -> None:
-        self._recorder.write(line)
-
-    def _plan(self, done: int, server: Server) -> Iterator[lines.Line]:
-        plan, coordinator = server.plan, server.coordinator
-        if plan is not None and plan is not self._planned and isinstance(coordinator, LabelLimits):
-            self._planned = plan
-            yield plan_line(done, plan, coordinator.clients_per_label)
+        self._recorder.write(lines.End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
 
     def _round(self, done: int, outcome: RoundOutcome, server: Server) -> lines.Round:
         reasons: defaultdict[str, list[int]] = defaultdict(list)
@@ -180,20 +186,3 @@ class FleetRecorder:
             bytes_down=tally.down,
             label_coverage=float(held.mean()) if vitals else None,
         )
-
-    def _members(self, roster: Roster) -> Iterator[lines.Member]:
-        online = roster.present()
-        for device, entry in list(roster.entries().items())[:LISTED]:
-            said = self._evaluated.get(device)
-            vitals = None if said is None else said.vitals
-            yield lines.Member(
-                device=device,
-                name=entry.name or f"device {device}",
-                online=device in online,
-                seen=roster.last_seen.get(device),
-                capacity=entry.profile.capacity,
-                stored=None if vitals is None else vitals.stored,
-                labels=None if vitals is None else sum(count > 0 for count in vitals.filled),
-                accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
-                refused=self._refused.get(device),
-            )

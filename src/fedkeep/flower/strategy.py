@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -118,7 +119,10 @@ class FedkeepStrategy(Strategy):
         self._refusals.add(*summary.refusals)
         refused = self._refusals.taken()
         outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
-        self._record(outcome)
+        if self.recorder is not None:
+            self.recorder.note(outcome, self.server, self._roster, self._tally, self._evaluated)
+        if self.metrics is not None:
+            self.metrics.see(outcome, len(self._roster.online()), self._tally.down, self._tally.up)
         if self.store is not None:
             self.store.commit(self.server.round, snapshot_parts(self._parts))
         named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
@@ -137,7 +141,9 @@ class FedkeepStrategy(Strategy):
     ) -> Result:
         """Flower's entry point, over `rounds`; how to train and to wait is `server`'s and `options`' to say."""
         if initial_arrays is not None and self.server.round == 0:
-            self.server.model = codec.model_of(initial_arrays)
+            if set(initial_arrays) != {"model"}:
+                raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
+            self.server.model = initial_arrays["model"].numpy().astype(np.float32)
         self.summary()
         result = Result()
         result.arrays = codec.arrays_of(self.server.model)
@@ -159,14 +165,11 @@ class FedkeepStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Opens a round: one order per device chosen (step 7)."""
-        nodes = self._membership.nodes()
+        nodes, group = self._membership.nodes(), str(self.server.round)
         orders = self.server.open_round(self._chosen())
         self._sound = 0
-        encode = codec.Encoder()
-        return [
-            Message(encode(Participate(order)), nodes[device], TRAIN, group_id=str(order.round))
-            for device, order in orders.items()
-        ]
+        contents = zip(orders, codec.encode_all(map(Participate, orders.values())), strict=True)
+        return [Message(content, nodes[device], TRAIN, group_id=group) for device, content in contents]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -186,7 +189,6 @@ class FedkeepStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
-        self._evaluated = {}
         for reply in replies:
             device = self._number(reply.metadata.src_node_id)
             with self._refusals.naming(device):
@@ -226,16 +228,16 @@ class FedkeepStrategy(Strategy):
 
     def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
-        round_, options = self.server.round, self.options
         if self._secure is not None:
             return self._secure.play(exchange, self._chosen(), self._membership.nodes())
+        round_, options = self.server.round, self.options
         orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, exchange.grid)}
         participants = sorted(self._number(node) for node in orders)
         wanted = options.wanted(len(self._membership.nodes()))
         exchange.send(orders.values(), round_)
-        late, self._late = self._late, []
-        for asked, reply in late:
-            self._take(asked, reply)
+        for late in self._late:
+            self._take(*late)
+        self._late = []
 
         def enough() -> bool:
             return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
@@ -256,7 +258,7 @@ class FedkeepStrategy(Strategy):
         return self.server.close_round(), quorate
 
     def _evaluate(self, exchange: Exchange, round_: int) -> Mapping[str, float]:
-        every = self.options.evaluate_every
+        self._evaluated, every = {}, self.options.evaluate_every
         if not every or (round_ + 1) % every:
             return {}
         exchange.send(self.configure_evaluate(round_, *_UNUSED, exchange.grid), round_)
@@ -271,8 +273,8 @@ class FedkeepStrategy(Strategy):
         elif asked.kind == TRAIN and self._secure is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
-            late = Refusal(self._number(asked.node), "late", f"it is not in the sum of round {asked.round}")
-            self._refusals.add(late)
+            words = f"it is not in the sum of round {asked.round}"
+            self._refusals.add(Refusal(self._number(asked.node), "late", words))
 
     def _take(self, asked: Asked, reply: Message) -> None:
         """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
@@ -284,22 +286,14 @@ class FedkeepStrategy(Strategy):
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
             refusal = self.server.receive(device, report)
-            if refusal is None:
-                self._sound += 1
-            else:
-                self._refusals.add(refusal)
+            if refusal is not None:
+                raise RefusedError(refusal.reason, refusal.detail)
+            self._sound += 1
 
     def _number(self, node: int) -> int:
         """The device at a node; the node's own number if it has left since."""
         device = self._roster.device(node)
         return node if device is None else device
-
-    def _record(self, outcome: RoundOutcome) -> None:
-        if self.recorder is not None:
-            self.recorder.note(outcome, self.server, self._roster, self._tally, self._evaluated)
-        if self.metrics is not None:
-            self.metrics.see(outcome, len(self._roster.online()), self._tally.down, self._tally.up)
-        self._evaluated = {}
 
 
 _UNUSED = (ArrayRecord(), ConfigRecord())
