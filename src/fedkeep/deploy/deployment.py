@@ -98,10 +98,6 @@ class Deployment:
         """Submits the app."""
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", _settings(config)] if config else [])]
 
-    def log(self, run: str) -> list[str]:
-        """Streams a run's log until it ends."""
-        return ["flwr", "log", run, CONNECTION, "--stream"]
-
     def instructions(self, nodes: list[str]) -> str:
         """The lines an operator types, in order."""
         there = {key: value for key, value in self.environment().items() if key != "FLWR_HOME"}
@@ -113,18 +109,15 @@ class Deployment:
         lines += ["", "# on each device, with ca.crt and its own key copied there, beside an agent with that socket;"]
         lines += ["# without agent-socket the device is simulated", _exports(there)]
         for number, node in enumerate(nodes):
-            config: dict[str, str | int] = {"device": number, "agent-socket": f"/run/fedkeep/{node}.sock"}
-            lines.append(shlex.join(self._on_device(node, self.supernode(node, 9094 + number, config))))
+            command = self.supernode(
+                node, 9094 + number, {"device": number, "agent-socket": f"/run/fedkeep/{node}.sock"}
+            )
+            if not is_loopback(self.host):  # a device has the files where they were copied to
+                copied = {str(self.credentials.ca_certificate): "ca.crt", str(self.credentials.node_key(node)): node}
+                command = [copied.get(word, word) for word in command]
+            lines.append(shlex.join(command))
         lines += ["", "# then, on the server, in the app's folder", shlex.join(self.run(Path(), state))]
         return "\n".join(lines)
-
-    def _on_device(self, node: str, command: list[str]) -> list[str]:
-        """The command with the files where a device has them, unless it is this machine."""
-        if is_loopback(self.host):
-            return command
-        known = self.credentials
-        copied = {str(known.ca_certificate): "ca.crt", str(known.node_key(node)): node}
-        return [copied.get(word, word) for word in command]
 
 
 def _exports(environment: Mapping[str, str]) -> str:

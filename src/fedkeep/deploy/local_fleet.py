@@ -27,11 +27,9 @@ from fedkeep.deploy.deployment import CONNECTION, Deployment
 log = logging.getLogger("fedkeep.flower")
 
 Settings = Mapping[str, str | int | float | bool]
-_PAUSE_SECONDS = 2.0
-_START_SECONDS = 60.0
+_START_SECONDS, _RESTARTS = 60.0, 3
 _REGISTERING = 4
 """Registrations at a time: each is a program of Flower's that takes seconds to start."""
-_PR_SET_PDEATHSIG = 1
 _PORTS = range(20_000, 32_768)
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
@@ -41,6 +39,7 @@ class LocalFleet:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
+        self.environment = os.environ | program_environment() | deployment.environment()
         self._begun: dict[str, float] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         deployment.root.mkdir(parents=True, exist_ok=True)
@@ -56,11 +55,15 @@ class LocalFleet:
     def start_superlink(self) -> None:
         """Starts the SuperLink and waits until it answers; refuses to go on when its port is taken."""
         deployment = self.deployment
-        where = (deployment.bind or deployment.host, deployment.port)
-        if _answers(*where):
+
+        def answers() -> bool:
+            with suppress(OSError), socket.create_connection((deployment.bind or deployment.host, deployment.port), 1):
+                return True
+            return False
+
+        if answers():
             raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
-        process = self.start("superlink", deployment.superlink())
-        if not soon(lambda: _answers(*where), _START_SECONDS, process):
+        if not soon(answers, _START_SECONDS, self.start("superlink", deployment.superlink())):
             why = self.log("superlink")[-500:]
             raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
 
@@ -77,14 +80,13 @@ class LocalFleet:
         with (self.deployment.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 resolved(command),
-                env=self.environment() | dict(environment or {}),
+                env=self.environment | dict(environment or {}),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single system call
             )
-        self.processes[name] = process
-        self._begun[name] = time.monotonic()
+        self.processes[name], self._begun[name] = process, time.monotonic()
         return process
 
     def submit(self, app: Path, config: Settings) -> str:
@@ -102,7 +104,7 @@ class LocalFleet:
     def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:
         """Runs one of Flower's commands to its end and returns what it printed."""
         done = subprocess.run(
-            resolved(command), env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False
+            resolved(command), env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
         )
         printed = done.stdout + done.stderr
         if done.returncode and not may_fail:
@@ -134,12 +136,8 @@ class LocalFleet:
     def log(self, name: str) -> str:
         return (self.deployment.root / f"{name}.log").read_text(errors="replace")
 
-    def environment(self) -> dict[str, str]:
-        """This process's environment with Flower's settings."""
-        return os.environ | program_environment() | self.deployment.environment()
 
-
-def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool, restarts: int = 3) -> None:
+def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool) -> None:
     """Starts the SuperLink, submits the app and streams its log to its end; a run that dies is resumed.
 
     The SuperLink keeps its database and the run its state, so that after `kill -9` of everything the same call
@@ -150,23 +148,16 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
         if not deployment.insecure:
             fleet.register()
             log.info("the nodes are registered: start their SuperNodes")
-        for attempt in range(restarts + 1):
-            status = _follow(fleet, app, {**settings, "state.resume": resume or attempt > 0})
+        for attempt in range(_RESTARTS + 1):
+            status, run = "", fleet.submit(app, {**settings, "state.resume": resume or attempt > 0})
+            while not status.startswith("finished"):
+                shown = resolved(["flwr", "log", run, CONNECTION, "--stream"])
+                subprocess.run(shown, env=fleet.environment, check=False)
+                status = fleet.status(run)
             if status == "finished:completed":
                 return
             log.warning("the run ended as %s", status)
-    raise FedkeepError(f"the run ended as {status} {restarts + 1} times: see {deployment.root}/superlink.log")
-
-
-def _follow(fleet: LocalFleet, app: Path, settings: Settings) -> str:
-    """Submits the app and shows its log until it has ended; returns how."""
-    run = fleet.submit(app, settings)
-    while True:
-        subprocess.run(resolved(fleet.deployment.log(run)), env=fleet.environment(), check=False)
-        status = fleet.status(run)
-        if status.startswith("finished"):
-            return status
-        time.sleep(_PAUSE_SECONDS)
+    raise FedkeepError(f"the run ended as {status} {_RESTARTS + 1} times: see {deployment.root}/superlink.log")
 
 
 def soon(happened: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes] | None = None) -> bool:
@@ -202,7 +193,7 @@ def _family(pid: int) -> list[int]:
 def _die_with_parent() -> None:
     """Asks Linux to end this process with the one that started it, however that ends: no SuperLink keeps a port."""
     if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def program_environment() -> dict[str, str]:
@@ -218,9 +209,3 @@ def resolved(command: Sequence[str]) -> list[str]:
     if found is None:
         raise MissingExtraError(command[0], "flower")
     return [found, *command[1:]]
-
-
-def _answers(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, port)) == 0

@@ -7,7 +7,7 @@ from fedkeep.config import Table, build, merged
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
+from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import Registry
 from fedkeep.core.policy import SelectionPolicy
@@ -79,22 +79,18 @@ class Method:
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device."""
+        told = (self.policy.uses_direction or self.gist.shared) and self.estimator.name != "exact"
         return Server(
             model=model,
             gradient_size=self.told_size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=self._estimator(),
+            estimator=global_estimator(self.estimator.name, self.estimator.max_age) if told else GivenEstimator(),
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
         )
-
-    def _estimator(self) -> GlobalEstimator:
-        if not (self.policy.uses_direction or self.gist.shared) or self.estimator.name == "exact":
-            return GivenEstimator()
-        return global_estimator(self.estimator.name, self.estimator.max_age)
 
 
 def method_parts(table: Table) -> dict[str, Any]:
@@ -105,7 +101,13 @@ def method_parts(table: Table) -> dict[str, Any]:
     plain, own = plain_parts(METHOD_TABLES, table)
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
-    _refuse_contradictions(policy, plain["gist"], plain["privacy"])
+    gist, privacy = plain["gist"], plain["privacy"]
+    if gist.shared and gist.last_layers is not None and policy.uses_direction:
+        words = "would shorten the direction that the policy values by: set model.last_layers"
+        raise ConfigError(f"gist.last_layers {words}")
+    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
+        words = "tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
+        raise ConfigError(f"a shared gist {words}")
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
@@ -121,17 +123,6 @@ def plain_parts(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, A
     for key, name in own.items():
         parts[key] = build(find_component(_OWN[key], name), rest(table_of(table, key)), key)
     return parts, own
-
-
-def _refuse_contradictions(policy: SelectionPolicy, gist: GistOptions, privacy: PrivacyOptions) -> None:
-    if gist.shared and gist.last_layers is not None and policy.uses_direction:
-        raise ConfigError(
-            "gist.last_layers would shorten the direction that the policy values by: set model.last_layers"
-        )
-    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
-        raise ConfigError(
-            "a shared gist tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
-        )
 
 
 def with_preset(table: Table) -> Table:

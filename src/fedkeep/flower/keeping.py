@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
-from fedkeep.core.types import DeviceId, Vector
+from fedkeep.core.types import DeviceId
 from fedkeep.flower.exchange import PromptGrid
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
@@ -170,9 +170,11 @@ class Keeping(Strategy):
             node, record = reply.metadata.src_node_id, None if reply.has_error() else reply.content.pop(ESTIMATE, None)
             if not isinstance(record, ArrayRecord) or node not in told:
                 continue
-            gradient = record["local_gradient"].numpy() if "local_gradient" in record else np.empty((0, 0))
+            gradient = record["local_gradient"].numpy() if "local_gradient" in record else np.array(np.nan)
+            flat = gradient.ndim == 1 and gradient.dtype == np.float32 and np.isfinite(gradient).all()
+            short = flat and np.linalg.norm(gradient.astype(np.float64)) <= self._gradient_norm
             count = told[node].get("samples")
-            if self._is_sound(gradient) and isinstance(count, int) and 0 < count <= 10**9:
+            if short and isinstance(count, int) and 0 < count <= 10**9:
                 taken[node] = Estimate(gradient, float(count), round_)
             else:
                 log.warning("node %d: estimate refused", node)
@@ -182,11 +184,6 @@ class Keeping(Strategy):
         for node in taken.keys() - estimates.keys():
             log.warning("node %d: estimate refused: it has another length than most", node)
         return estimates, len(taken) - len(estimates)
-
-    def _is_sound(self, gradient: Vector) -> bool:
-        if gradient.ndim != 1 or gradient.dtype != np.float32 or not np.isfinite(gradient).all():
-            return False
-        return float(np.linalg.norm(gradient.astype(np.float64))) <= self._gradient_norm
 
 
 def _counts(about: ConfigRecord) -> dict[str, int]:

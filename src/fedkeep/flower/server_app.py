@@ -6,6 +6,7 @@ them from wherever Python finds them. So a fleet of agents needs no app of its o
 
 import json
 import logging
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeep.config import Table, build, flat, merged, put, read_toml
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.names import did_you_mean
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
+from fedkeep.fleet.method import table_of
 from fedkeep.fleet.options import MetricsOptions
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
@@ -93,7 +96,10 @@ def tables_of(run_config: UserConfig) -> Table:
     tables: Table = {}
     for key, value in run_config.items():
         listed = isinstance(value, str) and value.startswith("[")
-        put(tables, key.replace("-", "_"), msgspec.json.decode(str(value)) if listed else value)
+        try:
+            put(tables, key.replace("-", "_"), msgspec.json.decode(str(value)) if listed else value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"'{key}' cannot be {value!r}: a list is written as '[1, 2]'") from error
     return tables
 
 
@@ -168,8 +174,8 @@ def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds
 
 def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
-    said = {key: build(options, tables.get(key, {}), key) for key, options in _DEPLOYMENT.items()}
-    if "participation" in tables.get("rounds", {}):
+    said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
+    if "participation" in table_of(tables, "rounds"):
         raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
     refuse_conflicts(said["privacy"], aggregation)
     if said["rounds"].deterministic and said["privacy"].may_end_in_silence:
@@ -182,20 +188,37 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     return said
 
 
-def takes_records(app: Path) -> bool:
-    """Whether a record can be written of an app's runs: Flower lets a run set only what the app's tables name."""
-    tool = read_toml(app / "pyproject.toml").get("tool", {})
-    return "records" in tool.get("flwr", {}).get("app", {}).get("config", {})
+def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> tuple[Path, UserConfig]:
+    """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
 
-
-def write_app(specification: Path, directory: Path, changes: Table) -> Path:
-    """Writes the app of a `fleet.toml` with these changes into a directory, and returns it; mistakes are told first."""
-    tables = merged(merged(_SET_BY_SERVE, read_toml(specification)), tables_of(config_of(changes)))
-    _deployment(tables, parse_fleet(tables).aggregation)
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
-    (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
-    return directory
+    The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only what the app's
+    tables name: `changes` must be there, `defaults` are set where the table is.
+    """
+    if source.is_file():
+        tables = merged(merged(_SET_BY_SERVE, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
+        spec = parse_fleet(tables)
+        _deployment(tables, spec.aggregation)
+        spec.server()
+        directory.mkdir(parents=True, exist_ok=True)
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
+        (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
+        return directory, {}
+    said = read_toml(source / "pyproject.toml")
+    for key in ("tool", "flwr", "app", "config"):
+        said = said.get(key, {})
+    known, config = dict(flat(said)), config_of(merged({k: v for k, v in defaults.items() if k in said}, changes))
+    for key in (*config, "state.resume"):
+        if key not in known:
+            raise ConfigError(f"the app in {source} has no key '{key}': {did_you_mean(key, known)}")
+    if isinstance(said.get("samples"), dict):  # else it is an app that only has its own tables
+        sys.path.insert(0, str(source))  # where Flower finds what it names
+        try:
+            spec = fleet_of(known | config)
+            _deployment(tables_of(known | config), spec.aggregation)
+            spec.server()
+        finally:
+            sys.path.remove(str(source))
+    return source, config
 
 
 app = ServerApp()
