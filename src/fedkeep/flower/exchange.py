@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from flwr.app import Message
@@ -19,8 +19,7 @@ _PULL_SECONDS = 2.0
 """After which a pull is left to itself."""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """A message in flight: to which node, in which round, of what kind."""
 
     node: int
@@ -68,7 +67,8 @@ class Exchange:
     poll_seconds: float = 0.25
     tally: WireTraffic = field(default_factory=WireTraffic)
     meanwhile: Callable[[], None] = lambda: None
-    _asked: dict[str, Asked] = field(default_factory=dict, init=False)
+    asked: dict[str, Asked] = field(default_factory=dict, init=False)
+    """What is not answered yet, by the messages' ids."""
     _pulls: dict[Future[list[Message]], Sequence[str]] = field(default_factory=dict, init=False)
     """Those under way, and the messages whose replies they look for."""
 
@@ -78,9 +78,8 @@ class Exchange:
         # Flower gives None for a message that it did not take, and no ids at all where the SuperLink was not there.
         for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
-                about = message.metadata
                 self.tally.down += size_of(message)
-                self._asked[message_id] = Asked(about.dst_node_id, round_, about.message_type)
+                self.asked[message_id] = Asked(message.metadata.dst_node_id, round_, message.metadata.message_type)
 
     def collect(self, seconds: float, enough: Callable[[], bool]) -> Iterator[tuple[Asked, Message]]:
         """Replies as they come, each once, until there are enough of them or the time is over."""
@@ -95,15 +94,15 @@ class Exchange:
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
         """Replies that are there now."""
         hanging = {message_id for ids in self._pulls.values() for message_id in ids}
-        ids = [message_id for message_id in self._asked if message_id not in hanging]
-        begun = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
-        fresh = {_pull(self.grid, part): part for part in begun}
+        ids = [message_id for message_id in self.asked if message_id not in hanging]
+        parts = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
+        fresh = {_pull(self.grid, part): part for part in parts}
         wait(fresh, _PULL_SECONDS)
-        ended = [pull for pull in (*self._pulls, *fresh) if pull.done()]
-        self._pulls = {pull: part for pull, part in (self._pulls | fresh).items() if pull not in ended}
-        for pull in ended:
+        self._pulls |= fresh
+        for pull in [pull for pull in self._pulls if pull.done()]:
+            del self._pulls[pull]
             for reply in pull.result():
-                asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+                asked = self.asked.pop(reply.metadata.reply_to_message_id, None)
                 if asked is not None:
                     self.tally.up += size_of(reply)
                     yield asked, reply
@@ -121,18 +120,13 @@ class Exchange:
             else:
                 aside(asked, reply)
 
-    @property
-    def pending(self) -> int:
-        """How many messages are unanswered."""
-        return len(self._asked)
-
     def waiting(self, round_: int, kind: str) -> int:
         """How many messages of a round and kind are unanswered."""
-        return sum(asked.round == round_ and asked.kind == kind for asked in self._asked.values())
+        return sum(asked.round == round_ and asked.kind == kind for asked in self.asked.values())
 
     def abandon(self, before: int) -> None:
         """Stops waiting for replies to rounds before `before`."""
-        self._asked = {key: asked for key, asked in self._asked.items() if asked.round >= before}
+        self.asked = {key: asked for key, asked in self.asked.items() if asked.round >= before}
 
 
 class PromptGrid:
@@ -147,7 +141,7 @@ class PromptGrid:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         exchange = Exchange(self._grid)
         exchange.send(messages, 0)
-        replies = exchange.collect(math.inf if timeout is None else timeout, lambda: not exchange.pending)
+        replies = exchange.collect(math.inf if timeout is None else timeout, lambda: not exchange.asked)
         return [reply for _, reply in replies]
 
 

@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -60,27 +60,16 @@ class Keeping(Strategy):
         self._size: int | None = None
         """The length of an estimate: that of most of the first ones."""
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *others: Any, **named: Any) -> Result:
         """Flower's own loop, over a grid that does not sleep between two looks for replies."""
         if self._recorder is not None:
             about = {"preset": self._preset, "strategy": type(self._inner).__name__}
-            self._recorder.start(
-                Header(
-                    run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
-                    versions=versions(), labels=(), devices=0, rounds=num_rounds,
-                )
+            header = Header(
+                run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
+                versions=versions(), labels=(), devices=0, rounds=num_rounds,
             )  # fmt: skip
-        prompt = cast(Grid, PromptGrid(grid))
-        result = super().start(prompt, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+            self._recorder.start(header)
+        result = super().start(cast(Grid, PromptGrid(grid)), initial_arrays, num_rounds, *others, **named)
         self._write(End(round=num_rounds, digest=""))
         return result
 

@@ -138,8 +138,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._gauges: dict[str, tuple[str, float]] = {}
-        self._refused: Counter[str] = Counter()
-        self._rounds: Counter[str] = Counter()
+        self._refused, self._rounds = Counter[str](), Counter[str]()
 
     def see(self, outcome: RoundOutcome, online: int, bytes_down: int, bytes_up: int) -> None:
         """Takes in a round."""
@@ -155,22 +154,21 @@ class ServerMetrics:
             "bytes_down": ("Bytes sent to devices", bytes_down),
             "bytes_up": ("Bytes received from devices", bytes_up),
         }
-        for name in ("accuracy", "loss"):
-            if name in outcome.evaluation:
-                self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
+        for name in outcome.evaluation.keys() & {"accuracy", "loss"}:
+            self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
 
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, (text, value) in self._gauges.items():
             yield GaugeMetricFamily(f"fedkeep_server_{name}", text, value)
-        refusals = CounterMetricFamily(
-            "fedkeep_server_refusals", "Reports and profiles that did not count", labels=["reason"]
-        )
-        rounds = CounterMetricFamily("fedkeep_server_rounds", "Rounds since this server started", labels=["outcome"])
-        for family, counts in ((refusals, self._refused), (rounds, self._rounds)):
-            for label, count in sorted(counts.items()):
-                family.add_metric([label], count)
+        for name, label, text, counts in (
+            ("refusals", "reason", "Reports and profiles that did not count", self._refused),
+            ("rounds", "outcome", "Rounds since this server started", self._rounds),
+        ):
+            family = CounterMetricFamily(f"fedkeep_server_{name}", text, labels=[label])
+            for word, count in sorted(counts.items()):
+                family.add_metric([word], count)
             yield family
 
     def serve(self, options: MetricsOptions) -> None:

@@ -1,22 +1,22 @@
-"""Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each.
+"""A strategy for Flower over the core's Server: profiles, plan, rounds that close, one transaction each.
 
 A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers what they declare,
-and plans. `configure_train`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends
-them. On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
+and plans. `_play`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends them.
+On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
 reads and screens each report; when enough are there, or the time is over, the server merges them. Then the record
 (`recording`), then the commit (`state_store`): a round counts once that is done.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.evaluations import merge_evaluations
@@ -44,7 +44,7 @@ _LOOK_SECONDS = 5.0
 """Between two looks at who is there while a round is open: the record tells of a device that died in it."""
 
 
-class FedkeepStrategy(Strategy):
+class FedkeepStrategy:
     """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
 
     With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
@@ -144,7 +144,7 @@ class FedkeepStrategy(Strategy):
             if set(initial_arrays) != {"model"}:
                 raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
             self.server.model = initial_arrays["model"].numpy().astype(np.float32)
-        self.summary()
+        log.info("%s; round %d is next", self.options, self.server.round)
         result = Result()
         result.arrays = codec.arrays_of(self.server.model)
         for outcome in self.rounds(grid, num_rounds):
@@ -156,51 +156,6 @@ class FedkeepStrategy(Strategy):
             if evaluate_fn is not None and (measured := evaluate_fn(number, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = measured
         return result
-
-    def summary(self) -> None:
-        """Logs how rounds are played."""
-        log.info("%s; round %d is next", self.options, self.server.round)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Opens a round: one order per device chosen (step 7)."""
-        nodes, group = self._membership.nodes(), str(self.server.round)
-        orders = self.server.open_round(self._chosen())
-        self._sound = 0
-        contents = zip(orders, codec.encode_all(map(Participate, orders.values())), strict=True)
-        return [Message(content, nodes[device], TRAIN, group_id=group) for device, content in contents]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Closes the round over the replies taken so far and these (step 8)."""
-        for reply in replies:
-            self._take(Asked(reply.metadata.src_node_id, self.server.round, TRAIN), reply)
-        summary = self.server.close_round()
-        return codec.arrays_of(self.server.model), MetricRecord({"accepted": len(summary.accepted)})
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Asks every device online how the model does on samples of its own."""
-        content, group = codec.encode(Evaluate(self.server.model)), str(server_round)
-        return [Message(content, node, EVALUATE, group_id=group) for node in self._membership.nodes().values()]
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
-        for reply in replies:
-            device = self._number(reply.metadata.src_node_id)
-            with self._refusals.naming(device):
-                self._evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
-        told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
-        merged, cut = merge_evaluations(told, self.server.limits)
-        self._refusals.add(*cut)
-        return MetricRecord(dict(merged)) if merged else None
-
-    def _chosen(self) -> tuple[DeviceId, ...]:
-        devices = sorted(self._membership.nodes())
-        return self.server.select(self.server.round, devices, self.options.asked(len(devices)))
 
     def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
@@ -227,44 +182,53 @@ class FedkeepStrategy(Strategy):
             self.recorder.note_members(self.server.round, self._roster)
 
     def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
-        """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
+        """Opens a round (step 7), waits for its reports and closes it (step 8); without a quorum it changes nothing."""
+        round_, options, nodes = self.server.round, self.options, self._membership.nodes()
+        chosen = self.server.select(round_, sorted(nodes), options.asked(len(nodes)))
         if self._secure is not None:
-            return self._secure.play(exchange, self._chosen(), self._membership.nodes())
-        round_, options = self.server.round, self.options
-        orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, exchange.grid)}
-        participants = sorted(self._number(node) for node in orders)
-        wanted = options.wanted(len(self._membership.nodes()))
-        exchange.send(orders.values(), round_)
-        for late in self._late:
-            self._take(*late)
-        self._late = []
+            return self._secure.play(exchange, chosen, nodes)
+        orders, wanted, self._sound = self.server.open_round(chosen), options.wanted(len(nodes)), 0
+        encoded = codec.encode_all(map(Participate, orders.values()))
+        contents = dict(zip((nodes[device] for device in orders), encoded, strict=True))
+
+        def order(node: int) -> Message:
+            return Message(contents[node], node, TRAIN, group_id=str(round_))
 
         def enough() -> bool:
             return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
 
+        exchange.send(map(order, contents), round_)
+        for late in self._late:
+            self._take(*late)
+        self._late = []
         for asked, reply in exchange.collect(options.patience, enough):
             if asked.kind != TRAIN:
                 self._greet(asked, reply)
             elif options.deterministic and reply.has_error():
                 log.warning("node %d: %s; asked again", asked.node, reply.error.reason)
                 time.sleep(_PAUSE_SECONDS)
-                again = Message(orders[asked.node].content, asked.node, TRAIN, group_id=str(asked.round))
-                exchange.send([again], asked.round)
+                exchange.send([order(asked.node)], round_)
             else:
                 self._take(asked, reply)
         quorate = self._sound >= options.least(wanted)
         if not quorate:
-            self.server.open_round(participants)
+            self.server.open_round(chosen)
         return self.server.close_round(), quorate
 
     def _evaluate(self, exchange: Exchange, round_: int) -> Mapping[str, float]:
+        """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
         self._evaluated, every = {}, self.options.evaluate_every
         if not every or (round_ + 1) % every:
             return {}
-        exchange.send(self.configure_evaluate(round_, *_UNUSED, exchange.grid), round_)
-        replies = exchange.answers(round_, EVALUATE, self.options.patience, self._greet)
-        record = self.aggregate_evaluate(round_, (reply for _, reply in replies))
-        return {} if record is None else {k: v for k, v in record.items() if not isinstance(v, list)}
+        content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
+        exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
+        for node, reply in exchange.answers(round_, EVALUATE, self.options.patience, self._greet):
+            with self._refusals.naming(device := self._number(node)):
+                self._evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
+        told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
+        merged, cut = merge_evaluations(told, self.server.limits)
+        self._refusals.add(*cut)
+        return merged
 
     def _greet(self, asked: Asked, reply: Message) -> None:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
@@ -294,7 +258,3 @@ class FedkeepStrategy(Strategy):
         """The device at a node; the node's own number if it has left since."""
         device = self._roster.device(node)
         return node if device is None else device
-
-
-_UNUSED = (ArrayRecord(), ConfigRecord())
-"""What Flower's own loop hands to `configure_...`; here the server has the model, and the options the rest."""
