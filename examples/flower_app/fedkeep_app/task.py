@@ -28,8 +28,12 @@ def simulated_device(context: Context) -> NodeDevice:
     """The node's device, which catches up on its stream when it is woken."""
     number, ground = device_number(context), _ground(tuple(sorted(context.run_config.items())))
     arrivals, test = partial(ground.stream.arrivals, number), ground.data.test_batch(number)
-    privacy = _privacy(context, ground.experiment)
-    return CatchUpDevice(ground.device(number), arrivals, test, _memory(context, number), privacy)
+    directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
+    run = str(context.run_config.get("state.run", "default"))
+    memory: DeviceMemory = ContextMemory(context)
+    if directory:  # so that the device outlives restarts
+        memory = FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")
+    return CatchUpDevice(ground.device(number), arrivals, test, memory, _privacy(context, ground.experiment))
 
 
 @lru_cache(maxsize=1)
@@ -45,12 +49,3 @@ def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:
         return experiment.privacy
     digest = str(context.node_config.get("context-digest", ""))
     return replace(experiment.privacy, encrypted_profiles=True, public_context=str(keys), context_digest=digest)
-
-
-def _memory(context: Context, number: int) -> DeviceMemory:
-    """A file if the node or the run has a `state-dir`, so that the device outlives restarts; else Flower's context."""
-    directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
-    if not directory:
-        return ContextMemory(context)
-    run = str(context.run_config.get("state.run", "default"))
-    return FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")
