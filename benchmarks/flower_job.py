@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.flower.client_app import device_number, make_client_app
 from fedkeep.flower.codec import Sizes, decode_report, encode_all
-from fedkeep.flower.device_memory import ContextMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.link.messages import Participate
 from fedkeep.sim.assembly import Assembly
 from fedkeep.sim.engine import Simulator
@@ -81,7 +81,7 @@ def _device(context: Context) -> CatchUpDevice:
     parts.fleet.devices.pop(number, None)  # type: ignore[union-attr]
     device = parts.fleet.device(number)  # type: ignore[union-attr]
     arrivals = partial(parts.stream.arrivals, number)
-    return CatchUpDevice(device, arrivals, parts.data.test_batch(number), ContextMemory(context))
+    return CatchUpDevice(device, arrivals, parts.data.test_batch(number), DeviceMemory(context))
 
 
 def _play(grid: Grid, rounds: int, exchange: Exchange) -> Iterable[float]:

@@ -36,7 +36,7 @@ def asking(grid: InProcessGrid, exchange: Exchange) -> None:
 
 def test_a_reply_that_hangs_holds_up_neither_the_others_nor_the_deadline() -> None:
     grid = HalfUploaded(4)
-    exchange = Exchange(grid, poll_seconds=0.01)
+    exchange = Exchange(grid)
     asking(grid, exchange)
     grid.stuck = "message-1"
     began = time.monotonic()

@@ -9,7 +9,7 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.fleet.specification import DEPLOYMENT_KEYS
 from fedkeep.flower.client_app import NodeDevice, device_number
-from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.server_app import tables_of
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.sim.assembly import Ground, lay_ground
@@ -30,9 +30,7 @@ def simulated_device(context: Context) -> NodeDevice:
     arrivals, test = partial(ground.stream.arrivals, number), ground.data.test_batch(number)
     directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
     run = str(context.run_config.get("state.run", "default"))
-    memory: DeviceMemory = ContextMemory(context)
-    if directory:  # so that the device outlives restarts
-        memory = FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")
+    memory = DeviceMemory(Path(str(directory)) / f"{run}-device-{number}.npz" if directory else context)
     return CatchUpDevice(ground.device(number), arrivals, test, memory, _privacy(context, ground.experiment))
 
 

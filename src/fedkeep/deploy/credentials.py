@@ -63,7 +63,7 @@ def provision(
         _issue(credentials, "planner", PLANNER, (), client, days)
     for node in nodes:
         if not credentials.node_key(node).exists():
-            key, form = _new_key(), serialization.PublicFormat.OpenSSH
+            key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
             public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, form)
             _write(credentials.node_key(node), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
             _write(credentials.node_public_key(node), public + b"\n", 0o644)
@@ -77,7 +77,7 @@ def _issue(
 
     Without a usage it is the CA itself, by its own word.
     """
-    key, subject = _new_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    key, subject = ec.generate_private_key(ec.SECP384R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     ca_key, issuer, said = key, subject, list[x509.ExtensionType]()
     if usage is None:
         said += [x509.SubjectKeyIdentifier.from_public_key(key.public_key())]
@@ -105,10 +105,6 @@ def _issue(
     certificate = builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
     _write(credentials.root / f"{to}.key", _private(key, serialization.PrivateFormat.PKCS8), 0o600)
     _write(credentials.root / f"{to}.crt", certificate, 0o644)
-
-
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP384R1())
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:

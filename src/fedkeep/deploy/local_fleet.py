@@ -32,6 +32,8 @@ _REGISTERING = 4
 """Registrations at a time: each is a program of Flower's that takes seconds to start."""
 _PORTS = range(20_000, 32_768)
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+_DIE_WITH_PARENT = None if _PRCTL is None else partial(_PRCTL, 1, signal.SIGKILL)
+"""PR_SET_PDEATHSIG: asks Linux to end a process with the one that started it, so that no SuperLink keeps a port."""
 
 
 class LocalFleet:
@@ -84,7 +86,7 @@ class LocalFleet:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single system call
+                preexec_fn=_DIE_WITH_PARENT,  # noqa: PLW1509 - a single system call
             )
         self.processes[name], self._begun[name] = process, time.monotonic()
         return process
@@ -125,13 +127,25 @@ class LocalFleet:
         return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
 
     def kill(self, name: str) -> None:
-        """kill -9 of a process and all it started; nothing if it is gone already."""
+        """kill -9 of a process and all below it; nothing if it is gone already.
+
+        Flower gives the apps that it starts sessions of their own, so that no group has them all.
+        """
         process = self.processes.pop(name, None)
-        if process is not None:
-            for pid in _family(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+        if process is None:
+            return
+        below: dict[int, list[int]] = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                parent = int(status.read_text().rpartition(")")[2].split()[1])
+                below.setdefault(parent, []).append(int(status.parent.name))
+        family = [process.pid]
+        for member in family:
+            family += below.get(member, [])
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
     def log(self, name: str) -> str:
         return (self.deployment.root / f"{name}.log").read_text(errors="replace")
@@ -175,25 +189,6 @@ def free_port(host: str = "127.0.0.1") -> int:
             probe.bind((host, port))
             return port
     raise FedkeepError(f"every port of {host} from {_PORTS.start} to {_PORTS.stop - 1} is taken")
-
-
-def _family(pid: int) -> list[int]:
-    """A process and all below it; Flower gives the apps that it starts sessions of their own, so no group has them."""
-    below: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            below.setdefault(parent, []).append(int(status.parent.name))
-    found = [pid]
-    for member in found:
-        found += below.get(member, [])
-    return found
-
-
-def _die_with_parent() -> None:
-    """Asks Linux to end this process with the one that started it, however that ends: no SuperLink keeps a port."""
-    if _PRCTL is not None:
-        _PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def program_environment() -> dict[str, str]:

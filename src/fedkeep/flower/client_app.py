@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flwr.app import Context, Message
-from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from msgspec import structs
 
@@ -54,14 +53,6 @@ def device_number(context: Context) -> int:
     raise ConfigError("the node has no number: start its SuperNode with --node-config 'device=0'")
 
 
-def open_agent(context: Context) -> "AgentDevice":
-    """The agent at the `agent-socket` of the node's settings."""
-    socket = context.node_config.get("agent-socket")
-    if not socket:
-        raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
-    return AgentDevice(str(socket), context.run_config)
-
-
 class AgentDevice:
     """Owns nothing: stream, store, model and training are the agent's, and outlive every ClientApp process.
 
@@ -69,9 +60,12 @@ class AgentDevice:
     half: a device where they differ says so instead of its profile, and the run goes on without it.
     """
 
-    def __init__(self, socket_path: str, run_config: UserConfig) -> None:
-        self._path = socket_path
-        self._method = str(run_config.get("policy.name", DEFAULT_POLICY)), str(run_config.get("preset", DEFAULT))
+    def __init__(self, context: Context) -> None:
+        self._path = str(context.node_config.get("agent-socket", ""))
+        if not self._path:
+            raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
+        run = context.run_config
+        self._method = str(run.get("policy.name", DEFAULT_POLICY)), str(run.get("preset", DEFAULT))
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
         with AgentClient(self._path) as agent:
@@ -85,5 +79,7 @@ class AgentDevice:
             return agent.ask(request, DeviceReply)
 
 
+open_agent = AgentDevice
+"""Opens the agent at the `agent-socket` of the node's settings."""
 app = make_client_app(open_agent)
 """Of a node beside an agent, which is all that the app of a `fleet.toml` needs."""

@@ -12,9 +12,10 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedkeep.core.types import State
+from fedkeep.core.types import IntArray
 
 _PULLS_AT_ONCE = 8
+_POLL_SECONDS = 0.25
 _PULL_SECONDS = 2.0
 """After which a pull is left to itself."""
 
@@ -29,20 +30,6 @@ class Asked(NamedTuple):
 
 Aside: TypeAlias = Callable[[Asked, Message], None]
 """Where replies go that nobody waits for right now."""
-
-
-@dataclass(eq=False)
-class WireTraffic:
-    """Bytes of content sent to devices and received from them, since the run began."""
-
-    down: int = 0
-    up: int = 0
-
-    def snapshot(self) -> State:
-        return {"bytes": np.array([self.down, self.up])}
-
-    def restore(self, state: State) -> None:
-        self.down, self.up = state["bytes"].tolist() if state else (0, 0)
 
 
 def size_of(message: Message) -> int:
@@ -64,8 +51,8 @@ class Exchange:
     """
 
     grid: Grid
-    poll_seconds: float = 0.25
-    tally: WireTraffic = field(default_factory=WireTraffic)
+    tally: IntArray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+    """Bytes of content sent to devices and received from them."""
     meanwhile: Callable[[], None] = lambda: None
     asked: dict[str, Asked] = field(default_factory=dict, init=False)
     """What is not answered yet, by the messages' ids."""
@@ -78,7 +65,7 @@ class Exchange:
         # Flower gives None for a message that it did not take, and no ids at all where the SuperLink was not there.
         for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
-                self.tally.down += size_of(message)
+                self.tally[0] += size_of(message)
                 self.asked[message_id] = Asked(message.metadata.dst_node_id, round_, message.metadata.message_type)
 
     def collect(self, seconds: float, enough: Callable[[], bool]) -> Iterator[tuple[Asked, Message]]:
@@ -89,7 +76,7 @@ class Exchange:
             if enough() or time.monotonic() >= end:
                 return
             self.meanwhile()
-            time.sleep(min(self.poll_seconds, max(end - time.monotonic(), 0.0)))
+            time.sleep(min(_POLL_SECONDS, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
         """Replies that are there now."""
@@ -104,7 +91,7 @@ class Exchange:
             for reply in pull.result():
                 asked = self.asked.pop(reply.metadata.reply_to_message_id, None)
                 if asked is not None:
-                    self.tally.up += size_of(reply)
+                    self.tally[1] += size_of(reply)
                     yield asked, reply
 
     def answers(

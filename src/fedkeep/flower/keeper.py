@@ -27,7 +27,7 @@ from fedkeep.core.state import put_under, take_under
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
-from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.link.wire import from_array, to_array
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
@@ -117,7 +117,7 @@ class Keeper:
         from fedkeep.learn.network import with_frozen_norms
         from fedkeep.learn.torch_learner import TorchLearner
 
-        memory = FileMemory(Path(directory) / f"keeper-{context.node_id}.npz") if directory else ContextMemory(context)
+        memory = DeviceMemory(Path(directory) / f"keeper-{context.node_id}.npz" if directory else context)
         learner = TorchLearner(partial(with_frozen_norms, module), last_layers)
         return cls(learner, memory, capacity, policy, preset, context.node_id % 2**62)
 

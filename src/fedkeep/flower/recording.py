@@ -7,7 +7,7 @@ crash the record tells of each round once.
 import hashlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,9 +19,8 @@ from msgspec import structs
 from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.plan import Plan
 from fedkeep.core.server import Server
-from fedkeep.core.types import DeviceId, Vector
+from fedkeep.core.types import DeviceId, IntArray
 from fedkeep.fleet.specification import FleetSpec
-from fedkeep.flower.exchange import WireTraffic
 from fedkeep.flower.membership import Roster
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
@@ -42,8 +41,9 @@ class FleetRecordOptions:
     """Empty: nowhere."""
 
 
-def header_of(spec: FleetSpec, run: str) -> lines.Header:
+def header_of(spec: FleetSpec) -> lines.Header:
     """The first line of a fleet's record."""
+    run = str(spec.deployment["state"].get("run", "default"))
     described = spec.described() | {"preset": spec.preset, **spec.deployment}
     digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:16]
     return lines.Header(
@@ -67,28 +67,23 @@ class FleetRecorder:
         self._began = self._told_at = time.monotonic()
 
     @contextmanager
-    def recording(self, round_: int) -> Iterator[None]:
-        """Holds the record open; of a run that was resumed at `round_` all that came after it is cut off."""
-        self._resumed = round_ > 0 and begins_with_header(self._path)
+    def recording(self, server: Server) -> Iterator[None]:
+        """Holds the record open, and ends it with the run; of one that was resumed all that came later is cut off."""
+        self._resumed = server.round > 0 and begins_with_header(self._path)
         with Recorder(self._path) as self._recorder:
             if self._resumed:
-                self._recorder.truncate_after(round_)
+                self._recorder.truncate_after(server.round)
                 self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
             else:
                 self._recorder.start(self._header)
             yield
+            digest = hashlib.sha256(server.model.tobytes()).hexdigest()
+            self._recorder.write(lines.End(round=server.round, digest=digest))
 
-    def note(
-        self,
-        outcome: RoundOutcome,
-        server: Server,
-        roster: Roster,
-        tally: WireTraffic,
-        evaluated: Mapping[DeviceId, Evaluated],
-    ) -> None:
+    def note(self, outcome: RoundOutcome, server: Server, roster: Roster, tally: IntArray) -> None:
         """Writes a round that is about to be committed."""
         done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
-        self._evaluated |= evaluated
+        self._evaluated |= outcome.evaluated
         refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
         self._refused = {device: reason for device, reason in refused.items() if device not in accepted}
         self._took_part |= accepted
@@ -97,7 +92,7 @@ class FleetRecorder:
             self._planned = plan
             write(plan_line(done, plan, coordinator.clients_per_label))
         write(self._round(done, outcome, server))
-        for line in self._evaluation(done, outcome, evaluated, tally) if evaluated else ():
+        for line in self._evaluation(done, outcome, tally) if outcome.evaluated else ():
             write(line)
         write(lines.Timing(round=done, seconds=time.monotonic() - self._began))
         self.note_members(done, roster)
@@ -125,10 +120,6 @@ class FleetRecorder:
             seen = tuple(structs.replace(member, seen=roster.last_seen.get(member.device)) for member in members)
             self._recorder.write(lines.Members(round=round_, members=seen))
 
-    def finish(self, round_: int, model: Vector) -> None:
-        """Writes the last line of a run that has all its rounds."""
-        self._recorder.write(lines.End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
-
     def _round(self, done: int, outcome: RoundOutcome, server: Server) -> lines.Round:
         reasons: defaultdict[str, list[int]] = defaultdict(list)
         for refusal in sorted(outcome.refusals, key=attrgetter("reason", "device")):
@@ -154,10 +145,9 @@ class FleetRecorder:
         self._counted |= told
         return {name: since[name] for name in _COUNTS}
 
-    def _evaluation(
-        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: WireTraffic
-    ) -> Iterator[lines.Line]:
-        vitals = {device: e.vitals for device, e in sorted(evaluated.items()) if e.vitals is not None}
+    def _evaluation(self, done: int, outcome: RoundOutcome, tally: IntArray) -> Iterator[lines.Line]:
+        evaluated = dict(sorted(outcome.evaluated.items()))
+        vitals = {device: e.vitals for device, e in evaluated.items() if e.vitals is not None}
         labels = len(self._header.labels)
         if vitals:
             rows = {device: (*v.filled, *[0] * labels)[:labels] for device, v in vitals.items()}
@@ -173,7 +163,7 @@ class FleetRecorder:
         self._took_part = set()
         if figures:
             yield gist_line(done, figures)
-        accuracies = [e.accuracy for _, e in sorted(evaluated.items())]
+        accuracies = [e.accuracy for e in evaluated.values()]
         known = [a for a in accuracies if not np.isnan(a)]
         yield lines.Evaluation(
             round=done,
@@ -182,7 +172,7 @@ class FleetRecorder:
             device_accuracy=tuple(accuracies) if len(accuracies) <= LISTED else (),
             device_accuracy_quantiles=tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()) if known else (),
             samples_valued=sum(v.arrivals for v in vitals.values()),
-            bytes_up=tally.up,
-            bytes_down=tally.down,
+            bytes_up=int(tally[1]),
+            bytes_down=int(tally[0]),
             label_coverage=float(held.mean()) if vitals else None,
         )

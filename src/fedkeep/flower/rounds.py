@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedkeep.core.bounds import within
@@ -13,6 +13,7 @@ from fedkeep.core.errors import ConfigError, RefusedError, needing
 from fedkeep.core.rounds import Refusal, RoundSummary
 from fedkeep.core.types import DeviceId
 from fedkeep.fleet.options import MetricsOptions
+from fedkeep.link.messages import Evaluated
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -84,7 +85,9 @@ class RoundOutcome:
     refusals: tuple[Refusal, ...]
     """All that did not count: reports, profiles and messages that could not be read."""
     seconds: float
-    evaluation: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Mapping[DeviceId, Evaluated]
+    evaluation: Mapping[str, float]
+    """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
         """The round in Flower's terms; `refused` and `outvoted` name the devices."""

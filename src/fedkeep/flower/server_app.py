@@ -34,6 +34,7 @@ from fedkeep.keyholder.planner import KeyHolderOptions, RemotePlanner
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
+from fedkeep.records import Header
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -54,13 +55,8 @@ clientapp = "fedkeep.flower.client_app:app"
 
 [tool.flwr.app.config]
 """
-_SET_BY_SERVE: Table = {
-    "preset": DEFAULT,
-    "policy": {"name": DEFAULT_POLICY},
-    "state": {"url": "", "run": "default", "resume": False},
-    "records": {"directory": ""},
-}
-"""Flower lets a run change only what its app has: these `fedkeep serve` sets, and devices read the first two."""
+_ALWAYS_SAID: Table = {"preset": DEFAULT, "policy": {"name": DEFAULT_POLICY}, "state": {"resume": False}}
+"""Devices read the first two, and Flower lets a run change only what its app has, such as the third."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +118,7 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     """
     spec = fleet_of(run_config)
     sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
-    strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
-    said = _deployment(tables_of(run_config), spec.aggregation)
-    if directory := said["records"].directory:
-        run = said["state"].run
-        strategy.recorder = FleetRecorder(Path(directory) / f"{run}.jsonl", header_of(spec, run))
-    if said["metrics"].port:
-        strategy.metrics = ServerMetrics()
-        strategy.metrics.serve(said["metrics"])
-    return strategy
+    return open_strategy(spec.server(), sizes, run_config, header_of(spec), participation=spec.train.participation)
 
 
 def show_log() -> None:
@@ -152,8 +140,10 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
     return strategy.server.model
 
 
-def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds: Any) -> FedkeepStrategy:
-    """The strategy that the tables `rounds`, `state`, `privacy` and `keyholder` of the run config describe.
+def open_strategy(
+    server: Server, sizes: Sizes, run_config: UserConfig, header: Header | None = None, **rounds: Any
+) -> FedkeepStrategy:
+    """The strategy that those tables of the run config describe that say how a fleet is run; a header begins a record.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
@@ -169,6 +159,11 @@ def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds
         strategy.resume()
     elif store is not None and store.load() is not None:
         raise ConfigError(f"run '{state.run}' is saved already: set state.resume=true, or another state.run")
+    if header is not None and (directory := said["records"].directory):
+        strategy.recorder = FleetRecorder(Path(directory) / f"{state.run}.jsonl", header)
+    if said["metrics"].port:
+        strategy.metrics = ServerMetrics()
+        strategy.metrics.serve(said["metrics"])
     return strategy
 
 
@@ -195,7 +190,7 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
     tables name: `changes` must be there, `defaults` are set where the table is.
     """
     if source.is_file():
-        tables = merged(merged(_SET_BY_SERVE, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
+        tables = merged(merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
         spec = parse_fleet(tables)
         _deployment(tables, spec.aggregation)
         spec.server()

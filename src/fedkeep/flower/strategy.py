@@ -9,7 +9,7 @@ reads and screens each report; when enough are there, or the time is over, the s
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -27,7 +27,7 @@ from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, PROFILE, TRAIN
-from fedkeep.flower.exchange import Asked, Exchange, WireTraffic
+from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import EncryptedMembership, Membership, Roster
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
@@ -70,9 +70,8 @@ class FedkeepStrategy:
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
-        self._roster, self._tally = Roster(options.identity), WireTraffic()
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
-        self._evaluated: dict[DeviceId, Evaluated] = {}
+        self._roster, self._tally = Roster(options.identity), np.zeros(2, dtype=np.int64)
+        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
         self._refusals = Refusals()
         known = (server, self._roster, sizes, self._refusals)
         self._membership = (
@@ -96,18 +95,17 @@ class FedkeepStrategy:
                 "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
             )
         restore_parts(self._parts, saved.state)
+        self._tally[:] = saved.state.get("tally.bytes", 0)
         log.info("resumed: round %d is next", self.server.round)
         return True
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
         exchange = Exchange(grid, tally=self._tally, meanwhile=partial(self._look, grid))
-        with nullcontext() if self.recorder is None else self.recorder.recording(self.server.round):
+        with nullcontext() if self.recorder is None else self.recorder.recording(self.server):
             self._await_devices(exchange, self.options.min_devices)
             while self.server.round < num_rounds:
                 yield self._next(exchange)
-            if self.recorder is not None:
-                self.recorder.finish(self.server.round, self.server.model)
 
     def _next(self, exchange: Exchange) -> RoundOutcome:
         """A round, from seeing who is there to its commit."""
@@ -115,18 +113,20 @@ class FedkeepStrategy:
         self._await_devices(exchange, least=1)
         summary, quorate = self._play(exchange)
         exchange.abandon(summary.round - self.server.staleness)
-        evaluation = self._evaluate(exchange, summary.round)
-        self._refusals.add(*summary.refusals)
+        evaluated = self._evaluated(exchange, summary.round)
+        told = {device: (said.samples, said.total_loss, said.correct) for device, said in evaluated.items()}
+        evaluation, cut = merge_evaluations(told, self.server.limits)
+        self._refusals.add(*cut, *summary.refusals)
         refused = self._refusals.taken()
-        outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
+        outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluated, evaluation)
         if self.recorder is not None:
-            self.recorder.note(outcome, self.server, self._roster, self._tally, self._evaluated)
+            self.recorder.note(outcome, self.server, self._roster, self._tally)
         if self.metrics is not None:
-            self.metrics.see(outcome, len(self._roster.online()), self._tally.down, self._tally.up)
+            self.metrics.see(outcome, len(self._roster.online()), *self._tally.tolist())
         if self.store is not None:
-            self.store.commit(self.server.round, snapshot_parts(self._parts))
+            self.store.commit(self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally})
         named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
-        log.info("round %d: %s %s", summary.round, outcome.metrics() | dict(evaluation), named or "")
+        log.info("round %d: %s %s", summary.round, outcome.metrics() | evaluation, named or "")
         return outcome
 
     def start(
@@ -215,20 +215,17 @@ class FedkeepStrategy:
             self.server.open_round(chosen)
         return self.server.close_round(), quorate
 
-    def _evaluate(self, exchange: Exchange, round_: int) -> Mapping[str, float]:
-        """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
-        self._evaluated, every = {}, self.options.evaluate_every
+    def _evaluated(self, exchange: Exchange, round_: int) -> dict[DeviceId, Evaluated]:
+        """How the model does on the devices' own samples, where it is time to ask them."""
+        every, told = self.options.evaluate_every, dict[DeviceId, Evaluated]()
         if not every or (round_ + 1) % every:
-            return {}
+            return told
         content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
         exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
         for node, reply in exchange.answers(round_, EVALUATE, self.options.patience, self._greet):
             with self._refusals.naming(device := self._number(node)):
-                self._evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
-        told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
-        merged, cut = merge_evaluations(told, self.server.limits)
-        self._refusals.add(*cut)
-        return merged
+                told[device] = codec.decode_evaluation(codec.content_of(reply))
+        return told
 
     def _greet(self, asked: Asked, reply: Message) -> None:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
