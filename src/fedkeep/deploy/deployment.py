@@ -45,14 +45,10 @@ class Deployment:
     def address(self) -> str:
         return str(Address(self.host, self.port))
 
-    @property
-    def flower_home(self) -> Path:
-        return self.root / "flower"
-
     def environment(self) -> dict[str, str]:
         """What Flower's programs need set: its home, no telemetry, and a client that starts without delay."""
         return {
-            "FLWR_HOME": str(self.flower_home),
+            "FLWR_HOME": str(self.root / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
@@ -61,11 +57,12 @@ class Deployment:
 
     def write_connection(self) -> None:
         """Writes the connection `fedkeep` into Flower's config.toml."""
-        self.flower_home.mkdir(parents=True, exist_ok=True)
+        file = self.root / "flower" / "config.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
         if not self.insecure:
             trust = f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
-        (self.flower_home / "config.toml").write_text(
+        file.write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
         )

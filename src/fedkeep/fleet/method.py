@@ -95,8 +95,8 @@ class Method:
 
 def method_parts(table: Table) -> dict[str, Any]:
     """The fields of the method that a table, its preset's words included, describes; other keys are the caller's."""
-    policy_table = named(table, "policy", default=DEFAULT_POLICY)
-    policy = build(find_policy(policy_table["name"]), rest(policy_table), "policy")
+    policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
+    policy = build(find_policy(policy_name), options, "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
     plain, own = plain_parts(METHOD_TABLES, table)
     if not policy.coordinated and coordinator_name == "none":
@@ -111,7 +111,7 @@ def method_parts(table: Table) -> dict[str, Any]:
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
-    names = {"policy": policy_table["name"], "coordinator": coordinator_name, **own}
+    names = {"policy": policy_name, "coordinator": coordinator_name, **own}
     model = table_of(table, "model")
     return {"model": model, "policy": policy, "coordinator": coordinator, "seed": seed, "names": names, **plain}
 
@@ -121,14 +121,14 @@ def plain_parts(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, A
     own = {key: name for key in tables if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))}
     parts = {key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own}
     for key, name in own.items():
-        parts[key] = build(find_component(_OWN[key], name), rest(table_of(table, key)), key)
+        parts[key] = build(find_component(_OWN[key], name), named(table, key)[1], key)
     return parts, own
 
 
 def with_preset(table: Table) -> Table:
     """The table over what its preset says of its policy."""
     remaining = {key: value for key, value in table.items() if key != "preset"}
-    policy = named(remaining, "policy", default=DEFAULT_POLICY)["name"]
+    policy, _ = named(remaining, "policy", default=DEFAULT_POLICY)
     said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
     if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
         said = merged(said, {"aggregation": {"name": "fedavg"}})
@@ -137,29 +137,23 @@ def with_preset(table: Table) -> Table:
 
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
     """The coordinator for this policy; a table speaks of coordinated policies, unless it says `applies_to = "all"`."""
-    given = named(table, "coordinator", default="greedy")
-    applies_to = given.pop("applies_to", "coordinated")
+    name, options = named(table, "coordinator", default="greedy")
+    applies_to = options.pop("applies_to", "coordinated")
     if applies_to not in {"coordinated", "all"}:
         raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
-    if given["name"] == "none":
+    if name == "none":
         return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
-    coordinator = build(find_component(COORDINATORS, given["name"]), rest(given), "coordinator")
-    if policy.coordinated or applies_to == "all":
-        return given["name"], coordinator
-    return "none", Uncoordinated()
+    coordinator = build(find_component(COORDINATORS, name), options, "coordinator")
+    return (name, coordinator) if policy.coordinated or applies_to == "all" else ("none", Uncoordinated())
 
 
-def named(table: Table, key: str, default: str | None = None) -> Table:
-    """The table under a key, which must say its `name` where there is no default."""
-    found = dict(table_of(table, key))
-    found.setdefault("name", default)
-    if not isinstance(found["name"], str):
-        raise ConfigError(f"'{key}.name' is missing" if found["name"] is None else f"'{key}.name' must be a string")
-    return found
-
-
-def rest(table: Table) -> Table:
-    return {key: value for key, value in table.items() if key != "name"}
+def named(table: Table, key: str, default: str | None = None) -> tuple[str, Table]:
+    """The `name` in the table under a key, which must be there where there is no default, and the rest of it."""
+    options = dict(table_of(table, key))
+    name = options.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"'{key}.name' is missing" if name is None else f"'{key}.name' must be a string")
+    return name, options
 
 
 def table_of(table: Table, key: str) -> Table:

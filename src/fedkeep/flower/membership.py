@@ -21,7 +21,7 @@ from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.exchange import Asked, Exchange
-from fedkeep.flower.rounds import Identity, Refusals
+from fedkeep.flower.rounds import Refusals
 from fedkeep.keyholder.planner import EncryptedPlanning, RemotePlanner
 from fedkeep.link.messages import AskProfile
 from fedkeep.link.wire import from_array, to_array
@@ -47,7 +47,7 @@ class Entry:
 class Roster:
     """All devices ever seen; a number belongs to the first key that claimed it."""
 
-    def __init__(self, identity: Identity = "key") -> None:
+    def __init__(self, identity: str) -> None:
         self._identity = identity
         self.entries: dict[DeviceId, Entry] = {}
         self._online: dict[int, DeviceId] = {}

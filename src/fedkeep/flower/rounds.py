@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedkeep.flower")
 
-Identity = Literal["key", "claim"]
-
 
 @dataclass(frozen=True)
 class RoundOptions:
@@ -44,7 +42,7 @@ class RoundOptions:
     """Devices to wait for before the first round."""
     evaluate_every: int = 0
     """Rounds between evaluations on the devices; 0: none."""
-    identity: Identity = "key"
+    identity: Literal["key", "claim"] = "key"
     """Devices are known by their keys; `claim` believes their numbers, for SuperNodes without key files."""
     deterministic: bool = False
     """Ask exactly the chosen devices and await them all: the same run again gives the same bits."""
