@@ -25,7 +25,7 @@ from fedkeep.core.ports import Fate, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.store import AfterUse
-from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.link.wire import from_array, to_array
@@ -147,7 +147,10 @@ class Keeper:
             raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
         if self._device is None:
             self._device = self._make(samples.shape[1:], self._classes(samples))
-        outcome, unsound = self._device.observe(Batch(samples, labels, _ids(samples, labels)), time=0.0)
+        pairs = zip(samples, labels.tolist(), strict=True)
+        known_by = [blake2b(x.tobytes() + f"{label:g}".encode(), digest_size=8).digest() for x, label in pairs]
+        ids = np.frombuffer(b"".join(known_by), dtype="<i8").astype(np.int64) >> 1  # a sample is known by its content
+        outcome, unsound = self._device.observe(Batch(samples, labels, ids), time=0.0)
         fates = Counter(f"fate.{Fate(fate).name.lower()}" for fate in outcome.fates.tolist())
         self._counts.update({"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()})
 
@@ -285,10 +288,3 @@ def _numbers(values: Any, dtype: Any = None) -> AnyArray:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"offer takes arrays or tensors of numbers: {error}") from error
-
-
-def _ids(x: AnyArray, y: IntArray) -> IntArray:
-    """What a sample is known by: its content."""
-    pairs = zip(x, y.tolist(), strict=True)
-    digests = [blake2b(sample.tobytes() + f"{label:g}".encode(), digest_size=8).digest() for sample, label in pairs]
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64) >> 1

@@ -101,9 +101,17 @@ class Keeping(Strategy):
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(estimates, server_round))
         arrays, metrics = self._inner.aggregate_train(server_round, listed)
-        said = {node: counts for node, about in told.items() if (counts := _counts(about))}
+        said, gists = {}, []
+        for node, about in told.items():  # all of the numbers that add up over a fleet, or none of them
+            counts = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
+            if len(counts) == len(_TOLD):
+                said[node] = counts
+            figures = about.get("gist")
+            figures = [f for f in figures if isinstance(f, float)] if isinstance(figures, list) else []
+            if len(figures) == len(GIST) and np.isfinite(figures).all():
+                gists.append(figures)
         self._write(self._round(server_round, listed, said, refused))
-        if gists := [figures for about in told.values() if (figures := _gist(about))]:
+        if gists:
             self._write(gist_line(server_round, gists))
         if not said:
             return arrays, metrics
@@ -173,16 +181,3 @@ class Keeping(Strategy):
         for node in taken.keys() - estimates.keys():
             log.warning("node %d: estimate refused: it has another length than most", node)
         return estimates, len(taken) - len(estimates)
-
-
-def _counts(about: ConfigRecord) -> dict[str, int]:
-    """The numbers that add up over a fleet; nothing, if one of them is no number."""
-    said = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
-    return said if len(said) == len(_TOLD) else {}
-
-
-def _gist(about: ConfigRecord) -> list[float]:
-    """What a keeper's gist did, if it has one and its figures are numbers that a record can hold."""
-    told = about.get("gist")
-    figures = [float(figure) for figure in told if isinstance(figure, float)] if isinstance(told, list) else []
-    return figures if len(figures) == len(GIST) and np.isfinite(figures).all() else []

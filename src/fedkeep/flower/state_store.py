@@ -140,17 +140,17 @@ def _engine(address: URL) -> Engine:
         raise ArgumentError(address.drivername)
     with needing("server state in PostgreSQL", "postgres"):
         engine = sql.create_engine(address, poolclass=NullPool)
+
+    def make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) -> None:
+        """A commit is on disk when it returns; no -wal file grows beside the database."""
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=TRUNCATE", "synchronous=FULL", "busy_timeout=10000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
     if address.drivername == "sqlite":
-        event.listen(engine, "connect", _make_durable)
+        event.listen(engine, "connect", make_durable)
     return engine
-
-
-def _make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) -> None:
-    """A commit is on disk when it returns; no -wal file grows beside the database."""
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=TRUNCATE", "synchronous=FULL", "busy_timeout=10000"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
 
 
 def _cut(name: str, array: AnyArray) -> Iterator[Chunk]:
