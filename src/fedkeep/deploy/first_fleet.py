@@ -149,9 +149,10 @@ class FirstFleet:
                 for name, command in commands.items():
                     if fleet.is_due(name, _RESTART_SECONDS):
                         fleet.start(name, command, numbered.get(name))
-                processes = {"fleet": os.getpid(), **fleet.alive()}
+                alive = {name: process.pid for name, process in fleet.processes.items() if process.poll() is None}
+                noted = {name: [pid, _born(pid)] for name, pid in {"fleet": os.getpid(), **alive}.items()}
                 with writing(self.root / "processes.json") as file:
-                    file.write(json.dumps({name: [pid, _born(pid)] for name, pid in processes.items()}).encode())
+                    file.write(json.dumps(noted).encode())
                 time.sleep(1.0)
 
 

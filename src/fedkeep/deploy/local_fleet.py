@@ -122,10 +122,6 @@ class LocalFleet:
         process = self.processes.get(name)
         return process is None or (process.poll() is not None and time.monotonic() - self._begun[name] > pause)
 
-    def alive(self) -> dict[str, int]:
-        """The processes that have not ended, by name."""
-        return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
-
     def kill(self, name: str) -> None:
         """kill -9 of a process and all below it; nothing if it is gone already.
 

@@ -87,11 +87,24 @@ class FleetRecorder:
         refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
         self._refused = {device: reason for device, reason in refused.items() if device not in accepted}
         self._took_part |= accepted
+        reasons: defaultdict[str, list[int]] = defaultdict(list)
+        for refusal in sorted(outcome.refusals, key=attrgetter("reason", "device")):
+            reasons[refusal.reason].append(refusal.device)
         plan, coordinator, write = server.plan, server.coordinator, self._recorder.write
         if plan is not None and plan is not self._planned and isinstance(coordinator, LabelLimits):
             self._planned = plan
             write(plan_line(done, plan, coordinator.clients_per_label))
-        write(self._round(done, outcome, server))
+        round_line = lines.Round(
+            round=done,
+            participants=outcome.summary.participants[:LISTED],
+            participations=len(outcome.summary.participants),
+            dropouts=len(set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}),
+            refused_reports={reason: len(devices) for reason, devices in reasons.items()},
+            refused_devices={reason: tuple(devices) for reason, devices in reasons.items()},
+            staleness=server.estimator.staleness(done),
+            **self._since_counted(),
+        )
+        write(round_line)
         for line in self._evaluation(done, outcome, tally) if outcome.evaluated else ():
             write(line)
         write(lines.Timing(round=done, seconds=time.monotonic() - self._began))
@@ -119,21 +132,6 @@ class FleetRecorder:
             self._told, self._told_at = members, time.monotonic()
             seen = tuple(structs.replace(member, seen=roster.last_seen.get(member.device)) for member in members)
             self._recorder.write(lines.Members(round=round_, members=seen))
-
-    def _round(self, done: int, outcome: RoundOutcome, server: Server) -> lines.Round:
-        reasons: defaultdict[str, list[int]] = defaultdict(list)
-        for refusal in sorted(outcome.refusals, key=attrgetter("reason", "device")):
-            reasons[refusal.reason].append(refusal.device)
-        return lines.Round(
-            round=done,
-            participants=outcome.summary.participants[:LISTED],
-            participations=len(outcome.summary.participants),
-            dropouts=len(set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}),
-            refused_reports={reason: len(devices) for reason, devices in reasons.items()},
-            refused_devices={reason: tuple(devices) for reason, devices in reasons.items()},
-            staleness=server.estimator.staleness(done),
-            **self._since_counted(),
-        )
 
     def _since_counted(self) -> dict[str, int]:
         """What the devices' stores did since they last said; what came before a resume is in the record already."""

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -77,7 +76,7 @@ class FedkeepStrategy:
         self._membership = (
             Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
         )
-        self._sound, self._next_look = 0, 0.0
+        self._sound = 0
         self._late: list[tuple[Asked, Message]] = []
         """Reports that came between two rounds."""
         self._secure: SecureRounds | None = None
@@ -101,7 +100,17 @@ class FedkeepStrategy:
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
-        exchange = Exchange(grid, tally=self._tally, meanwhile=partial(self._look, grid))
+        next_look = 0.0
+
+        def look() -> None:
+            """Records who is there while the server waits, every few seconds."""
+            nonlocal next_look
+            if self.recorder is not None and time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+                self._roster.watch(grid.get_nodes())
+                self.recorder.note_members(self.server.round, self._roster)
+
+        exchange = Exchange(grid, tally=self._tally, meanwhile=look)
         with nullcontext() if self.recorder is None else self.recorder.recording(self.server):
             self._await_devices(exchange, self.options.min_devices)
             while self.server.round < num_rounds:
@@ -173,13 +182,6 @@ class FedkeepStrategy:
             told = online
             for asked, reply in exchange.collect(_PAUSE_SECONDS, lambda: False):
                 self._greet(asked, reply)
-
-    def _look(self, grid: Grid) -> None:
-        """Records who is there while the server waits, every few seconds."""
-        if self.recorder is not None and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
-            self._roster.watch(grid.get_nodes())
-            self.recorder.note_members(self.server.round, self._roster)
 
     def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
         """Opens a round (step 7), waits for its reports and closes it (step 8); without a quorum it changes nothing."""
