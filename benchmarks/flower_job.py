@@ -21,8 +21,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.flower.client_app import device_number, make_client_app
-from fedkeep.flower.codec import Encoder, Sizes, decode_report
-from fedkeep.flower.device_memory import ContextMemory
+from fedkeep.flower.codec import Sizes, decode_report, encode_all
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.link.messages import Participate
 from fedkeep.sim.assembly import Assembly
 from fedkeep.sim.engine import Simulator
@@ -81,7 +81,7 @@ def _device(context: Context) -> CatchUpDevice:
     parts.fleet.devices.pop(number, None)  # type: ignore[union-attr]
     device = parts.fleet.device(number)  # type: ignore[union-attr]
     arrivals = partial(parts.stream.arrivals, number)
-    return CatchUpDevice(device, arrivals, parts.data.test_batch(number), ContextMemory(context))
+    return CatchUpDevice(device, arrivals, parts.data.test_batch(number), DeviceMemory(context))
 
 
 def _play(grid: Grid, rounds: int, exchange: Exchange) -> Iterable[float]:
@@ -93,11 +93,11 @@ def _play(grid: Grid, rounds: int, exchange: Exchange) -> Iterable[float]:
 
 def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchange) -> None:
     """A round; which node is which device makes no difference to the time it takes."""
-    server, encoder = parts.server, Encoder()
+    server = parts.server
     orders = server.open_round(server.select(server.round, range(DEVICES), PARTICIPANTS))
     messages = [
-        Message(encoder(Participate(order)), nodes[device], MessageType.TRAIN, group_id=str(server.round))
-        for device, order in orders.items()
+        Message(content, nodes[device], MessageType.TRAIN, group_id=str(server.round))
+        for device, content in zip(orders, encode_all(map(Participate, orders.values())), strict=True)
     ]
     sizes = Sizes(len(server.model), parts.learner.gradient_size, parts.data.labels)
     devices = {nodes[device]: device for device in orders}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedkeep.deploy.deployment import Deployment
 from fedkeep.deploy.local_fleet import LocalFleet
-from fedkeep.flower.client_app import AgentDevice, make_client_app
+from fedkeep.flower.client_app import app
 from fedkeep.flower.server_app import open_fleet
 from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.real_fleet import agent_answers, app_accuracy, app_config, start_agent, wait_until
@@ -26,8 +26,10 @@ def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, ar
         sockets = [start_agent(fleet, number, devices, policy, arrivals / PAUSE) for number in range(devices)]
         for number, socket in enumerate(sockets):
             wait_until(partial(agent_answers, socket), 240, f"the agent of device {number}")
-        apps = [make_client_app(lambda _, path=str(socket): AgentDevice(path, config)) for socket in sockets]  # type: ignore[misc]
-        grid = InProcessGrid(make_node(number, app, config) for number, app in enumerate(apps))
+        nodes = [make_node(number, app, config) for number in range(devices)]
+        for node, socket in zip(nodes, sockets, strict=True):
+            node.context.node_config["agent-socket"] = str(socket)
+        grid = InProcessGrid(nodes)
         strategy = open_fleet(config)
         for _ in strategy.rounds(grid, rounds):
             time.sleep(PAUSE)

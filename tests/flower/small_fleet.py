@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 from fedkeep.core.types import State
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.codec import Sizes
-from fedkeep.flower.device_memory import DeviceMemory, FileMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
@@ -30,7 +30,7 @@ App = Callable[[Message, Context], Message]
 DETERMINISTIC = RoundOptions(participation=0.5, deterministic=True)
 
 
-class DictMemory:
+class DictMemory(DeviceMemory):
     """Outlives a message, not the test."""
 
     durable = True
@@ -114,7 +114,7 @@ class SmallFleet:
     def memories(self) -> dict[int, DeviceMemory]:
         if self.directory is None:
             return {number: DictMemory() for number in range(self.devices)}
-        return {number: FileMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
+        return {number: DeviceMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
 
     @cached_property
     def _living(self) -> dict[int, CatchUpDevice]:

@@ -167,9 +167,9 @@ def test_a_shape_that_promises_the_moon_allocates_nothing() -> None:
 
 
 def test_orders_share_their_model() -> None:
-    encode, model = codec.Encoder(), np.ones(1000, dtype=np.float32)
+    model = np.ones(1000, dtype=np.float32)
     orders = [TrainOrder(0, model, None, LocalTraining(0.1, 1), accepted) for accepted in (None, 3)]
-    first, second = (encode(Participate(order)).array_records[codec.ARRAYS]["0"] for order in orders)
+    first, second = (c.array_records[codec.ARRAYS]["0"] for c in codec.encode_all(map(Participate, orders)))
     assert first.data is second.data
 
 

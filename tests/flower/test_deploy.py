@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 from flwr.common.config import flatten_dict
+from typer.testing import CliRunner
 
+from fedkeep.cli.app import app as cli
 from fedkeep.config import read_toml
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.deployment import Deployment
 from fedkeep.fleet.specification import parse_fleet
-from fedkeep.flower.server_app import fleet_of, write_app
+from fedkeep.flower.server_app import fleet_of, make_app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 UNITS = ("fedkeep-server.service", "fedkeep-watch.service", "flower-superlink.service", "flower-supernode.service")
 
 
@@ -66,7 +69,8 @@ def test_a_specification_becomes_an_app_that_specifies_the_same_fleet(tmp_path: 
     specification.write_text(
         '[samples]\nshape = [1, 8, 8]\nlabels = 3\n[model]\nname = "softmax"\n[train]\nrounds = 7\n'
     )
-    app = write_app(specification, tmp_path / "app", {"rounds": {"min-devices": 2}, "state": {"run": "mine"}})
+    changes = {"rounds": {"min-devices": 2}, "state": {"run": "mine"}}
+    app, _ = make_app(specification, tmp_path / "app", changes, {})
     config = flatten_dict(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
     spec = fleet_of(config)
     assert (spec.samples.shape, spec.samples.labels, spec.train.rounds) == ((1, 8, 8), 3, 7)
@@ -74,7 +78,7 @@ def test_a_specification_becomes_an_app_that_specifies_the_same_fleet(tmp_path: 
     assert spec.server().model.tobytes() == parse_fleet(read_toml(specification)).server().model.tobytes()
     specification.write_text("[samples]\nshape = [1]\nlabels = 3\n[tran]\nrounds = 7\n")
     with pytest.raises(ConfigError, match="unknown table 'tran': did you mean 'train'"):
-        write_app(specification, tmp_path / "app", {})
+        make_app(specification, tmp_path / "app", {}, {})
 
 
 @pytest.mark.parametrize(
@@ -90,5 +94,45 @@ def test_mistakes_of_a_specification_are_told_before_anything_starts(tmp_path: P
     specification = tmp_path / "fleet.toml"
     specification.write_text('[samples]\nshape = [8]\nlabels = 3\n[model]\nname = "softmax"\n' + wrong)
     with pytest.raises(ConfigError, match=said):
-        write_app(specification, tmp_path / "app", {})
+        make_app(specification, tmp_path / "app", {}, {})
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("deadline = 60.0", "dedline = 60.0", "unknown key 'rounds.dedline': did you mean 'deadline'"),
+        ("deadline = 60.0", "deadline = -1.0", "deadline must be above 0"),
+        ("deadline = 60.0", 'deadline = "soon"', "'rounds.deadline' cannot be 'soon'"),
+        ('name = "softmax"', 'name = "sofmax"', "did you mean 'softmax'"),
+        ('name = "ode"', 'name = "oed"', "did you mean 'ode'"),
+        ('shape = "[30]"', 'shape = "[30"', r"'samples.shape' cannot be '\[30'"),
+        ("[tool.flwr.app.config.state]", "[tool.flwr.app.config.stat]", "has no key 'state.resume'"),
+        ("[tool.flwr", "[tool.flwr", "has no key 'train.rouns': did you mean 'train.rounds'"),
+    ],
+)
+def test_mistakes_of_an_app_are_told_before_anything_starts(tmp_path: Path, right: str, wrong: str, said: str) -> None:
+    app, keys = tmp_path / "app", tmp_path / "keys"
+    shutil.copytree(EXAMPLE, app)
+    (app / "pyproject.toml").write_text((EXAMPLE / "pyproject.toml").read_text().replace(right, wrong))
+    setting = ["--set", "train.rouns=3"] if right == wrong else []
+    error = CliRunner().invoke(cli, ["serve", str(app), "--credentials", str(keys), "--insecure", *setting]).exception
+    assert isinstance(error, ConfigError), error
+    assert re.search(said, str(error))
+    assert "\n" not in str(error)
+    assert not keys.exists()
+
+
+def test_an_app_without_mistakes_is_served_where_it_is(tmp_path: Path) -> None:
+    ours = {"state": {"url": "s.db", "run": "default"}, "records": {"directory": "here"}, "unknown": {"key": 1}}
+    app, config = make_app(EXAMPLE, tmp_path / "app", {"train": {"rounds": 2}}, ours)
+    assert app == EXAMPLE
+    assert not (tmp_path / "app").exists()
+    expected = {"state.url": "s.db", "state.run": "default", "records.directory": "here", "train.rounds": 2}
+    assert config == expected
+
+
+def test_tables_that_are_an_apps_own_are_not_ours_to_judge(tmp_path: Path) -> None:
+    mine = '[tool.flwr.app.config]\nrounds = 3\n[tool.flwr.app.config.state]\nurl = ""\nrun = ""\nresume = false\n'
+    (tmp_path / "pyproject.toml").write_text(mine)
+    assert make_app(tmp_path, tmp_path / "app", {}, {"state": {"url": "s.db"}}) == (tmp_path, {"state.url": "s.db"})

@@ -14,7 +14,7 @@ from flwr.app.user_config import UserConfig
 from fedkeep.core.errors import ConfigError, DataError, RefusedError
 from fedkeep.core.types import LocalTraining, Report, TrainOrder
 from fedkeep.flower.codec import decode
-from fedkeep.flower.device_memory import ContextMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.link.messages import DeviceRequest
@@ -166,7 +166,7 @@ def test_what_is_not_clipped_is_refused_and_nothing_is_charged() -> None:
 def test_a_ledger_needs_a_memory_that_lasts() -> None:
     fleet = guarded(TWO)
     context = Context(1, 1, {}, RecordDict(), {})
-    fleet.memories[0] = ContextMemory(context)
+    fleet.memories[0] = DeviceMemory(context)
     with pytest.raises(ConfigError, match="state-dir"):
         fleet.restarted(0)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedkeep.deploy.deployment import CONNECTION
 from tests.flower.real_fleet import APP, RealFleet, agent_answers, saved_round, start_agent, wait_until
 
 pytestmark = pytest.mark.real
@@ -39,7 +40,7 @@ def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(tmp
         fleet.kill("agent-1")
         wait_until(lambda: saved_round(state) >= ROUNDS, 600, "the last round")
         wait_until(lambda: fleet.status(run).startswith("finished"), 60, "the end of the run")
-        said = fleet.call(fleet.deployment.log(run), may_fail=True)
+        said = fleet.call(["flwr", "log", run, CONNECTION, "--stream"], may_fail=True)
     rounds = re.findall(r"'accepted': (\d+).*?'refused': (\[.*?\]).*?'quorate': (\d).*?'seconds': ([0-9.]+)", said)
     assert [accepted for accepted, *_ in rounds] == ["3", "2"]
     assert [refused for _, refused, *_ in rounds] == ["[]", "[1]"]

@@ -142,7 +142,6 @@ def test_a_device_that_dies_in_a_round_is_away_before_the_round_ends(tmp_path: P
     options = replace(EVALUATED, deterministic=False, deadline=1.0, quorum=0.1)
     fleet, path = SmallFleet(devices=3, options=options), tmp_path / "fleet.jsonl"
     grid, strategy = fleet.grid(), recorded(fleet, path)
-    seen: list[list[bool]] = []
 
     def dying(message, context):  # type: ignore[no-untyped-def]
         if message.metadata.message_type == "train":
@@ -159,15 +158,9 @@ def test_a_device_that_dies_in_a_round_is_away_before_the_round_ends(tmp_path: P
         return ids
 
     grid.push_messages = lost  # type: ignore[method-assign]
-    write = strategy.recorder._write  # type: ignore[union-attr]
-
-    def watched(line):  # type: ignore[no-untyped-def]
-        if isinstance(line, Members) and not strategy.server.round:
-            seen.append([member.online for member in line.members])
-        write(line)
-
-    strategy.recorder._write = watched  # type: ignore[union-attr, method-assign]
-    next(strategy.rounds(grid, 1))
+    rounds = strategy.rounds(grid, 1)
+    next(rounds)
+    seen = [[member.online for member in line.members] for line in read_run(path).of(Members) if line.round == 0]
     assert [True, False, True] in seen
 
 

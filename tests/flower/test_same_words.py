@@ -13,7 +13,7 @@ from fedkeep.agent.service import Service
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.client_app import AgentDevice
-from fedkeep.flower.device_memory import ContextMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.keeper import Keeper
 from fedkeep.learn.models import learner_for
 from fedkeep.link.messages import AskProfile, Profiled
@@ -64,7 +64,7 @@ def kept_after_two_offers(preset: str) -> set[bytes]:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     learner = learner_for("softmax", (3,), 2, last_layers=1, options={})
     rng = np.random.default_rng(0)
-    with Keeper(learner, ContextMemory(context), capacity=6, preset=preset) as keeper:
+    with Keeper(learner, DeviceMemory(context), capacity=6, preset=preset) as keeper:
         keeper.offer(rng.normal(size=(20, 3)) * 3, np.arange(20) % 2)
         keeper.sync(learner.initial(0), np.ones(learner.gradient_size, dtype=np.float32))
         first = {x.tobytes() for x, _ in keeper.samples()}
@@ -94,7 +94,7 @@ def test_an_agent_of_another_method_takes_no_part(tmp_path: Path, run: UserConfi
     real = assemble(parse_config(table)).agent
     with closing(Service(real)) as service:
         service.start()
-        device = AgentDevice(socket, run)
+        device = AgentDevice(Context(1, 1, {"agent-socket": socket}, RecordDict(), run))
         if agrees:
             said = device.reply(AskProfile())
             assert isinstance(said, Profiled)

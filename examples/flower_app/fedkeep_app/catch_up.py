@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
-from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import Batch, Profile, Report, TrainOrder, Vector
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.learn.judging import judge
 from fedkeep.link.messages import (
@@ -23,13 +23,11 @@ from fedkeep.link.messages import (
 )
 from fedkeep.link.wire import from_bytes, to_bytes
 from fedkeep.privacy.door import Door
+from fedkeep.privacy.options import PrivacyOptions
 
 if TYPE_CHECKING:
     from fedkeep.privacy.gaussian import NormalSource
-    from fedkeep.privacy.options import PrivacyOptions
 
-Arrivals: TypeAlias = Callable[[int, int], Batch]
-"""What arrives from one round up to, not including, another."""
 _WINDOW = 1.0
 """The rounds over which a device that replays a stream is taken to have counted its velocities."""
 
@@ -39,29 +37,37 @@ class CatchUpDevice:
 
     Flower starts a new process for every message, so all that it knows lies in `memory` between two of them, its
     privacy ledger included. An order that comes twice, because the server was killed before it had saved the round,
-    gets the same answer, with the same noise and without a new charge.
+    gets the same answer, with the same noise and without a new charge. `arrivals` is what came from one round up to,
+    not including, another.
     """
 
     def __init__(
         self,
         device: Device,
-        arrivals: Arrivals,
+        arrivals: Callable[[int, int], Batch],
         test: Batch,
         memory: DeviceMemory,
-        privacy: "PrivacyOptions | None" = None,
+        privacy: PrivacyOptions | None = None,
         noise: "NormalSource | None" = None,
     ) -> None:
         self._device, self._arrivals, self._test, self._memory = device, arrivals, test, memory
-        self._seen = 0
-        self._last: State = {}
         self._guarded = privacy is not None and privacy.epsilon is not None
-        self._door = Door() if privacy is None else self._make_door(privacy, noise)
+        if self._guarded and not memory.durable:
+            raise ConfigError("a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir")
+        self._door = Door()
+        if privacy is not None:
+            if privacy.protects("estimator") and privacy.unit == "sample" and device.options.gradient_from == "stored":
+                raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
+            self._door = Door(privacy, device.learner.gradient_size, self._save, normal=noise)
         self._kept = self._door.kept(under_way=True)
-        state = self._load()
+        try:
+            state = memory.load()
+        except DataError as error:
+            lost = ", and with a new privacy budget, for the ledger was lost with it" if self._guarded else ""
+            raise DataError(f"{error}{lost}") from error
+        self._last, self._seen = take_under("last", state), int(state.get("seen", 0))
         if state:
             device.restore(take_under("device", state))
-            self._seen = int(state["seen"])
-            self._last = take_under("last", state)
         restore_parts({name: part for name, part in self._kept.items() if take_under(name, state)}, state)
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
@@ -107,7 +113,9 @@ class CatchUpDevice:
     def _released(self, order: TrainOrder) -> Report:
         """The report to an order as it may leave; the same one to an order that has come before."""
         self._device.screen(order)
-        digest = _digest(order)
+        direction = b"" if order.direction is None else order.direction.tobytes()
+        told = f"{order.round}/{order.local}/".encode() + order.model.tobytes() + direction
+        digest = blake2b(told, digest_size=16).digest()
         if self._last and self._last["digest"].tobytes() == digest:
             answer: Report = from_bytes(self._last["report"].tobytes(), Reported).report
             return answer
@@ -120,7 +128,8 @@ class CatchUpDevice:
         report = self._device.participate(order)
         self._save_if_guarded()  # a device whose budget is spent has taken part all the same
         report = self._door.release(report, order)
-        self._last = {"digest": _bytes(digest), "report": _bytes(to_bytes(Reported(report)))}
+        last = {"digest": digest, "report": to_bytes(Reported(report))}
+        self._last = {name: np.frombuffer(raw, dtype=np.uint8) for name, raw in last.items()}
         if self._device.gist is not None and (did := self._device.gist.figures()) is not None:
             self._last["gist"] = np.array(did)
         self._save()
@@ -134,36 +143,6 @@ class CatchUpDevice:
         if self._guarded:
             self._save()
 
-    def _make_door(self, privacy: "PrivacyOptions", noise: "NormalSource | None") -> Door:
-        """The door, whose charges are saved before what they pay for is sent."""
-        if self._guarded and not self._memory.durable:
-            raise ConfigError("a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir")
-        if (
-            privacy.protects("estimator")
-            and privacy.unit == "sample"
-            and self._device.options.gradient_from == "stored"
-        ):
-            raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
-        return Door(privacy, self._device.learner.gradient_size, self._save, normal=noise)
-
-    def _load(self) -> State:
-        try:
-            return self._memory.load()
-        except DataError as error:
-            if not self._guarded:
-                raise
-            raise DataError(f"{error}, and with a new privacy budget, for the ledger was lost with it") from error
-
     def _save(self) -> None:
         state = snapshot_parts({"device": self._device, **self._kept}) | put_under("last", self._last)
         self._memory.save(state | {"seen": np.array(self._seen)})
-
-
-def _digest(order: TrainOrder) -> bytes:
-    direction = b"" if order.direction is None else order.direction.tobytes()
-    head = f"{order.round}/{order.local}/".encode()
-    return blake2b(head + order.model.tobytes() + direction, digest_size=16).digest()
-
-
-def _bytes(raw: bytes) -> AnyArray:
-    return np.frombuffer(raw, dtype=np.uint8)

@@ -9,7 +9,7 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.fleet.specification import DEPLOYMENT_KEYS
 from fedkeep.flower.client_app import NodeDevice, device_number
-from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.server_app import tables_of
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.sim.assembly import Ground, lay_ground
@@ -28,8 +28,10 @@ def simulated_device(context: Context) -> NodeDevice:
     """The node's device, which catches up on its stream when it is woken."""
     number, ground = device_number(context), _ground(tuple(sorted(context.run_config.items())))
     arrivals, test = partial(ground.stream.arrivals, number), ground.data.test_batch(number)
-    privacy = _privacy(context, ground.experiment)
-    return CatchUpDevice(ground.device(number), arrivals, test, _memory(context, number), privacy)
+    directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
+    run = str(context.run_config.get("state.run", "default"))
+    memory = DeviceMemory(Path(str(directory)) / f"{run}-device-{number}.npz" if directory else context)
+    return CatchUpDevice(ground.device(number), arrivals, test, memory, _privacy(context, ground.experiment))
 
 
 @lru_cache(maxsize=1)
@@ -43,12 +45,3 @@ def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:
     key = str(context.node_config.get("public-key", ""))
     told = experiment.privacy
     return replace(told, encrypted_profiles=told.encrypted_profiles or bool(key), public_key=key)
-
-
-def _memory(context: Context, number: int) -> DeviceMemory:
-    """A file if the node or the run has a `state-dir`, so that the device outlives restarts; else Flower's context."""
-    directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
-    if not directory:
-        return ContextMemory(context)
-    run = str(context.run_config.get("state.run", "default"))
-    return FileMemory(Path(str(directory)) / f"{run}-device-{number}.npz")

@@ -32,8 +32,7 @@ from fedkeep.core.store import AfterUse
 from fedkeep.core.types import State
 from fedkeep.core.velocity import MeterWindow, VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
-from fedkeep.fleet.model import learner_of
-from fedkeep.fleet.options import MetricsOptions
+from fedkeep.fleet.options import MetricsOptions, learner_of
 from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.privacy.door import Door

@@ -13,7 +13,6 @@ fleet = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="The fleet's folder.")]
-_RECORD = "fleet.jsonl"
 
 
 @fleet.command()
@@ -50,7 +49,7 @@ def status(folder: Folder) -> None:
     for name in ("fleet", "server", "page", *(f"{kind}-{n}" for n in devices for kind in ("agent", "node"))):
         typer.echo(f"{name:9} {running.get(name, 'not running')}")
     try:
-        run = read_run(known.root / "records" / _RECORD)
+        run = read_run(known.root / "records" / "fleet.jsonl")
     except DataError:
         typer.echo("round     none yet")
         return

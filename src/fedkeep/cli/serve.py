@@ -34,17 +34,17 @@ def serve(
     from fedkeep.core.errors import ConfigError
     from fedkeep.deploy.deployment import Deployment
     from fedkeep.deploy.local_fleet import serve as serve_app
-    from fedkeep.flower.server_app import config_of, show_log, takes_records, write_app
+    from fedkeep.flower.server_app import make_app, show_log
 
     if not insecure and not (credentials / "server.crt").exists():
         raise ConfigError(f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first")
     root = credentials.resolve()
     deployment = Deployment(root, host, port, insecure=insecure, bind=bind)
-    ours = {"state": {"url": state or str(root / "state.db"), "run": run}}
-    if records is not None or app.is_file() or takes_records(app):
-        ours["records"] = {"directory": str((records or root / "records").resolve())}
-    tables = merged(ours, override({}, setting or []))
-    if app.is_file():
-        app, tables = write_app(app, root / "app", tables), {}
+    ours = {
+        "state": {"url": state or str(root / "state.db"), "run": run},
+        "records": {"directory": str(root / "records")},
+    }
+    asked = {} if records is None else {"records": {"directory": str(records.resolve())}}
+    app, config = make_app(app, root / "app", merged(asked, override({}, setting or [])), ours)
     show_log()
-    serve_app(deployment, app, config_of(tables), resume=resume)
+    serve_app(deployment, app, config, resume=resume)

@@ -15,8 +15,6 @@ with needing("fedkeep.flower", "flower"):
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_CLOCK_SKEW = datetime.timedelta(hours=24)
-
 
 class Credentials:
     """Where the files of a fleet lie; private keys are readable by their owner only."""
@@ -57,7 +55,7 @@ def provision(
     (root / "nodes").mkdir(parents=True, exist_ok=True)
     root.chmod(0o700)
     if not credentials.ca_key.exists():
-        _make_ca(credentials, days)
+        _issue(credentials, "ca", "fedkeep fleet CA", (), None, 5 * days)
     server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
     _issue(credentials, "server", names[0], names, server, days)
     if keyholders := list(keyholder_hosts):
@@ -65,70 +63,52 @@ def provision(
         _issue(credentials, "planner", PLANNER, (), client, days)
     for node in nodes:
         if not credentials.node_key(node).exists():
-            _make_node(credentials, node)
+            key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
+            public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, form)
+            _write(credentials.node_key(node), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+            _write(credentials.node_public_key(node), public + b"\n", 0o644)
     return credentials
 
 
-def _make_ca(credentials: Credentials, days: int) -> None:
-    key, name = ec.generate_private_key(ec.SECP384R1()), _name("fedkeep fleet CA")
-    known = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    certificate = _certificate(name, key, name, key, 5 * days, [known], authority=True)
-    _write_pair(credentials.root, "ca", key, certificate)
-
-
 def _issue(
-    credentials: Credentials, to: str, name: str, hosts: Sequence[str], usage: x509.ObjectIdentifier, days: int
+    credentials: Credentials, to: str, name: str, hosts: Sequence[str], usage: x509.ObjectIdentifier | None, days: int
 ) -> None:
-    """Writes `to`.crt and `to`.key: a fresh key, and the CA's word that it is `name` at these hosts."""
-    ca_key = serialization.load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
-    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{credentials.ca_key} is not an elliptic-curve key: provision into an empty directory")
-    ca = x509.load_pem_x509_certificate(credentials.ca_certificate.read_bytes())
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    said: list[x509.ExtensionType] = [x509.ExtendedKeyUsage([usage]), issuer]
+    """Writes `to`.crt and `to`.key: a fresh key, and the CA's word that it is `name` at these hosts.
+
+    Without a usage it is the CA itself, by its own word.
+    """
+    key, subject = ec.generate_private_key(ec.SECP384R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    ca_key, issuer, said = key, subject, list[x509.ExtensionType]()
+    if usage is None:
+        said += [x509.SubjectKeyIdentifier.from_public_key(key.public_key())]
+    else:
+        loaded = serialization.load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"{credentials.ca_key} is not an elliptic-curve key: provision into an empty directory")
+        ca_key, issuer = loaded, x509.load_pem_x509_certificate(credentials.ca_certificate.read_bytes()).subject
+        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+        said += [x509.ExtendedKeyUsage([usage]), known]
     if hosts:
         said.append(x509.SubjectAlternativeName([_alternative(host) for host in hosts]))
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write_pair(credentials.root, to, key, _certificate(_name(name), key, ca.subject, ca_key, days, said))
-
-
-def _make_node(credentials: Credentials, node: str) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(credentials.node_key(node), private, 0o600)
-    _write(credentials.node_public_key(node), public + b"\n", 0o644)
-
-
-def _certificate(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    days: int,
-    said: Iterable[x509.ExtensionType],
-    authority: bool = False,
-) -> x509.Certificate:
-    """A certificate valid from a day ago, so that a device with a slow clock still trusts it."""
-    now = datetime.datetime.now(datetime.UTC)
+    now, authority = datetime.datetime.now(datetime.UTC), usage is None
     # It signs, and a CA signs certificates and lists of revoked ones, the sixth and the seventh; nothing else.
-    usage = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
+    signs = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
     builder = (
         x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_before(now - datetime.timedelta(days=1))  # a device with a slow clock still trusts it
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(signs, critical=True)
     )
     for extension in said:
         builder = builder.add_extension(extension, critical=False)
-    return builder.sign(issuer_key, hashes.SHA384())
+    certificate = builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    _write(credentials.root / f"{to}.key", _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+    _write(credentials.root / f"{to}.crt", certificate, 0o644)
 
 
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _alternative(host: str) -> x509.GeneralName:
@@ -136,12 +116,6 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _write_pair(root: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    _write(root / f"{name}.key", key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), 0o600)
-    _write(root / f"{name}.crt", certificate.public_bytes(pem), 0o644)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

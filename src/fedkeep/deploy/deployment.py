@@ -45,14 +45,10 @@ class Deployment:
     def address(self) -> str:
         return str(Address(self.host, self.port))
 
-    @property
-    def flower_home(self) -> Path:
-        return self.root / "flower"
-
     def environment(self) -> dict[str, str]:
         """What Flower's programs need set: its home, no telemetry, and a client that starts without delay."""
         return {
-            "FLWR_HOME": str(self.flower_home),
+            "FLWR_HOME": str(self.root / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
@@ -61,11 +57,12 @@ class Deployment:
 
     def write_connection(self) -> None:
         """Writes the connection `fedkeep` into Flower's config.toml."""
-        self.flower_home.mkdir(parents=True, exist_ok=True)
+        file = self.root / "flower" / "config.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
         if not self.insecure:
             trust = f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
-        (self.flower_home / "config.toml").write_text(
+        file.write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
         )
@@ -98,10 +95,6 @@ class Deployment:
         """Submits the app."""
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", _settings(config)] if config else [])]
 
-    def log(self, run: str) -> list[str]:
-        """Streams a run's log until it ends."""
-        return ["flwr", "log", run, CONNECTION, "--stream"]
-
     def instructions(self, nodes: list[str]) -> str:
         """The lines an operator types, in order."""
         there = {key: value for key, value in self.environment().items() if key != "FLWR_HOME"}
@@ -113,18 +106,15 @@ class Deployment:
         lines += ["", "# on each device, with ca.crt and its own key copied there, beside an agent with that socket;"]
         lines += ["# without agent-socket the device is simulated", _exports(there)]
         for number, node in enumerate(nodes):
-            config: dict[str, str | int] = {"device": number, "agent-socket": f"/run/fedkeep/{node}.sock"}
-            lines.append(shlex.join(self._on_device(node, self.supernode(node, 9094 + number, config))))
+            command = self.supernode(
+                node, 9094 + number, {"device": number, "agent-socket": f"/run/fedkeep/{node}.sock"}
+            )
+            if not is_loopback(self.host):  # a device has the files where they were copied to
+                copied = {str(self.credentials.ca_certificate): "ca.crt", str(self.credentials.node_key(node)): node}
+                command = [copied.get(word, word) for word in command]
+            lines.append(shlex.join(command))
         lines += ["", "# then, on the server, in the app's folder", shlex.join(self.run(Path(), state))]
         return "\n".join(lines)
-
-    def _on_device(self, node: str, command: list[str]) -> list[str]:
-        """The command with the files where a device has them, unless it is this machine."""
-        if is_loopback(self.host):
-            return command
-        known = self.credentials
-        copied = {str(known.ca_certificate): "ca.crt", str(known.node_key(node)): node}
-        return [copied.get(word, word) for word in command]
 
 
 def _exports(environment: Mapping[str, str]) -> str:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,11 +79,13 @@ class FirstFleet:
         if len(str(self.home(devices) / "agent.sock")) > _SOCKET_LENGTH:
             raise ConfigError(f"{self.root} is too long a path for an agent's socket: choose a shorter one")
         provision(self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)])
-        _write_new(self.root / "fleet.toml", _SPECIFICATION.format(samples=_SAMPLES, devices=devices))
-        for number in range(devices):
-            home = self.home(number)
-            home.mkdir(parents=True, exist_ok=True)
-            _write_new(home / "agent.toml", _AGENT.format(samples=_SAMPLES, home=home))
+        files = {self.root / "fleet.toml": _SPECIFICATION.format(samples=_SAMPLES, devices=devices)}
+        for home in map(self.home, range(devices)):
+            files[home / "agent.toml"] = _AGENT.format(samples=_SAMPLES, home=home)
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.write_text(text, encoding="utf-8")
 
     def home(self, number: int) -> Path:
         return self.root / "devices" / str(number)
@@ -129,40 +130,30 @@ class FirstFleet:
 
     def watch_over(self, port: int, page: int) -> None:
         """Keeps the processes of the fleet alive until this one is told to end."""
-        with LocalFleet(Deployment(self.root, port=port)) as fleet:
-            commands = self._commands(fleet, port, page)
-            while True:
-                for name, (command, environment) in commands.items():
-                    if fleet.is_due(name, _RESTART_SECONDS):
-                        fleet.start(name, command, environment)
-                self._note({"fleet": os.getpid(), **fleet.alive()})
-                time.sleep(1.0)
-
-    def _commands(self, fleet: LocalFleet, port: int, page: int) -> dict[str, tuple[list[str], Mapping[str, str]]]:
         devices, python, root = self.devices(), [sys.executable, "-m"], str(self.root)
         (self.root / "records").mkdir(exist_ok=True)
-        server = ["fedkeep", "serve", str(self.root / "fleet.toml"), "--credentials", root, "--port", str(port)]
-        commands: dict[str, tuple[list[str], Mapping[str, str]]] = {
-            "page": ([*python, "fedkeep", "watch", str(self.root / "records"), "--port", str(page)], {}),
-            "server": ([*python, *server, "--run", "fleet", "--resume"], {}),
+        server = ["fedkeep", "serve", f"{root}/fleet.toml", "--credentials", root, "--port", str(port)]
+        commands = {
+            "page": [*python, "fedkeep", "watch", f"{root}/records", "--port", str(page)],
+            "server": [*python, *server, "--run", "fleet", "--resume"],
         }
-        for number in devices:
-            numbered = {"FEDKEEP_DEVICE": str(number), "FEDKEEP_DEVICES": str(len(devices))}
-            agent = [*python, "fedkeep.agent", str(self.home(number) / "agent.toml")]
-            settings: dict[str, str | int] = {"device": number, "agent-socket": str(self.home(number) / "agent.sock")}
-            commands[f"agent-{number}"] = (agent, numbered)
-            commands[f"node-{number}"] = (fleet.deployment.supernode(f"node-{number}", free_port(), settings), {})
-        return commands
-
-    def _note(self, processes: Mapping[str, int]) -> None:
-        noted = {name: [pid, _born(pid)] for name, pid in processes.items()}
-        with writing(self.root / "processes.json") as file:
-            file.write(json.dumps(noted).encode())
-
-
-def _write_new(path: Path, text: str) -> None:
-    if not path.exists():
-        path.write_text(text, encoding="utf-8")
+        numbered: dict[str, dict[str, str]] = {}
+        with LocalFleet(Deployment(self.root, port=port)) as fleet:
+            for number in devices:
+                home, agent, node = self.home(number), f"agent-{number}", f"node-{number}"
+                numbered[agent] = {"FEDKEEP_DEVICE": str(number), "FEDKEEP_DEVICES": str(len(devices))}
+                settings: dict[str, str | int] = {"device": number, "agent-socket": str(home / "agent.sock")}
+                commands[agent] = [*python, "fedkeep.agent", str(home / "agent.toml")]
+                commands[node] = fleet.deployment.supernode(node, free_port(), settings)
+            while True:
+                for name, command in commands.items():
+                    if fleet.is_due(name, _RESTART_SECONDS):
+                        fleet.start(name, command, numbered.get(name))
+                alive = {name: process.pid for name, process in fleet.processes.items() if process.poll() is None}
+                noted = {name: [pid, _born(pid)] for name, pid in {"fleet": os.getpid(), **alive}.items()}
+                with writing(self.root / "processes.json") as file:
+                    file.write(json.dumps(noted).encode())
+                time.sleep(1.0)
 
 
 def _born(pid: int) -> int | None:

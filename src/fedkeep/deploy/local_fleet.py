@@ -27,13 +27,13 @@ from fedkeep.deploy.deployment import CONNECTION, Deployment
 log = logging.getLogger("fedkeep.flower")
 
 Settings = Mapping[str, str | int | float | bool]
-_PAUSE_SECONDS = 2.0
-_START_SECONDS = 60.0
+_START_SECONDS, _RESTARTS = 60.0, 3
 _REGISTERING = 4
 """Registrations at a time: each is a program of Flower's that takes seconds to start."""
-_PR_SET_PDEATHSIG = 1
 _PORTS = range(20_000, 32_768)
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+_DIE_WITH_PARENT = None if _PRCTL is None else partial(_PRCTL, 1, signal.SIGKILL)
+"""PR_SET_PDEATHSIG: asks Linux to end a process with the one that started it, so that no SuperLink keeps a port."""
 
 
 class LocalFleet:
@@ -41,6 +41,7 @@ class LocalFleet:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
+        self.environment = os.environ | program_environment() | deployment.environment()
         self._begun: dict[str, float] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         deployment.root.mkdir(parents=True, exist_ok=True)
@@ -56,11 +57,15 @@ class LocalFleet:
     def start_superlink(self) -> None:
         """Starts the SuperLink and waits until it answers; refuses to go on when its port is taken."""
         deployment = self.deployment
-        where = (deployment.bind or deployment.host, deployment.port)
-        if _answers(*where):
+
+        def answers() -> bool:
+            with suppress(OSError), socket.create_connection((deployment.bind or deployment.host, deployment.port), 1):
+                return True
+            return False
+
+        if answers():
             raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
-        process = self.start("superlink", deployment.superlink())
-        if not soon(lambda: _answers(*where), _START_SECONDS, process):
+        if not soon(answers, _START_SECONDS, self.start("superlink", deployment.superlink())):
             why = self.log("superlink")[-500:]
             raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
 
@@ -77,14 +82,13 @@ class LocalFleet:
         with (self.deployment.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 resolved(command),
-                env=self.environment() | dict(environment or {}),
+                env=self.environment | dict(environment or {}),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single system call
+                preexec_fn=_DIE_WITH_PARENT,  # noqa: PLW1509 - a single system call
             )
-        self.processes[name] = process
-        self._begun[name] = time.monotonic()
+        self.processes[name], self._begun[name] = process, time.monotonic()
         return process
 
     def submit(self, app: Path, config: Settings) -> str:
@@ -102,7 +106,7 @@ class LocalFleet:
     def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:
         """Runs one of Flower's commands to its end and returns what it printed."""
         done = subprocess.run(
-            resolved(command), env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False
+            resolved(command), env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
         )
         printed = done.stdout + done.stderr
         if done.returncode and not may_fail:
@@ -118,28 +122,32 @@ class LocalFleet:
         process = self.processes.get(name)
         return process is None or (process.poll() is not None and time.monotonic() - self._begun[name] > pause)
 
-    def alive(self) -> dict[str, int]:
-        """The processes that have not ended, by name."""
-        return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
-
     def kill(self, name: str) -> None:
-        """kill -9 of a process and all it started; nothing if it is gone already."""
+        """kill -9 of a process and all below it; nothing if it is gone already.
+
+        Flower gives the apps that it starts sessions of their own, so that no group has them all.
+        """
         process = self.processes.pop(name, None)
-        if process is not None:
-            for pid in _family(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+        if process is None:
+            return
+        below: dict[int, list[int]] = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                parent = int(status.read_text().rpartition(")")[2].split()[1])
+                below.setdefault(parent, []).append(int(status.parent.name))
+        family = [process.pid]
+        for member in family:
+            family += below.get(member, [])
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
     def log(self, name: str) -> str:
         return (self.deployment.root / f"{name}.log").read_text(errors="replace")
 
-    def environment(self) -> dict[str, str]:
-        """This process's environment with Flower's settings."""
-        return os.environ | program_environment() | self.deployment.environment()
 
-
-def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool, restarts: int = 3) -> None:
+def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool) -> None:
     """Starts the SuperLink, submits the app and streams its log to its end; a run that dies is resumed.
 
     The SuperLink keeps its database and the run its state, so that after `kill -9` of everything the same call
@@ -150,23 +158,16 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
         if not deployment.insecure:
             fleet.register()
             log.info("the nodes are registered: start their SuperNodes")
-        for attempt in range(restarts + 1):
-            status = _follow(fleet, app, {**settings, "state.resume": resume or attempt > 0})
+        for attempt in range(_RESTARTS + 1):
+            status, run = "", fleet.submit(app, {**settings, "state.resume": resume or attempt > 0})
+            while not status.startswith("finished"):
+                shown = resolved(["flwr", "log", run, CONNECTION, "--stream"])
+                subprocess.run(shown, env=fleet.environment, check=False)
+                status = fleet.status(run)
             if status == "finished:completed":
                 return
             log.warning("the run ended as %s", status)
-    raise FedkeepError(f"the run ended as {status} {restarts + 1} times: see {deployment.root}/superlink.log")
-
-
-def _follow(fleet: LocalFleet, app: Path, settings: Settings) -> str:
-    """Submits the app and shows its log until it has ended; returns how."""
-    run = fleet.submit(app, settings)
-    while True:
-        subprocess.run(resolved(fleet.deployment.log(run)), env=fleet.environment(), check=False)
-        status = fleet.status(run)
-        if status.startswith("finished"):
-            return status
-        time.sleep(_PAUSE_SECONDS)
+    raise FedkeepError(f"the run ended as {status} {_RESTARTS + 1} times: see {deployment.root}/superlink.log")
 
 
 def soon(happened: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes] | None = None) -> bool:
@@ -186,25 +187,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise FedkeepError(f"every port of {host} from {_PORTS.start} to {_PORTS.stop - 1} is taken")
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all below it; Flower gives the apps that it starts sessions of their own, so no group has them."""
-    below: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            below.setdefault(parent, []).append(int(status.parent.name))
-    found = [pid]
-    for member in found:
-        found += below.get(member, [])
-    return found
-
-
-def _die_with_parent() -> None:
-    """Asks Linux to end this process with the one that started it, however that ends: no SuperLink keeps a port."""
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def program_environment() -> dict[str, str]:
     """Paths by which Flower's programs, and what they start, come from this interpreter's environment."""
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -218,9 +200,3 @@ def resolved(command: Sequence[str]) -> list[str]:
     if found is None:
         raise MissingExtraError(command[0], "flower")
     return [found, *command[1:]]
-
-
-def _answers(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, port)) == 0

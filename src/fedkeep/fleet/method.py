@@ -7,7 +7,7 @@ from fedkeep.config import Table, build, merged
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.coordination import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, global_estimator
+from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import Registry
 from fedkeep.core.policy import SelectionPolicy
@@ -79,37 +79,39 @@ class Method:
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device."""
+        told = (self.policy.uses_direction or self.gist.shared) and self.estimator.name != "exact"
         return Server(
             model=model,
             gradient_size=self.told_size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=self._estimator(),
+            estimator=global_estimator(self.estimator.name, self.estimator.max_age) if told else GivenEstimator(),
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
         )
 
-    def _estimator(self) -> GlobalEstimator:
-        if not (self.policy.uses_direction or self.gist.shared) or self.estimator.name == "exact":
-            return GivenEstimator()
-        return global_estimator(self.estimator.name, self.estimator.max_age)
-
 
 def method_parts(table: Table) -> dict[str, Any]:
     """The fields of the method that a table, its preset's words included, describes; other keys are the caller's."""
-    policy_table = named(table, "policy", default=DEFAULT_POLICY)
-    policy = build(find_policy(policy_table["name"]), rest(policy_table), "policy")
+    policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
+    policy = build(find_policy(policy_name), options, "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
     plain, own = plain_parts(METHOD_TABLES, table)
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
-    _refuse_contradictions(policy, plain["gist"], plain["privacy"])
+    gist, privacy = plain["gist"], plain["privacy"]
+    if gist.shared and gist.last_layers is not None and policy.uses_direction:
+        words = "would shorten the direction that the policy values by: set model.last_layers"
+        raise ConfigError(f"gist.last_layers {words}")
+    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
+        words = "tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
+        raise ConfigError(f"a shared gist {words}")
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
-    names = {"policy": policy_table["name"], "coordinator": coordinator_name, **own}
+    names = {"policy": policy_name, "coordinator": coordinator_name, **own}
     model = table_of(table, "model")
     return {"model": model, "policy": policy, "coordinator": coordinator, "seed": seed, "names": names, **plain}
 
@@ -119,25 +121,14 @@ def plain_parts(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, A
     own = {key: name for key in tables if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))}
     parts = {key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own}
     for key, name in own.items():
-        parts[key] = build(find_component(_OWN[key], name), rest(table_of(table, key)), key)
+        parts[key] = build(find_component(_OWN[key], name), named(table, key)[1], key)
     return parts, own
-
-
-def _refuse_contradictions(policy: SelectionPolicy, gist: GistOptions, privacy: PrivacyOptions) -> None:
-    if gist.shared and gist.last_layers is not None and policy.uses_direction:
-        raise ConfigError(
-            "gist.last_layers would shorten the direction that the policy values by: set model.last_layers"
-        )
-    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
-        raise ConfigError(
-            "a shared gist tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
-        )
 
 
 def with_preset(table: Table) -> Table:
     """The table over what its preset says of its policy."""
     remaining = {key: value for key, value in table.items() if key != "preset"}
-    policy = named(remaining, "policy", default=DEFAULT_POLICY)["name"]
+    policy, _ = named(remaining, "policy", default=DEFAULT_POLICY)
     said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
     if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
         said = merged(said, {"aggregation": {"name": "fedavg"}})
@@ -146,29 +137,23 @@ def with_preset(table: Table) -> Table:
 
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
     """The coordinator for this policy; a table speaks of coordinated policies, unless it says `applies_to = "all"`."""
-    given = named(table, "coordinator", default="greedy")
-    applies_to = given.pop("applies_to", "coordinated")
+    name, options = named(table, "coordinator", default="greedy")
+    applies_to = options.pop("applies_to", "coordinated")
     if applies_to not in {"coordinated", "all"}:
         raise ConfigError(f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'")
-    if given["name"] == "none":
+    if name == "none":
         return "none", Uncoordinated()  # limits that other methods of the file share do not matter to it
-    coordinator = build(find_component(COORDINATORS, given["name"]), rest(given), "coordinator")
-    if policy.coordinated or applies_to == "all":
-        return given["name"], coordinator
-    return "none", Uncoordinated()
+    coordinator = build(find_component(COORDINATORS, name), options, "coordinator")
+    return (name, coordinator) if policy.coordinated or applies_to == "all" else ("none", Uncoordinated())
 
 
-def named(table: Table, key: str, default: str | None = None) -> Table:
-    """The table under a key, which must say its `name` where there is no default."""
-    found = dict(table_of(table, key))
-    found.setdefault("name", default)
-    if not isinstance(found["name"], str):
-        raise ConfigError(f"'{key}.name' is missing" if found["name"] is None else f"'{key}.name' must be a string")
-    return found
-
-
-def rest(table: Table) -> Table:
-    return {key: value for key, value in table.items() if key != "name"}
+def named(table: Table, key: str, default: str | None = None) -> tuple[str, Table]:
+    """The `name` in the table under a key, which must be there where there is no default, and the rest of it."""
+    options = dict(table_of(table, key))
+    name = options.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"'{key}.name' is missing" if name is None else f"'{key}.name' must be a string")
+    return name, options
 
 
 def table_of(table: Table, key: str) -> Table:

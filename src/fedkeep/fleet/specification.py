@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from fedkeep.config import Table, build
 from fedkeep.core.errors import ConfigError
@@ -11,8 +10,8 @@ from fedkeep.core.names import did_you_mean
 from fedkeep.core.ports import Learner
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.server import Server
-from fedkeep.fleet.method import METHOD_KEYS, Method, method_parts, with_preset
-from fedkeep.fleet.model import learner_of
+from fedkeep.fleet.method import METHOD_KEYS, Method, method_parts, table_of, with_preset
+from fedkeep.fleet.options import learner_of
 from fedkeep.presets import DEFAULT
 
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
@@ -82,24 +81,16 @@ def parse_fleet(table: Table) -> FleetSpec:
     for key in table:
         if key not in FLEET_KEYS:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")
-    method: dict[str, Any] = method_parts(_of_a_fleet(with_preset(table)))
+    # A preset speaks of an experiment's data, too.
+    method = method_parts({key: value for key, value in with_preset(table).items() if key in FLEET_KEYS})
     spec = FleetSpec(
-        samples=build(Samples, table.get("samples", {}), "samples"),
+        samples=build(Samples, table_of(table, "samples"), "samples"),
         preset=str(table.get("preset", DEFAULT)),
-        deployment={key: dict(table.get(key, {})) for key in DEPLOYMENT_KEYS},
+        deployment={key: dict(table_of(table, key)) for key in DEPLOYMENT_KEYS},
         **method,
     )
-    _refuse_what_needs_data(spec)
-    return spec
-
-
-def _of_a_fleet(table: Table) -> Table:
-    """Without what a preset says of an experiment's data."""
-    return {key: value for key, value in table.items() if key in FLEET_KEYS}
-
-
-def _refuse_what_needs_data(spec: FleetSpec) -> None:
     if "exact" in (spec.estimator.name, spec.estimator.cold_start):
         raise ConfigError("estimator 'exact' needs all devices' data in one place: it is for `fedkeep run` only")
     if spec.policy.unbounded:
         raise ConfigError(f"policy '{spec.names['policy']}' keeps everything: it is for `fedkeep run` only")
+    return spec

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from flwr.app import Context, Message
-from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from msgspec import structs
 
@@ -37,11 +36,9 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
             reply = structs.replace(reply, device=number, name=str(context.node_config.get("name", f"device {number}")))
         return Message(codec.encode(reply), reply_to=message)
 
-    app.evaluate()(answer)
-    app.query("profile")(answer)
-    app.train()(answer)
-    for action in ("share", "mask", "unmask"):  # of a secure sum, after the order, which is answered with keys
-        app.train(action)(answer)
+    later = map(app.train, ("share", "mask", "unmask"))  # of a secure sum, whose order is answered with keys
+    for register in (app.evaluate(), app.query("profile"), app.train(), *later):
+        register(answer)
     return app
 
 
@@ -59,14 +56,6 @@ def device_number(context: Context) -> int:
     raise ConfigError("the node has no number: start its SuperNode with --node-config 'device=0'")
 
 
-def open_agent(context: Context) -> "AgentDevice":
-    """The agent at the `agent-socket` of the node's settings."""
-    socket = context.node_config.get("agent-socket")
-    if not socket:
-        raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
-    return AgentDevice(str(socket), context.run_config)
-
-
 class AgentDevice:
     """Owns nothing: stream, store, model and training are the agent's, and outlive every ClientApp process.
 
@@ -74,9 +63,12 @@ class AgentDevice:
     half: a device where they differ says so instead of its profile, and the run goes on without it.
     """
 
-    def __init__(self, socket_path: str, run_config: UserConfig) -> None:
-        self._path = socket_path
-        self._method = str(run_config.get("policy.name", DEFAULT_POLICY)), str(run_config.get("preset", DEFAULT))
+    def __init__(self, context: Context) -> None:
+        self._path = str(context.node_config.get("agent-socket", ""))
+        if not self._path:
+            raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
+        run = context.run_config
+        self._method = str(run.get("policy.name", DEFAULT_POLICY)), str(run.get("preset", DEFAULT))
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
         with AgentClient(self._path) as agent:
@@ -90,5 +82,7 @@ class AgentDevice:
             return agent.ask(request, DeviceReply)
 
 
+open_agent = AgentDevice
+"""Opens the agent at the `agent-socket` of the node's settings."""
 app = make_client_app(open_agent)
 """Of a node beside an agent, which is all that the app of a `fleet.toml` needs."""

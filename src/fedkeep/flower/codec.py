@@ -4,6 +4,7 @@ The wire itself is `link.wire`'s; here it is bounded in size before it is read, 
 form. Shapes, dtypes and values of arrays are the core's to screen.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +15,17 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
 from fedkeep.link.framing import MESSAGE_LIMIT
-from fedkeep.link.messages import Answered, EncryptedProfiled, Evaluated, Profiled, Reported, Vitals
+from fedkeep.link.messages import Answered, EncryptedProfiled, Evaluated, Profiled, Reported
 from fedkeep.link.wire import pack, unpack
 
 TRAIN, EVALUATE, PROFILE = "train", "evaluate", "query.profile"
 SHARE, MASK, UNMASK = "train.share", "train.mask", "train.unmask"
 """Flower's message types: what a server asks, and the exchanges of a secure sum, whose first is `TRAIN`."""
 ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
-_RAW = "fedkeep.raw"
 _HEAD_BYTES = 4096
 """More than the head of any message whose numbers are arrays."""
-_MOST = 10**9
-"""No device counts further than this in a round."""
-_MOST_EVER = 10**15
-"""Nor further than this in its life."""
+_MOST, _MOST_EVER = 10**9, 10**15
+"""No device counts further than this in a round, and in its life."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,20 @@ class Sizes:
     gradient: int
     regions: int
 
-    @property
-    def report_bytes(self) -> int:
-        return 4 * (self.model + self.gradient) + _HEAD_BYTES
 
-
-class Encoder:
-    """Encodes messages; arrays that they share are serialised, and uploaded, once."""
-
-    def __init__(self) -> None:
-        self._encoded: dict[int, tuple[AnyArray, Array]] = {}
-
-    def __call__(self, message: Any) -> RecordDict:
+def encode_all(messages: Iterable[Any]) -> list[RecordDict]:
+    """Messages as Flower's content; arrays that they share are serialised, and uploaded, once."""
+    encoded: dict[int, tuple[AnyArray, Array]] = {}
+    contents = []
+    for message in messages:
         head, arrays = pack(message)
-        numbered = {str(number): self._array(array) for number, array in enumerate(arrays)}
-        return RecordDict({ARRAYS: ArrayRecord(numbered), HEAD: ConfigRecord({"head": head})})
-
-    def _array(self, array: AnyArray) -> Array:
-        if id(array) not in self._encoded:
-            raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-            self._encoded[id(array)] = (array, Array(array.dtype.name, tuple(array.shape), _RAW, raw))
-        return self._encoded[id(array)][1]
+        for array in arrays:
+            if id(array) not in encoded:  # the array is kept beside it: nothing else has its id meanwhile
+                raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+                encoded[id(array)] = array, Array(array.dtype.name, tuple(array.shape), "fedkeep.raw", raw)
+        numbered = {str(number): encoded[id(array)][1] for number, array in enumerate(arrays)}
+        contents.append(RecordDict({ARRAYS: ArrayRecord(numbered), HEAD: ConfigRecord({"head": head})}))
+    return contents
 
 
 def encode(message: Any) -> RecordDict:
@@ -68,7 +59,7 @@ def encode(message: Any) -> RecordDict:
     >>> decode(encode(AskProfile()), AskProfile)
     AskProfile(encrypted=None)
     """
-    return Encoder()(message)
+    return encode_all([message])[0]
 
 
 def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
@@ -88,7 +79,7 @@ def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
 
 def decode_report(content: RecordDict, sizes: Sizes) -> Report:
     """The report, if it has the form of one; whether its arrays are sound is the server's to say (`receive`)."""
-    report: Report = decode(content, Reported, sizes.report_bytes).report
+    report: Report = decode(content, Reported, 4 * (sizes.model + sizes.gradient) + _HEAD_BYTES).report
     for count in ("steps", "samples", "gradient_samples"):
         _require_count(count, getattr(report, count))
     if report.local_gradient is None and report.gradient_samples:
@@ -123,30 +114,19 @@ def decode_evaluation(content: RecordDict) -> Evaluated:
     said: Evaluated = decode(content, Evaluated, _HEAD_BYTES)
     if not (0 <= said.correct <= said.samples <= _MOST and 0 <= said.total_loss < np.inf):
         raise RefusedError("bad-evaluation", f"{said.correct} of {said.samples} right, loss {said.total_loss:g}")
-    if said.vitals is not None:
-        _require_sound(said.vitals)
+    if (vitals := said.vitals) is not None:  # what the record of a run could not hold
+        counts = (vitals.stored, *vitals.filled, vitals.arrivals, vitals.kept, vitals.replaced, vitals.refused)
+        figures = (vitals.epsilon_spent, vitals.epsilon_left, vitals.delta, *(vitals.gist or ()))
+        if not all(0 <= count <= _MOST_EVER for count in counts):
+            raise RefusedError("bad-evaluation", "a store's counts are not numbers that it can have reached")
+        if not all(figure is None or np.isfinite(figure) for figure in figures):
+            raise RefusedError("bad-evaluation", "what it says of its budget or gist is not finite")
     return said
-
-
-def _require_sound(vitals: Vitals) -> None:
-    """Raises where the record of a run could not hold what a device says of itself."""
-    counts = (vitals.stored, *vitals.filled, vitals.arrivals, vitals.kept, vitals.replaced, vitals.refused)
-    figures = (vitals.epsilon_spent, vitals.epsilon_left, vitals.delta, *(vitals.gist or ()))
-    if not all(0 <= count <= _MOST_EVER for count in counts):
-        raise RefusedError("bad-evaluation", "a store's counts are not numbers that it can have reached")
-    if not all(figure is None or np.isfinite(figure) for figure in figures):
-        raise RefusedError("bad-evaluation", "what it says of its budget or gist is not finite")
 
 
 def arrays_of(model: Vector) -> ArrayRecord:
     """The model as Flower keeps results: one array named `model`."""
     return ArrayRecord({"model": Array(np.ascontiguousarray(model))})
-
-
-def model_of(arrays: ArrayRecord) -> Vector:
-    if set(arrays) != {"model"}:
-        raise RefusedError("wrong-records", f"expected one array 'model', got {sorted(arrays)[:5]}")
-    return arrays["model"].numpy().astype(np.float32)
 
 
 def content_of(reply: Message) -> RecordDict:

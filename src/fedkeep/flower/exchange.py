@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedkeep.core.types import State
+from fedkeep.core.types import IntArray
 
 _PULLS_AT_ONCE = 8
+_POLL_SECONDS = 0.25
 _PULL_SECONDS = 2.0
 """After which a pull is left to itself."""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """A message in flight: to which node, in which round, of what kind."""
 
     node: int
@@ -30,20 +30,6 @@ class Asked:
 
 Aside: TypeAlias = Callable[[Asked, Message], None]
 """Where replies go that nobody waits for right now."""
-
-
-@dataclass(eq=False)
-class WireTraffic:
-    """Bytes of content sent to devices and received from them, since the run began."""
-
-    down: int = 0
-    up: int = 0
-
-    def snapshot(self) -> State:
-        return {"bytes": np.array([self.down, self.up])}
-
-    def restore(self, state: State) -> None:
-        self.down, self.up = state["bytes"].tolist() if state else (0, 0)
 
 
 def size_of(message: Message) -> int:
@@ -65,10 +51,11 @@ class Exchange:
     """
 
     grid: Grid
-    poll_seconds: float = 0.25
-    tally: WireTraffic = field(default_factory=WireTraffic)
+    tally: IntArray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+    """Bytes of content sent to devices and received from them."""
     meanwhile: Callable[[], None] = lambda: None
-    _asked: dict[str, Asked] = field(default_factory=dict, init=False)
+    asked: dict[str, Asked] = field(default_factory=dict, init=False)
+    """What is not answered yet, by the messages' ids."""
     _pulls: dict[Future[list[Message]], Sequence[str]] = field(default_factory=dict, init=False)
     """Those under way, and the messages whose replies they look for."""
 
@@ -78,9 +65,8 @@ class Exchange:
         # Flower gives None for a message that it did not take, and no ids at all where the SuperLink was not there.
         for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
-                about = message.metadata
-                self.tally.down += size_of(message)
-                self._asked[message_id] = Asked(about.dst_node_id, round_, about.message_type)
+                self.tally[0] += size_of(message)
+                self.asked[message_id] = Asked(message.metadata.dst_node_id, round_, message.metadata.message_type)
 
     def collect(self, seconds: float, enough: Callable[[], bool]) -> Iterator[tuple[Asked, Message]]:
         """Replies as they come, each once, until there are enough of them or the time is over."""
@@ -90,22 +76,22 @@ class Exchange:
             if enough() or time.monotonic() >= end:
                 return
             self.meanwhile()
-            time.sleep(min(self.poll_seconds, max(end - time.monotonic(), 0.0)))
+            time.sleep(min(_POLL_SECONDS, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
         """Replies that are there now."""
         hanging = {message_id for ids in self._pulls.values() for message_id in ids}
-        ids = [message_id for message_id in self._asked if message_id not in hanging]
-        begun = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
-        fresh = {_pull(self.grid, part): part for part in begun}
+        ids = [message_id for message_id in self.asked if message_id not in hanging]
+        parts = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
+        fresh = {_pull(self.grid, part): part for part in parts}
         wait(fresh, _PULL_SECONDS)
-        ended = [pull for pull in (*self._pulls, *fresh) if pull.done()]
-        self._pulls = {pull: part for pull, part in (self._pulls | fresh).items() if pull not in ended}
-        for pull in ended:
+        self._pulls |= fresh
+        for pull in [pull for pull in self._pulls if pull.done()]:
+            del self._pulls[pull]
             for reply in pull.result():
-                asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+                asked = self.asked.pop(reply.metadata.reply_to_message_id, None)
                 if asked is not None:
-                    self.tally.up += size_of(reply)
+                    self.tally[1] += size_of(reply)
                     yield asked, reply
 
     def answers(
@@ -121,18 +107,13 @@ class Exchange:
             else:
                 aside(asked, reply)
 
-    @property
-    def pending(self) -> int:
-        """How many messages are unanswered."""
-        return len(self._asked)
-
     def waiting(self, round_: int, kind: str) -> int:
         """How many messages of a round and kind are unanswered."""
-        return sum(asked.round == round_ and asked.kind == kind for asked in self._asked.values())
+        return sum(asked.round == round_ and asked.kind == kind for asked in self.asked.values())
 
     def abandon(self, before: int) -> None:
         """Stops waiting for replies to rounds before `before`."""
-        self._asked = {key: asked for key, asked in self._asked.items() if asked.round >= before}
+        self.asked = {key: asked for key, asked in self.asked.items() if asked.round >= before}
 
 
 class PromptGrid:
@@ -147,7 +128,7 @@ class PromptGrid:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         exchange = Exchange(self._grid)
         exchange.send(messages, 0)
-        replies = exchange.collect(math.inf if timeout is None else timeout, lambda: not exchange.pending)
+        replies = exchange.collect(math.inf if timeout is None else timeout, lambda: not exchange.asked)
         return [reply for _, reply in replies]
 
 

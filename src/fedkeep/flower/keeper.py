@@ -21,13 +21,13 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.factory import make_device
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.orders import screen_order
-from fedkeep.core.ports import Fate, Job, Learner
+from fedkeep.core.ports import Fate, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.store import AfterUse
-from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
-from fedkeep.flower.device_memory import ContextMemory, DeviceMemory, FileMemory
+from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.link.wire import from_array, to_array
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.registry import find_policy
@@ -84,11 +84,10 @@ class Keeper:
         self._capacity, self._policy, self._preset, self._seed = capacity, policy, preset, seed
         self._estimate: Vector | None = None
         self._correction: Vector | None = None
-        self._count = 0
-        self._counts: Counter[str] = Counter()
+        self._device: Device | None = None
         self._statistics: State = {}
         self._form: State = {}
-        self._device: Device | None = None
+        self._count, self._counts = 0, Counter[str]()
         if state := memory.load():
             self._counts.update(from_array(state["counts"], dict[str, int]))
             self._learn_statistics(take_under("statistics", state))
@@ -118,7 +117,7 @@ class Keeper:
         from fedkeep.learn.network import with_frozen_norms
         from fedkeep.learn.torch_learner import TorchLearner
 
-        memory = FileMemory(Path(directory) / f"keeper-{context.node_id}.npz") if directory else ContextMemory(context)
+        memory = DeviceMemory(Path(directory) / f"keeper-{context.node_id}.npz" if directory else context)
         learner = TorchLearner(partial(with_frozen_norms, module), last_layers)
         return cls(learner, memory, capacity, policy, preset, context.node_id % 2**62)
 
@@ -128,8 +127,7 @@ class Keeper:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self._device is not None:
             state = put_under("device", self._device.snapshot()) | put_under("statistics", self._statistics)
-            state["counts"] = to_array(dict(self._counts))
-            self._memory.save(state | self._form)
+            self._memory.save(state | self._form | {"counts": to_array(dict(self._counts))})
 
     def offer(self, x: Any, y: Any) -> None:
         """Values a batch of arrivals, numpy or torch, under the model last synced; a sample seen before is known.
@@ -137,12 +135,22 @@ class Keeper:
         Samples with NaN, of another shape or without a class of the model's are not kept, and counted in `status()`.
         """
         samples, labels = _numbers(x, np.float32), _numbers(y)
-        _require_classes(samples, labels)
+        if labels.ndim != 1 or samples.shape[:1] != labels.shape:
+            words = f"got samples {samples.shape} and labels {labels.shape}"
+            raise ConfigError(f"offer takes one class number a sample: {words}")
         if not len(labels):
             return
+        if labels.dtype.kind == "f" and not (labels == np.floor(labels)).any():
+            words = "fedkeep values samples of classifiers, not of regression"
+            raise ConfigError(f"these labels are no class numbers: {words}")
+        if labels.dtype.kind not in "iuf":
+            raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
         if self._device is None:
             self._device = self._make(samples.shape[1:], self._classes(samples))
-        outcome, unsound = self._device.observe(Batch(samples, labels, _ids(samples, labels)), time=0.0)
+        pairs = zip(samples, labels.tolist(), strict=True)
+        known_by = [blake2b(x.tobytes() + f"{label:g}".encode(), digest_size=8).digest() for x, label in pairs]
+        ids = np.frombuffer(b"".join(known_by), dtype="<i8").astype(np.int64) >> 1  # a sample is known by its content
+        outcome, unsound = self._device.observe(Batch(samples, labels, ids), time=0.0)
         fates = Counter(f"fate.{Fate(fate).name.lower()}" for fate in outcome.fates.tolist())
         self._counts.update({"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()})
 
@@ -161,18 +169,15 @@ class Keeper:
         """
         order = self._order(model, direction, LocalTraining(learning_rate, steps))
         screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
-        if self._device is not None:
-            prepared = self._device.prepare(order)
-            self._correction = self._for_equal_weights(prepared.job, order.model)
-            report = self._device.complete(prepared, order.model)
-            self._estimate, self._count = report.local_gradient, report.gradient_samples
-
-    def _for_equal_weights(self, job: Job, model: Vector) -> Vector | None:
-        """The correction of a loop in which all samples count alike, whatever they should count: the difference too."""
-        if job.correction is None:
-            return None
-        measured = self._learner.probe(model).measure(job.batch)
-        return job.correction + measured.weighted_gradient(job.weights / job.weights.mean() - 1.0)
+        if self._device is None:
+            return
+        prepared = self._device.prepare(order)
+        job, self._correction = prepared.job, prepared.job.correction
+        if self._correction is not None:  # in a user's loop all samples count alike: it mends that difference, too
+            measured = self._learner.probe(order.model).measure(job.batch)
+            self._correction = self._correction + measured.weighted_gradient(job.weights / job.weights.mean() - 1.0)
+        report = self._device.complete(prepared, order.model)
+        self._estimate, self._count = report.local_gradient, report.gradient_samples
 
     def correct(self, model: Any) -> None:
         """Mends the gradients of a torch model by the gist of the stream; call it after each `loss.backward()`.
@@ -196,12 +201,16 @@ class Keeper:
     def status(self) -> KeeperStatus:
         """What was offered, what became of it, and what is stored."""
         labels = Counter(label for _, label in self.samples())
+        fates, unsound = (
+            {name.removeprefix(kind): count for name, count in self._counts.items() if name.startswith(kind)}
+            for kind in ("fate.", "unsound.")
+        )
         return KeeperStatus(
             offered=self._counts["offered"],
             stored=labels.total(),
             capacity=self._capacity,
-            fates=_under("fate.", self._counts),
-            unsound=_under("unsound.", self._counts),
+            fates=fates,
+            unsound=unsound,
             labels=dict(sorted(labels.items())),
         )
 
@@ -247,6 +256,7 @@ class Keeper:
     def _order(
         self, model: Message | ArrayRecord | Vector, direction: Vector | None, local: LocalTraining
     ) -> TrainOrder:
+        """The order in what came; running statistics in a state dict go to the layers they belong to."""
         round_, accepted = 0, None
         if isinstance(model, Message):
             content = model.content
@@ -257,27 +267,19 @@ class Keeper:
                 round_, accepted = int(str(said["round"])), int(str(said["accepted"]))
             model = next(record for name, record in content.array_records.items() if name != DIRECTION)
         if isinstance(model, ArrayRecord):
-            model = self._flattened({name: array.numpy() for name, array in model.items()})
+            named = {name: array.numpy() for name, array in model.items()}
+            self._learn_statistics({n: a for n, a in named.items() if n.rpartition(".")[2] in _STATISTICS})
+            known = getattr(getattr(self._learner, "layout", None), "names", None)
+            names = known if known is not None and set(known) <= set(named) else list(named)
+            model = np.concatenate([named[name].ravel() for name in names]).astype(np.float32)
         if not isinstance(model, np.ndarray):
             raise ConfigError(f"sync takes the message, its ArrayRecord or a vector, not {type(model).__name__}")
         return TrainOrder(round_, model, direction, local, accepted)
-
-    def _flattened(self, named: Mapping[str, AnyArray]) -> Vector:
-        """A state dict's parameters as a vector; running statistics go to the layers they belong to."""
-        self._learn_statistics({name: a for name, a in named.items() if name.rpartition(".")[2] in _STATISTICS})
-        layout = getattr(self._learner, "layout", None)
-        known = None if layout is None else layout.names
-        names = known if known is not None and set(known) <= set(named) else list(named)
-        return np.concatenate([named[name].ravel() for name in names]).astype(np.float32)
 
     def _learn_statistics(self, named: State) -> None:
         self._statistics = named
         if named:
             self._learner.load_statistics(named)  # type: ignore[attr-defined]
-
-
-def _under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
-    return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
 
 
 def _numbers(values: Any, dtype: Any = None) -> AnyArray:
@@ -286,22 +288,3 @@ def _numbers(values: Any, dtype: Any = None) -> AnyArray:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"offer takes arrays or tensors of numbers: {error}") from error
-
-
-def _require_classes(samples: AnyArray, labels: AnyArray) -> None:
-    """Refuses what is no batch of a classifier's samples, in a sentence."""
-    if labels.ndim != 1 or samples.shape[:1] != labels.shape:
-        raise ConfigError(
-            f"offer takes one class number a sample: got samples {samples.shape} and labels {labels.shape}"
-        )
-    if len(labels) and labels.dtype.kind == "f" and not (labels == np.floor(labels)).any():
-        raise ConfigError("these labels are no class numbers: fedkeep values samples of classifiers, not of regression")
-    if len(labels) and labels.dtype.kind not in "iuf":
-        raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
-
-
-def _ids(x: AnyArray, y: IntArray) -> IntArray:
-    """What a sample is known by: its content."""
-    pairs = zip(x, y.tolist(), strict=True)
-    digests = [blake2b(sample.tobytes() + f"{label:g}".encode(), digest_size=8).digest() for sample, label in pairs]
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64) >> 1

@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
-from fedkeep.core.types import DeviceId, Vector
+from fedkeep.core.types import DeviceId
 from fedkeep.flower.exchange import PromptGrid
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
@@ -60,21 +60,16 @@ class Keeping(Strategy):
         self._size: int | None = None
         """The length of an estimate: that of most of the first ones."""
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *others: Any, **named: Any) -> Result:
         """Flower's own loop, over a grid that does not sleep between two looks for replies."""
         if self._recorder is not None:
-            self._recorder.start(self._header(num_rounds))
-        prompt = cast(Grid, PromptGrid(grid))
-        result = super().start(prompt, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+            about = {"preset": self._preset, "strategy": type(self._inner).__name__}
+            header = Header(
+                run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
+                versions=versions(), labels=(), devices=0, rounds=num_rounds,
+            )  # fmt: skip
+            self._recorder.start(header)
+        result = super().start(cast(Grid, PromptGrid(grid)), initial_arrays, num_rounds, *others, **named)
         self._write(End(round=num_rounds, digest=""))
         return result
 
@@ -97,19 +92,25 @@ class Keeping(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merges the estimates, then lets the inner strategy aggregate what is its own."""
         listed = list(replies)
-        told = {reply.metadata.src_node_id: about for reply in listed if (about := _about(reply))}
-        said = {node: counts for node, about in told.items() if (counts := _counts(about))}
-        gists = [figures for about in told.values() if (figures := _gist(about))]
-        taken = {r.metadata.src_node_id: e for r in listed if (e := self._taken(r, server_round)) is not None}
-        if self._size is None and taken:
-            self._size = Counter(len(e.gradient) for e in taken.values()).most_common(1)[0][0]
-        estimates = {node: e for node, e in taken.items() if len(e.gradient) == self._size}
-        for node in taken.keys() - estimates.keys():
-            log.warning("node %d: estimate refused: it has another length than most", node)
+        told: dict[int, ConfigRecord] = {}
+        for reply in listed:
+            about = None if reply.has_error() else reply.content.pop(KEEPER, None)
+            if isinstance(about, ConfigRecord):
+                told[reply.metadata.src_node_id] = about
+        estimates, refused = self._estimates(listed, told, server_round)
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(estimates, server_round))
         arrays, metrics = self._inner.aggregate_train(server_round, listed)
-        self._write(self._round(server_round, listed, said, refused=len(taken) - len(estimates)))
+        said, gists = {}, []
+        for node, about in told.items():  # all of the numbers that add up over a fleet, or none of them
+            counts = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
+            if len(counts) == len(_TOLD):
+                said[node] = counts
+            figures = about.get("gist")
+            figures = [f for f in figures if isinstance(f, float)] if isinstance(figures, list) else []
+            if len(figures) == len(GIST) and np.isfinite(figures).all():
+                gists.append(figures)
+        self._write(self._round(server_round, listed, said, refused))
         if gists:
             self._write(gist_line(server_round, gists))
         if not said:
@@ -134,13 +135,6 @@ class Keeping(Strategy):
         """Logs the inner strategy's settings."""
         self._inner.summary()
 
-    def _header(self, rounds: int) -> Header:
-        about = {"preset": self._preset, "strategy": type(self._inner).__name__}
-        return Header(
-            run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
-            versions=versions(), labels=(), devices=0, rounds=rounds,
-        )  # fmt: skip
-
     def _round(self, round_: int, replies: list[Message], said: Mapping[int, Mapping[str, int]], refused: int) -> Round:
         nodes = [reply.metadata.src_node_id for reply in replies]
         for node in nodes:
@@ -161,39 +155,29 @@ class Keeping(Strategy):
         if self._recorder is not None:
             self._recorder.write(line)
 
-    def _taken(self, reply: Message, round_: int) -> Estimate | None:
-        """The estimate in a reply, taken out of it; one that is not sound is dropped and its node named."""
-        if reply.has_error():
-            return None
-        record, about = reply.content.pop(ESTIMATE, None), reply.content.pop(KEEPER, None)
-        if not isinstance(record, ArrayRecord) or not isinstance(about, ConfigRecord):
-            return None
-        count, gradient = about.get("samples"), record["local_gradient"].numpy() if "local_gradient" in record else None
-        if gradient is None or not self._is_sound(gradient) or not isinstance(count, int) or not 0 < count <= 10**9:
-            log.warning("node %d: estimate refused", reply.metadata.src_node_id)
-            return None
-        return Estimate(gradient, float(count), round_)
+    def _estimates(
+        self, replies: list[Message], told: Mapping[int, ConfigRecord], round_: int
+    ) -> tuple[dict[int, Estimate], int]:
+        """The estimates, taken out of the replies, and how many had another length than most.
 
-    def _is_sound(self, gradient: Vector) -> bool:
-        if gradient.ndim != 1 or gradient.dtype != np.float32 or not np.isfinite(gradient).all():
-            return False
-        return float(np.linalg.norm(gradient.astype(np.float64))) <= self._gradient_norm
-
-
-def _about(reply: Message) -> ConfigRecord | None:
-    """What a reply's keeper says of itself, if there is one."""
-    about = None if reply.has_error() else reply.content.get(KEEPER)
-    return about if isinstance(about, ConfigRecord) else None
-
-
-def _counts(about: ConfigRecord) -> dict[str, int]:
-    """The numbers that add up over a fleet; nothing, if one of them is no number."""
-    said = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
-    return said if len(said) == len(_TOLD) else {}
-
-
-def _gist(about: ConfigRecord) -> list[float]:
-    """What a keeper's gist did, if it has one and its figures are numbers that a record can hold."""
-    told = about.get("gist")
-    figures = [float(figure) for figure in told if isinstance(figure, float)] if isinstance(told, list) else []
-    return figures if len(figures) == len(GIST) and np.isfinite(figures).all() else []
+        One that is not sound is dropped and its node named.
+        """
+        taken: dict[int, Estimate] = {}
+        for reply in replies:
+            node, record = reply.metadata.src_node_id, None if reply.has_error() else reply.content.pop(ESTIMATE, None)
+            if not isinstance(record, ArrayRecord) or node not in told:
+                continue
+            gradient = record["local_gradient"].numpy() if "local_gradient" in record else np.array(np.nan)
+            flat = gradient.ndim == 1 and gradient.dtype == np.float32 and np.isfinite(gradient).all()
+            short = flat and np.linalg.norm(gradient.astype(np.float64)) <= self._gradient_norm
+            count = told[node].get("samples")
+            if short and isinstance(count, int) and 0 < count <= 10**9:
+                taken[node] = Estimate(gradient, float(count), round_)
+            else:
+                log.warning("node %d: estimate refused", node)
+        if self._size is None and taken:
+            self._size = Counter(len(e.gradient) for e in taken.values()).most_common(1)[0][0]
+        estimates = {node: e for node, e in taken.items() if len(e.gradient) == self._size}
+        for node in taken.keys() - estimates.keys():
+            log.warning("node %d: estimate refused: it has another length than most", node)
+        return estimates, len(taken) - len(estimates)

@@ -21,7 +21,7 @@ from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.exchange import Asked, Exchange
-from fedkeep.flower.rounds import Identity, Refusals
+from fedkeep.flower.rounds import Refusals
 from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import AskProfile
 from fedkeep.link.wire import from_array, to_array
@@ -34,9 +34,7 @@ _STRAGGLER_SECONDS = 30.0
 """How long a plan from sealed profiles waits for a node that was asked and is silent."""
 _SIMULATED_KEY_BYTES = 32
 """Flower's simulation gives its nodes random tokens of this size instead of keys."""
-
-_NAME = 64
-"""Characters of a device's name that are kept."""
+_NAME_LENGTH = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +49,9 @@ class Entry:
 class Roster:
     """All devices ever seen; a number belongs to the first key that claimed it."""
 
-    def __init__(self, identity: Identity = "key") -> None:
+    def __init__(self, identity: str) -> None:
         self._identity = identity
-        self._entries: dict[DeviceId, Entry] = {}
+        self.entries: dict[DeviceId, Entry] = {}
         self._online: dict[int, DeviceId] = {}
         self._gone: set[int] = set()
         self.last_seen: dict[DeviceId, float] = {}
@@ -61,19 +59,16 @@ class Roster:
 
     def see(self, nodes: list[NodeInfo]) -> list[NodeInfo]:
         """Takes in who is online; returns those whose device is not known and must be asked."""
-        by_key = {entry.identity: device for device, entry in self._entries.items()}
+        by_key = {entry.identity: device for device, entry in self.entries.items()}
         before, self._online, self._gone = self._online, {}, set()
-        unknown = []
         for node in nodes:
             device = before.get(node.node_id)
             if device is None and not self._by_claim(node):
                 device = by_key.get(_digest(node))
-            if device is None:
-                unknown.append(node)
-            else:
+            if device is not None:
                 self._online[node.node_id] = device
         self.last_seen |= dict.fromkeys(self._online.values(), time.time())
-        return unknown
+        return [node for node in nodes if node.node_id not in self._online]
 
     def watch(self, nodes: Iterable[NodeInfo]) -> None:
         """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
@@ -88,15 +83,11 @@ class Roster:
         """Binds a node to the device number it claims; the profile of a device seen before is kept."""
         if device in self._online.values():
             raise RefusedError("identity-taken", f"device {device} is online at another node")
-        known = self._entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME]))
+        known = self.entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME_LENGTH]))
         if known.identity != _digest(node) and not self._by_claim(node):
             raise RefusedError("identity-taken", f"device {device} belongs to another key")
         self._online[node.node_id] = device
         self.last_seen[device] = time.time()
-
-    def entries(self) -> dict[DeviceId, Entry]:
-        """All devices ever seen."""
-        return dict(sorted(self._entries.items()))
 
     def device(self, node_id: int) -> DeviceId | None:
         return self._online.get(node_id)
@@ -107,29 +98,29 @@ class Roster:
 
     def profiles(self) -> dict[DeviceId, Profile]:
         """The profiles of the devices that are online."""
-        return {device: self._entries[device].profile for device in self.online()}
+        return {device: self.entries[device].profile for device in self.online()}
 
     def know_slots(self, plan: Plan) -> None:
         """Takes what a plan gives to devices for their capacities, which they told the key-holder alone."""
         for device, slots in zip(plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True):
-            known = self._entries[device]
-            self._entries[device] = replace(known, profile=replace(known.profile, capacity=slots))
+            known = self.entries[device]
+            self.entries[device] = replace(known, profile=replace(known.profile, capacity=slots))
 
     def drop(self, device: DeviceId) -> None:
         """Forgets a device whose profile was refused, so that it is asked again."""
-        self._entries.pop(device, None)
+        self.entries.pop(device, None)
         self._online = {node: d for node, d in self._online.items() if d != device}
 
     def snapshot(self) -> State:
-        known = sorted(self._entries.items())
-        return {"entries": to_array([(d, e.identity, e.name, e.profile.capacity) for d, e in known])} | {
-            "velocities": np.stack([e.profile.velocity for _, e in known]) if known else np.empty((0, 0))
-        }
+        known = sorted(self.entries.items())
+        velocities = np.stack([e.profile.velocity for _, e in known]) if known else np.empty((0, 0))
+        entries = to_array([(d, e.identity, e.name, e.profile.capacity) for d, e in known])
+        return {"entries": entries, "velocities": velocities}
 
     def restore(self, state: State) -> None:
         self._online = {}
         entries = from_array(state["entries"], list[tuple[int, str, str, int]])
-        self._entries = {
+        self.entries = {
             device: Entry(identity, Profile(capacity, velocity), name)
             for (device, identity, name, capacity), velocity in zip(entries, state["velocities"], strict=True)
         }

@@ -7,7 +7,7 @@ crash the record tells of each round once.
 import hashlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,9 +19,8 @@ from msgspec import structs
 from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.plan import Plan
 from fedkeep.core.server import Server
-from fedkeep.core.types import DeviceId, Vector
+from fedkeep.core.types import DeviceId, IntArray
 from fedkeep.fleet.specification import FleetSpec
-from fedkeep.flower.exchange import WireTraffic
 from fedkeep.flower.membership import Roster
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
@@ -42,8 +41,9 @@ class FleetRecordOptions:
     """Empty: nowhere."""
 
 
-def header_of(spec: FleetSpec, run: str) -> lines.Header:
+def header_of(spec: FleetSpec) -> lines.Header:
     """The first line of a fleet's record."""
+    run = str(spec.deployment["state"].get("run", "default"))
     described = spec.described() | {"preset": spec.preset, **spec.deployment}
     digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:16]
     return lines.Header(
@@ -56,78 +56,45 @@ class FleetRecorder:
     """Writes what a server sees of its fleet, round by round."""
 
     def __init__(self, path: Path, header: lines.Header) -> None:
-        self._path, self._header = path, header
+        self._path, self._header, self._resumed = path, header, False
         self._recorder: Recorder
         self._planned: Plan | None = None
         self._told: list[lines.Member] = []
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._counted: dict[DeviceId, Vitals] = {}
-        self._resumed = False
         self._took_part: set[DeviceId] = set()
         self._refused: dict[DeviceId, str] = {}
         self._began = self._told_at = time.monotonic()
 
     @contextmanager
-    def recording(self, round_: int) -> Iterator[None]:
-        """Holds the record open; of a run that was resumed at `round_` all that came after it is cut off."""
-        self._resumed = round_ > 0 and begins_with_header(self._path)
+    def recording(self, server: Server) -> Iterator[None]:
+        """Holds the record open, and ends it with the run; of one that was resumed all that came later is cut off."""
+        self._resumed = server.round > 0 and begins_with_header(self._path)
         with Recorder(self._path) as self._recorder:
             if self._resumed:
-                self._recorder.truncate_after(round_)
+                self._recorder.truncate_after(server.round)
                 self._began -= sum(timing.seconds for timing in read_run(self._path).timings[-1:])
             else:
                 self._recorder.start(self._header)
             yield
+            digest = hashlib.sha256(server.model.tobytes()).hexdigest()
+            self._recorder.write(lines.End(round=server.round, digest=digest))
 
-    def note(
-        self,
-        outcome: RoundOutcome,
-        server: Server,
-        roster: Roster,
-        tally: WireTraffic,
-        evaluated: Mapping[DeviceId, Evaluated],
-    ) -> None:
+    def note(self, outcome: RoundOutcome, server: Server, roster: Roster, tally: IntArray) -> None:
         """Writes a round that is about to be committed."""
-        self._evaluated |= evaluated
-        done = outcome.summary.round + 1
-        self._refused |= {refusal.device: refusal.reason for refusal in outcome.refusals}
-        self._took_part |= set(outcome.summary.accepted)
-        for device in outcome.summary.accepted:
-            self._refused.pop(device, None)
-        written = [*self._plan(done, server), self._round(done, outcome, server)]
-        if evaluated:
-            written += self._evaluation(done, outcome, evaluated, tally)
-        for line in (*written, lines.Timing(round=done, seconds=time.monotonic() - self._began)):
-            self._write(line)
-        self.note_members(done, roster)
-        self._recorder.sync()
-
-    def note_members(self, round_: int, roster: Roster) -> None:
-        """Writes who is in the fleet, if that has changed or was not said for a while."""
-        members = tuple(self._members(roster))
-        told = [structs.replace(member, seen=None) for member in members]
-        if told != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
-            self._told, self._told_at = told, time.monotonic()
-            self._write(lines.Members(round=round_, members=members))
-
-    def finish(self, round_: int, model: Vector) -> None:
-        """Writes the last line of a run that has all its rounds."""
-        self._write(lines.End(round=round_, digest=hashlib.sha256(model.tobytes()).hexdigest()))
-
-    def _write(self, line: lines.Line) -> None:
-        self._recorder.write(line)
-
-    def _plan(self, done: int, server: Server) -> Iterator[lines.Line]:
-        plan, coordinator = server.plan, server.coordinator
-        if plan is not None and plan is not self._planned and isinstance(coordinator, LabelLimits):
-            self._planned = plan
-            yield plan_line(done, plan, coordinator.clients_per_label)
-
-    def _round(self, done: int, outcome: RoundOutcome, server: Server) -> lines.Round:
+        done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
+        self._evaluated |= outcome.evaluated
+        refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
+        self._refused = {device: reason for device, reason in refused.items() if device not in accepted}
+        self._took_part |= accepted
         reasons: defaultdict[str, list[int]] = defaultdict(list)
         for refusal in sorted(outcome.refusals, key=attrgetter("reason", "device")):
             reasons[refusal.reason].append(refusal.device)
-        return lines.Round(
+        plan, coordinator, write = server.plan, server.coordinator, self._recorder.write
+        if plan is not None and plan is not self._planned and isinstance(coordinator, LabelLimits):
+            self._planned = plan
+            write(plan_line(done, plan, coordinator.clients_per_label))
+        round_line = lines.Round(
             round=done,
             participants=outcome.summary.participants[:LISTED],
             participations=len(outcome.summary.participants),
@@ -137,6 +104,34 @@ class FleetRecorder:
             staleness=server.estimator.staleness(done),
             **self._since_counted(),
         )
+        write(round_line)
+        for line in self._evaluation(done, outcome, tally) if outcome.evaluated else ():
+            write(line)
+        write(lines.Timing(round=done, seconds=time.monotonic() - self._began))
+        self.note_members(done, roster)
+        self._recorder.sync()
+
+    def note_members(self, round_: int, roster: Roster) -> None:
+        """Writes who is in the fleet, if that has changed or was not said for a while."""
+        online, members = roster.present(), []
+        for device, entry in sorted(roster.entries.items())[:LISTED]:
+            said = self._evaluated.get(device)
+            vitals = None if said is None else said.vitals
+            member = lines.Member(
+                device=device,
+                name=entry.name or f"device {device}",
+                online=device in online,
+                capacity=entry.profile.capacity,
+                stored=None if vitals is None else vitals.stored,
+                labels=None if vitals is None else sum(count > 0 for count in vitals.filled),
+                accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
+                refused=self._refused.get(device),
+            )
+            members.append(member)
+        if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
+            self._told, self._told_at = members, time.monotonic()
+            seen = tuple(structs.replace(member, seen=roster.last_seen.get(member.device)) for member in members)
+            self._recorder.write(lines.Members(round=round_, members=seen))
 
     def _since_counted(self) -> dict[str, int]:
         """What the devices' stores did since they last said; what came before a resume is in the record already."""
@@ -148,10 +143,9 @@ class FleetRecorder:
         self._counted |= told
         return {name: since[name] for name in _COUNTS}
 
-    def _evaluation(
-        self, done: int, outcome: RoundOutcome, evaluated: Mapping[DeviceId, Evaluated], tally: WireTraffic
-    ) -> Iterator[lines.Line]:
-        vitals = {device: e.vitals for device, e in sorted(evaluated.items()) if e.vitals is not None}
+    def _evaluation(self, done: int, outcome: RoundOutcome, tally: IntArray) -> Iterator[lines.Line]:
+        evaluated = dict(sorted(outcome.evaluated.items()))
+        vitals = {device: e.vitals for device, e in evaluated.items() if e.vitals is not None}
         labels = len(self._header.labels)
         if vitals:
             rows = {device: (*v.filled, *[0] * labels)[:labels] for device, v in vitals.items()}
@@ -167,7 +161,7 @@ class FleetRecorder:
         self._took_part = set()
         if figures:
             yield gist_line(done, figures)
-        accuracies = [e.accuracy for _, e in sorted(evaluated.items())]
+        accuracies = [e.accuracy for e in evaluated.values()]
         known = [a for a in accuracies if not np.isnan(a)]
         yield lines.Evaluation(
             round=done,
@@ -176,24 +170,7 @@ class FleetRecorder:
             device_accuracy=tuple(accuracies) if len(accuracies) <= LISTED else (),
             device_accuracy_quantiles=tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()) if known else (),
             samples_valued=sum(v.arrivals for v in vitals.values()),
-            bytes_up=tally.up,
-            bytes_down=tally.down,
+            bytes_up=int(tally[1]),
+            bytes_down=int(tally[0]),
             label_coverage=float(held.mean()) if vitals else None,
         )
-
-    def _members(self, roster: Roster) -> Iterator[lines.Member]:
-        online = roster.present()
-        for device, entry in list(roster.entries().items())[:LISTED]:
-            said = self._evaluated.get(device)
-            vitals = None if said is None else said.vitals
-            yield lines.Member(
-                device=device,
-                name=entry.name or f"device {device}",
-                online=device in online,
-                seen=roster.last_seen.get(device),
-                capacity=entry.profile.capacity,
-                stored=None if vitals is None else vitals.stored,
-                labels=None if vitals is None else sum(count > 0 for count in vitals.filled),
-                accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
-                refused=self._refused.get(device),
-            )

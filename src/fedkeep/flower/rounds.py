@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedkeep.core.bounds import within
@@ -13,13 +13,12 @@ from fedkeep.core.errors import ConfigError, RefusedError, needing
 from fedkeep.core.rounds import Refusal, RoundSummary
 from fedkeep.core.types import DeviceId
 from fedkeep.fleet.options import MetricsOptions
+from fedkeep.link.messages import Evaluated
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 log = logging.getLogger("fedkeep.flower")
-
-Identity = Literal["key", "claim"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class RoundOptions:
     """Devices to wait for before the first round."""
     evaluate_every: int = 0
     """Rounds between evaluations on the devices; 0: none."""
-    identity: Identity = "key"
+    identity: Literal["key", "claim"] = "key"
     """Devices are known by their keys; `claim` believes their numbers, for SuperNodes without key files."""
     deterministic: bool = False
     """Ask exactly the chosen devices and await them all: the same run again gives the same bits."""
@@ -84,7 +83,9 @@ class RoundOutcome:
     refusals: tuple[Refusal, ...]
     """All that did not count: reports, profiles and messages that could not be read."""
     seconds: float
-    evaluation: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Mapping[DeviceId, Evaluated]
+    evaluation: Mapping[str, float]
+    """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
         """The round in Flower's terms; `refused` and `outvoted` name the devices."""
@@ -138,8 +139,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._gauges: dict[str, tuple[str, float]] = {}
-        self._refused: Counter[str] = Counter()
-        self._rounds: Counter[str] = Counter()
+        self._refused, self._rounds = Counter[str](), Counter[str]()
 
     def see(self, outcome: RoundOutcome, online: int, bytes_down: int, bytes_up: int) -> None:
         """Takes in a round."""
@@ -155,22 +155,21 @@ class ServerMetrics:
             "bytes_down": ("Bytes sent to devices", bytes_down),
             "bytes_up": ("Bytes received from devices", bytes_up),
         }
-        for name in ("accuracy", "loss"):
-            if name in outcome.evaluation:
-                self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
+        for name in outcome.evaluation.keys() & {"accuracy", "loss"}:
+            self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
 
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, (text, value) in self._gauges.items():
             yield GaugeMetricFamily(f"fedkeep_server_{name}", text, value)
-        refusals = CounterMetricFamily(
-            "fedkeep_server_refusals", "Reports and profiles that did not count", labels=["reason"]
-        )
-        rounds = CounterMetricFamily("fedkeep_server_rounds", "Rounds since this server started", labels=["outcome"])
-        for family, counts in ((refusals, self._refused), (rounds, self._rounds)):
-            for label, count in sorted(counts.items()):
-                family.add_metric([label], count)
+        for name, label, text, counts in (
+            ("refusals", "reason", "Reports and profiles that did not count", self._refused),
+            ("rounds", "outcome", "Rounds since this server started", self._rounds),
+        ):
+            family = CounterMetricFamily(f"fedkeep_server_{name}", text, labels=[label])
+            for word, count in sorted(counts.items()):
+                family.add_metric([word], count)
             yield family
 
     def serve(self, options: MetricsOptions) -> None:

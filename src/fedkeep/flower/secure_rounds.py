@@ -62,8 +62,8 @@ class SecureRounds:
         orders = self._server.open_round(chosen)
         opened = self._sums.open(chosen)
         asked = exchange, opened, nodes
-        encode = codec.Encoder()
-        asking = {d: encode(Participate(order, told.encode(opened.terms[d]))) for d, order in orders.items()}
+        contents = codec.encode_all(Participate(order, told.encode(opened.terms[d])) for d, order in orders.items())
+        asking = dict(zip(orders, contents, strict=True))
         keys = self._ask(*asked, TRAIN, asking, told.Keys, max(wanted, opened.threshold))
         roster = opened.open({device: answer.keys for device, answer in keys.items()})
         sealed = self._ask(*asked, SHARE, dict.fromkeys(keys, _content(roster)), told.Envelopes)

@@ -6,6 +6,7 @@ them from wherever Python finds them. So a fleet of agents needs no app of its o
 
 import json
 import logging
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeep.config import Table, build, flat, merged, put, read_toml
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.names import did_you_mean
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
+from fedkeep.fleet.method import table_of
 from fedkeep.fleet.options import MetricsOptions
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
 from fedkeep.flower.codec import Sizes
@@ -31,6 +34,7 @@ from fedkeep.keyholder.planner import KeyHolderOptions, RemotePlanner
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
+from fedkeep.records import Header
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -51,13 +55,8 @@ clientapp = "fedkeep.flower.client_app:app"
 
 [tool.flwr.app.config]
 """
-_SET_BY_SERVE: Table = {
-    "preset": DEFAULT,
-    "policy": {"name": DEFAULT_POLICY},
-    "state": {"url": "", "run": "default", "resume": False},
-    "records": {"directory": ""},
-}
-"""Flower lets a run change only what its app has: these `fedkeep serve` sets, and devices read the first two."""
+_ALWAYS_SAID: Table = {"preset": DEFAULT, "policy": {"name": DEFAULT_POLICY}, "state": {"resume": False}}
+"""Devices read the first two, and Flower lets a run change only what its app has, such as the third."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,10 @@ def tables_of(run_config: UserConfig) -> Table:
     tables: Table = {}
     for key, value in run_config.items():
         listed = isinstance(value, str) and value.startswith("[")
-        put(tables, key.replace("-", "_"), msgspec.json.decode(str(value)) if listed else value)
+        try:
+            put(tables, key.replace("-", "_"), msgspec.json.decode(str(value)) if listed else value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"'{key}' cannot be {value!r}: a list is written as '[1, 2]'") from error
     return tables
 
 
@@ -116,15 +118,7 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     """
     spec = fleet_of(run_config)
     sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
-    strategy = open_strategy(spec.server(), sizes, run_config, participation=spec.train.participation)
-    said = _deployment(tables_of(run_config), spec.aggregation)
-    if directory := said["records"].directory:
-        run = said["state"].run
-        strategy.recorder = FleetRecorder(Path(directory) / f"{run}.jsonl", header_of(spec, run))
-    if said["metrics"].port:
-        strategy.metrics = ServerMetrics()
-        strategy.metrics.serve(said["metrics"])
-    return strategy
+    return open_strategy(spec.server(), sizes, run_config, header_of(spec), participation=spec.train.participation)
 
 
 def show_log() -> None:
@@ -146,8 +140,10 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
     return strategy.server.model
 
 
-def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds: Any) -> FedkeepStrategy:
-    """The strategy that the tables `rounds`, `state`, `privacy` and `keyholder` of the run config describe.
+def open_strategy(
+    server: Server, sizes: Sizes, run_config: UserConfig, header: Header | None = None, **rounds: Any
+) -> FedkeepStrategy:
+    """The strategy that those tables of the run config describe that say how a fleet is run; a header begins a record.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
@@ -163,13 +159,18 @@ def open_strategy(server: Server, sizes: Sizes, run_config: UserConfig, **rounds
         strategy.resume()
     elif store is not None and store.load() is not None:
         raise ConfigError(f"run '{state.run}' is saved already: set state.resume=true, or another state.run")
+    if header is not None and (directory := said["records"].directory):
+        strategy.recorder = FleetRecorder(Path(directory) / f"{state.run}.jsonl", header)
+    if said["metrics"].port:
+        strategy.metrics = ServerMetrics()
+        strategy.metrics.serve(said["metrics"])
     return strategy
 
 
 def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
-    said = {key: build(options, tables.get(key, {}), key) for key, options in _DEPLOYMENT.items()}
-    if "participation" in tables.get("rounds", {}):
+    said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
+    if "participation" in table_of(tables, "rounds"):
         raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
     refuse_conflicts(said["privacy"], aggregation)
     if said["rounds"].deterministic and said["privacy"].may_end_in_silence:
@@ -182,20 +183,37 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     return said
 
 
-def takes_records(app: Path) -> bool:
-    """Whether a record can be written of an app's runs: Flower lets a run set only what the app's tables name."""
-    tool = read_toml(app / "pyproject.toml").get("tool", {})
-    return "records" in tool.get("flwr", {}).get("app", {}).get("config", {})
+def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> tuple[Path, UserConfig]:
+    """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
 
-
-def write_app(specification: Path, directory: Path, changes: Table) -> Path:
-    """Writes the app of a `fleet.toml` with these changes into a directory, and returns it; mistakes are told first."""
-    tables = merged(merged(_SET_BY_SERVE, read_toml(specification)), tables_of(config_of(changes)))
-    _deployment(tables, parse_fleet(tables).aggregation)
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
-    (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
-    return directory
+    The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only what the app's
+    tables name: `changes` must be there, `defaults` are set where the table is.
+    """
+    if source.is_file():
+        tables = merged(merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
+        spec = parse_fleet(tables)
+        _deployment(tables, spec.aggregation)
+        spec.server()
+        directory.mkdir(parents=True, exist_ok=True)
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
+        (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
+        return directory, {}
+    said = read_toml(source / "pyproject.toml")
+    for key in ("tool", "flwr", "app", "config"):
+        said = said.get(key, {})
+    known, config = dict(flat(said)), config_of(merged({k: v for k, v in defaults.items() if k in said}, changes))
+    for key in (*config, "state.resume"):
+        if key not in known:
+            raise ConfigError(f"the app in {source} has no key '{key}': {did_you_mean(key, known)}")
+    if isinstance(said.get("samples"), dict):  # else it is an app that only has its own tables
+        sys.path.insert(0, str(source))  # where Flower finds what it names
+        try:
+            spec = fleet_of(known | config)
+            _deployment(tables_of(known | config), spec.aggregation)
+            spec.server()
+        finally:
+            sys.path.remove(str(source))
+    return source, config
 
 
 app = ServerApp()

@@ -7,15 +7,14 @@ written, so a fleet of many kept gradients costs what its participants cost.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sqlalchemy as sql
 from sqlalchemy import event
-from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -25,8 +24,6 @@ from fedkeep.core.types import AnyArray, State
 _PLAIN_KINDS = "biufSU"
 _CHUNK_BYTES = 1 << 18
 
-ChunkKey: TypeAlias = tuple[str, int]
-"""An array's name and a chunk's number in it."""
 Chunk: TypeAlias = Mapping[Any, Any]
 """A row of `fedkeep_chunks` by its columns."""
 
@@ -51,8 +48,7 @@ _chunks = sql.Table(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Saved:
+class Saved(NamedTuple):
     """The state after the last round that counts as done."""
 
     round: int
@@ -71,14 +67,21 @@ class StateStore:
 
     def __init__(self, url: str, run: str) -> None:
         self.run = run
-        self._engine = _engine(url)
         self._round: int | None = None
-        self._digests: dict[ChunkKey, bytes] = {}
+        self._digests: dict[tuple[str, int], bytes] = {}
+        """Of the chunks that are saved, by their arrays' names and their numbers in them."""
+        shown = "given"
         try:
+            address = make_url(url) if "://" in url else URL.create("sqlite", database=url)
+            shown = url if "://" not in url else address.render_as_string(hide_password=True)
+            self._engine = _engine(address)
             _tables.create_all(self._engine)
+        except ArgumentError as error:
+            form = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+            raise ConfigError(f"{shown} is not a state URL: {form}") from error
         except SQLAlchemyError as error:
             why = str(error).strip().splitlines()[0]
-            raise ConfigError(f"cannot open the server state {_shown(url)}: {why}") from error
+            raise ConfigError(f"cannot open the server state {shown}: {why}") from error
 
     def load(self) -> Saved | None:
         """The last committed round with its state, each chunk checked by its digest; None for a new run."""
@@ -105,8 +108,16 @@ class StateStore:
         digests = {key: _digest(chunk) for key, chunk in chunks.items()}
         changed = [key for key, digest in digests.items() if self._digests.get(key) != digest]
         gone = [key for key in self._digests if key not in digests]
+        values = {"round": round_, "chunks": len(chunks)}
         with self._engine.begin() as connection:
-            self._advance(connection, round_, len(chunks))
+            mine = _runs.c.run == self.run
+            if self._round is not None:
+                known = sql.update(_runs).where(mine, _runs.c.round == self._round)
+                moved = connection.execute(known.values(**values)).rowcount == 1
+            elif moved := connection.execute(sql.select(_runs.c.round).where(mine)).first() is None:
+                connection.execute(sql.insert(_runs).values(run=self.run, **values))
+            if not moved:
+                raise RefusedError("stale server", f"another server has continued run {self.run!r}; this one stops")
             if old := [{"a_name": n, "a_number": i} for n, i in [*changed, *gone] if (n, i) in self._digests]:
                 named = (_chunks.c.name == sql.bindparam("a_name")) & (_chunks.c.number == sql.bindparam("a_number"))
                 connection.execute(sql.delete(_chunks).where(_chunks.c.run == self.run, named), old)
@@ -115,56 +126,31 @@ class StateStore:
                 connection.execute(sql.insert(_chunks), rows)
         self._round, self._digests = round_, digests
 
-    def _advance(self, connection: Connection, round_: int, chunks: int) -> None:
-        """Moves the run's head on from the round this server knows, unless another server did."""
-        values = {"round": round_, "chunks": chunks}
-        if self._round is None:
-            taken = connection.execute(sql.select(_runs.c.round).where(_runs.c.run == self.run)).one_or_none()
-            moved = taken is None
-            if moved:
-                connection.execute(sql.insert(_runs).values(run=self.run, **values))
-        else:
-            mine = (_runs.c.run == self.run) & (_runs.c.round == self._round)
-            moved = connection.execute(sql.update(_runs).where(mine).values(**values)).rowcount == 1
-        if not moved:
-            raise RefusedError("stale server", f"another server has continued run {self.run!r}; this one stops")
 
-
-def _engine(url: str) -> Engine:
-    """An engine for `sqlite:///file`, a bare file path or `postgresql://...`.
+def _engine(address: URL) -> Engine:
+    """An engine for SQLite or PostgreSQL.
 
     A connection lives for one transaction: a database that restarted between two rounds is not noticed.
     """
-    address = _address(url)
+    if address.drivername == "sqlite":
+        Path(address.database or ".").parent.mkdir(parents=True, exist_ok=True)
+    elif address.drivername in ("postgresql", "postgres"):
+        address = address.set(drivername="postgresql+psycopg")
+    else:
+        raise ArgumentError(address.drivername)
     with needing("server state in PostgreSQL", "postgres"):
         engine = sql.create_engine(address, poolclass=NullPool)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _make_durable)
+
+    def make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) -> None:
+        """A commit is on disk when it returns; no -wal file grows beside the database."""
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=TRUNCATE", "synchronous=FULL", "busy_timeout=10000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    if address.drivername == "sqlite":
+        event.listen(engine, "connect", make_durable)
     return engine
-
-
-def _address(url: str) -> URL:
-    refusal = f"{_shown(url)} is not a state URL: use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
-    try:
-        address = make_url(url) if "://" in url else URL.create("sqlite", database=url)
-    except ArgumentError as error:
-        raise ConfigError(refusal) from error
-    match address.drivername:
-        case "sqlite":
-            Path(address.database or ".").parent.mkdir(parents=True, exist_ok=True)
-            return address
-        case "postgresql" | "postgres":
-            return address.set(drivername="postgresql+psycopg")
-        case _:
-            raise ConfigError(refusal)
-
-
-def _make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) -> None:
-    """A commit is on disk when it returns; no -wal file grows beside the database."""
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=TRUNCATE", "synchronous=FULL", "busy_timeout=10000"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
 
 
 def _cut(name: str, array: AnyArray) -> Iterator[Chunk]:
@@ -187,11 +173,3 @@ def _join(chunks: list[Chunk]) -> AnyArray:
     if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * int(np.prod(shape, dtype=np.int64)):
         raise DataError(f"the saved array {first['name']!r} does not fit its dtype and shape: restore a backup")
     return np.frombuffer(data, dtype=kind).reshape(shape).copy()
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True) if "://" in url else url
-    except ArgumentError:
-        return "given"

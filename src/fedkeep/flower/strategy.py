@@ -1,21 +1,21 @@
-"""Flower's Strategy over the core's Server: profiles, plan, rounds that close, one transaction each.
+"""A strategy for Flower over the core's Server: profiles, plan, rounds that close, one transaction each.
 
 A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers what they declare,
-and plans. `configure_train`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends
-them. On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
+and plans. `_play`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends them.
+On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
 reads and screens each report; when enough are there, or the time is over, the server merges them. Then the record
 (`recording`), then the commit (`state_store`): a round counts once that is done.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.ports import Kept
@@ -25,7 +25,7 @@ from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, PROFILE, TRAIN
-from fedkeep.flower.exchange import Asked, Exchange, WireTraffic
+from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import EncryptedMembership, Membership, Roster
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
@@ -42,7 +42,7 @@ _LOOK_SECONDS = 5.0
 """Between two looks at who is there while a round is open: the record tells of a device that died in it."""
 
 
-class FedkeepStrategy(Strategy):
+class FedkeepStrategy:
     """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
 
     With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
@@ -68,15 +68,14 @@ class FedkeepStrategy(Strategy):
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
-        self._roster, self._tally = Roster(options.identity), WireTraffic()
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster, "tally": self._tally}
-        self._evaluated: dict[DeviceId, Evaluated] = {}
+        self._roster, self._tally = Roster(options.identity), np.zeros(2, dtype=np.int64)
+        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
         self._refusals = Refusals()
         known = (server, self._roster, sizes, self._refusals)
         self._membership = (
             Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
         )
-        self._sound, self._next_look = 0, 0.0
+        self._sound = 0
         self._late: list[tuple[Asked, Message]] = []
         """Reports that came between two rounds."""
         self._secure: SecureRounds | None = None
@@ -94,18 +93,27 @@ class FedkeepStrategy(Strategy):
                 "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
             )
         restore_parts(self._parts, saved.state)
+        self._tally[:] = saved.state.get("tally.bytes", 0)
         log.info("resumed: round %d is next", self.server.round)
         return True
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Plays rounds until `num_rounds` are closed, counting those before a resume."""
-        exchange = Exchange(grid, tally=self._tally, meanwhile=partial(self._look, grid))
-        with nullcontext() if self.recorder is None else self.recorder.recording(self.server.round):
+        next_look = 0.0
+
+        def look() -> None:
+            """Records who is there while the server waits, every few seconds."""
+            nonlocal next_look
+            if self.recorder is not None and time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+                self._roster.watch(grid.get_nodes())
+                self.recorder.note_members(self.server.round, self._roster)
+
+        exchange = Exchange(grid, tally=self._tally, meanwhile=look)
+        with nullcontext() if self.recorder is None else self.recorder.recording(self.server):
             self._await_devices(exchange, self.options.min_devices)
             while self.server.round < num_rounds:
                 yield self._next(exchange)
-            if self.recorder is not None:
-                self.recorder.finish(self.server.round, self.server.model)
 
     def _next(self, exchange: Exchange) -> RoundOutcome:
         """A round, from seeing who is there to its commit."""
@@ -113,15 +121,20 @@ class FedkeepStrategy(Strategy):
         self._await_devices(exchange, least=1)
         summary, quorate = self._play(exchange)
         exchange.abandon(summary.round - self.server.staleness)
-        evaluation = self._evaluate(exchange, summary.round)
-        self._refusals.add(*summary.refusals)
+        evaluated = self._evaluated(exchange, summary.round)
+        told = {device: (said.samples, said.total_loss, said.correct) for device, said in evaluated.items()}
+        evaluation, cut = merge_evaluations(told)
+        self._refusals.add(*cut, *summary.refusals)
         refused = self._refusals.taken()
-        outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluation)
-        self._record(outcome)
+        outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluated, evaluation)
+        if self.recorder is not None:
+            self.recorder.note(outcome, self.server, self._roster, self._tally)
+        if self.metrics is not None:
+            self.metrics.see(outcome, len(self._roster.online()), *self._tally.tolist())
         if self.store is not None:
-            self.store.commit(self.server.round, snapshot_parts(self._parts))
+            self.store.commit(self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally})
         named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
-        log.info("round %d: %s %s", summary.round, outcome.metrics() | dict(evaluation), named or "")
+        log.info("round %d: %s %s", summary.round, outcome.metrics() | evaluation, named or "")
         return outcome
 
     def start(
@@ -136,8 +149,10 @@ class FedkeepStrategy(Strategy):
     ) -> Result:
         """Flower's entry point, over `rounds`; how to train and to wait is `server`'s and `options`' to say."""
         if initial_arrays is not None and self.server.round == 0:
-            self.server.model = codec.model_of(initial_arrays)
-        self.summary()
+            if set(initial_arrays) != {"model"}:
+                raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
+            self.server.model = initial_arrays["model"].numpy().astype(np.float32)
+        log.info("%s; round %d is next", self.options, self.server.round)
         result = Result()
         result.arrays = codec.arrays_of(self.server.model)
         for outcome in self.rounds(grid, num_rounds):
@@ -149,55 +164,6 @@ class FedkeepStrategy(Strategy):
             if evaluate_fn is not None and (measured := evaluate_fn(number, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = measured
         return result
-
-    def summary(self) -> None:
-        """Logs how rounds are played."""
-        log.info("%s; round %d is next", self.options, self.server.round)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Opens a round: one order per device chosen (step 7)."""
-        nodes = self._membership.nodes()
-        orders = self.server.open_round(self._chosen())
-        self._sound = 0
-        encode = codec.Encoder()
-        return [
-            Message(encode(Participate(order)), nodes[device], TRAIN, group_id=str(order.round))
-            for device, order in orders.items()
-        ]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Closes the round over the replies taken so far and these (step 8)."""
-        for reply in replies:
-            self._take(Asked(reply.metadata.src_node_id, self.server.round, TRAIN), reply)
-        summary = self.server.close_round()
-        return codec.arrays_of(self.server.model), MetricRecord({"accepted": len(summary.accepted)})
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Asks every device online how the model does on samples of its own."""
-        content, group = codec.encode(Evaluate(self.server.model)), str(server_round)
-        return [Message(content, node, EVALUATE, group_id=group) for node in self._membership.nodes().values()]
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
-        self._evaluated = {}
-        for reply in replies:
-            device = self._number(reply.metadata.src_node_id)
-            with self._refusals.naming(device):
-                self._evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
-        told = {device: (said.samples, said.total_loss, said.correct) for device, said in self._evaluated.items()}
-        merged, cut = merge_evaluations(told)
-        self._refusals.add(*cut)
-        return MetricRecord(dict(merged)) if merged else None
-
-    def _chosen(self) -> tuple[DeviceId, ...]:
-        devices = sorted(self._membership.nodes())
-        return self.server.select(self.server.round, devices, self.options.asked(len(devices)))
 
     def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
@@ -216,52 +182,51 @@ class FedkeepStrategy(Strategy):
             for asked, reply in exchange.collect(_PAUSE_SECONDS, lambda: False):
                 self._greet(asked, reply)
 
-    def _look(self, grid: Grid) -> None:
-        """Records who is there while the server waits, every few seconds."""
-        if self.recorder is not None and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
-            self._roster.watch(grid.get_nodes())
-            self.recorder.note_members(self.server.round, self._roster)
-
     def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
-        """Opens a round, waits for its reports and closes it; without a quorum it changes nothing."""
-        round_, options = self.server.round, self.options
+        """Opens a round (step 7), waits for its reports and closes it (step 8); without a quorum it changes nothing."""
+        round_, options, nodes = self.server.round, self.options, self._membership.nodes()
+        chosen = self.server.select(round_, sorted(nodes), options.asked(len(nodes)))
         if self._secure is not None:
-            return self._secure.play(exchange, self._chosen(), self._membership.nodes())
-        orders = {m.metadata.dst_node_id: m for m in self.configure_train(round_, *_UNUSED, exchange.grid)}
-        participants = sorted(self._number(node) for node in orders)
-        wanted = options.wanted(len(self._membership.nodes()))
-        exchange.send(orders.values(), round_)
-        late, self._late = self._late, []
-        for asked, reply in late:
-            self._take(asked, reply)
+            return self._secure.play(exchange, chosen, nodes)
+        orders, wanted, self._sound = self.server.open_round(chosen), options.wanted(len(nodes)), 0
+        encoded = codec.encode_all(map(Participate, orders.values()))
+        contents = dict(zip((nodes[device] for device in orders), encoded, strict=True))
+
+        def order(node: int) -> Message:
+            return Message(contents[node], node, TRAIN, group_id=str(round_))
 
         def enough() -> bool:
             return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
 
+        exchange.send(map(order, contents), round_)
+        for late in self._late:
+            self._take(*late)
+        self._late = []
         for asked, reply in exchange.collect(options.patience, enough):
             if asked.kind != TRAIN:
                 self._greet(asked, reply)
             elif options.deterministic and reply.has_error():
                 log.warning("node %d: %s; asked again", asked.node, reply.error.reason)
                 time.sleep(_PAUSE_SECONDS)
-                again = Message(orders[asked.node].content, asked.node, TRAIN, group_id=str(asked.round))
-                exchange.send([again], asked.round)
+                exchange.send([order(asked.node)], round_)
             else:
                 self._take(asked, reply)
         quorate = self._sound >= options.least(wanted)
         if not quorate:
-            self.server.open_round(participants)
+            self.server.open_round(chosen)
         return self.server.close_round(), quorate
 
-    def _evaluate(self, exchange: Exchange, round_: int) -> Mapping[str, float]:
-        every = self.options.evaluate_every
+    def _evaluated(self, exchange: Exchange, round_: int) -> dict[DeviceId, Evaluated]:
+        """How the model does on the devices' own samples, where it is time to ask them."""
+        every, told = self.options.evaluate_every, dict[DeviceId, Evaluated]()
         if not every or (round_ + 1) % every:
-            return {}
-        exchange.send(self.configure_evaluate(round_, *_UNUSED, exchange.grid), round_)
-        replies = exchange.answers(round_, EVALUATE, self.options.patience, self._greet)
-        record = self.aggregate_evaluate(round_, (reply for _, reply in replies))
-        return {} if record is None else {k: v for k, v in record.items() if not isinstance(v, list)}
+            return told
+        content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
+        exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
+        for node, reply in exchange.answers(round_, EVALUATE, self.options.patience, self._greet):
+            with self._refusals.naming(device := self._number(node)):
+                told[device] = codec.decode_evaluation(codec.content_of(reply))
+        return told
 
     def _greet(self, asked: Asked, reply: Message) -> None:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
@@ -270,8 +235,8 @@ class FedkeepStrategy(Strategy):
         elif asked.kind == TRAIN and self._secure is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
-            late = Refusal(self._number(asked.node), "late", f"it is not in the sum of round {asked.round}")
-            self._refusals.add(late)
+            words = f"it is not in the sum of round {asked.round}"
+            self._refusals.add(Refusal(self._number(asked.node), "late", words))
 
     def _take(self, asked: Asked, reply: Message) -> None:
         """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
@@ -283,23 +248,11 @@ class FedkeepStrategy(Strategy):
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
             refusal = self.server.receive(device, report)
-            if refusal is None:
-                self._sound += 1
-            else:
-                self._refusals.add(refusal)
+            if refusal is not None:
+                raise RefusedError(refusal.reason, refusal.detail)
+            self._sound += 1
 
     def _number(self, node: int) -> int:
         """The device at a node; the node's own number if it has left since."""
         device = self._roster.device(node)
         return node if device is None else device
-
-    def _record(self, outcome: RoundOutcome) -> None:
-        if self.recorder is not None:
-            self.recorder.note(outcome, self.server, self._roster, self._tally, self._evaluated)
-        if self.metrics is not None:
-            self.metrics.see(outcome, len(self._roster.online()), self._tally.down, self._tally.up)
-        self._evaluated = {}
-
-
-_UNUSED = (ArrayRecord(), ConfigRecord())
-"""What Flower's own loop hands to `configure_...`; here the server has the model, and the options the rest."""

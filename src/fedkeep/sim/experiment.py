@@ -15,7 +15,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.regions import Regions
 from fedkeep.data import TASKS, StreamOptions, Task
-from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, plain_parts, rest, with_preset
+from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, plain_parts, with_preset
 from fedkeep.fleet.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
 from fedkeep.loading import find_component
 
@@ -84,11 +84,11 @@ def resolve(table: Table) -> Experiment:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
     table = with_preset(table)
-    method, task = method_parts(table), named(table, "task")
+    method, (name, options) = method_parts(table), named(table, "task")
     data, own = plain_parts(_DATA_TABLES, table)
-    method["names"] |= {"task": task["name"], **own}
+    method["names"] |= {"task": name, **own}
     return Experiment(
-        task=build(find_component(TASKS, task["name"]), rest(task), "task"),
+        task=build(find_component(TASKS, name), options, "task"),
         label=str(table.get("label", method["names"]["policy"])),
         **method,
         **data,
