@@ -10,7 +10,7 @@ import numpy as np
 from fedkeep.agent.cellfile import CellFile, Contents
 from fedkeep.agent.cells import Label
 from fedkeep.agent.cipher import Cipher, check_key
-from fedkeep.agent.disk import Disk, FileDisk, ReadOnlyDisk
+from fedkeep.agent.disk import Disk, FileDisk
 from fedkeep.agent.durable_store import decode_samples
 from fedkeep.agent.opening import find_label, superfluous
 from fedkeep.agent.record import META_BYTES, SAMPLE, Note, SampleForm
@@ -54,7 +54,7 @@ class Inspected:
 def inspect(path: Path, cipher: Cipher | None = None) -> Inspected:
     """Reads a file without changing a byte of it."""
     label, whole = _label(path, cipher)
-    disk = ReadOnlyDisk(path)
+    disk = FileDisk(path)
     try:
         return _read(disk, label, whole, cipher)
     finally:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
-from fedkeep.agent.cells import PAGE, Geometry, Label, OtherFormatError, claims_to_be_a_store, decode_label
+from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
-from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
+from fedkeep.agent.disk import FileDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note
 from fedkeep.agent.shelf import older_arrays
@@ -105,13 +105,13 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
     Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
     else's, and nothing of it may change.
     """
-    disk = ReadOnlyDisk(path)
+    disk = FileDisk(path)
     try:
         first = disk.read(0, PAGE)
         label = decode_label(first)
         last = disk.read(max(0, path.stat().st_size - PAGE) if label is None else label.geometry.label_copy, PAGE)
         label = label or decode_label(last)
-    except OtherFormatError as error:
+    except ConfigError as error:
         raise ConfigError(f"{path} {error}") from None
     finally:
         disk.close()
@@ -119,13 +119,13 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
         return label, first == last
     if likely is not None and _holds_cells(path, likely):
         return Label(likely, {}), False
-    if claims_to_be_a_store(first):
+    if first.startswith(LABEL_MAGIC):
         raise ConfigError(f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was")
     raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 
 def _holds_cells(path: Path, geometry: Geometry) -> bool:
-    disk = ReadOnlyDisk(path)
+    disk = FileDisk(path)
     try:
         contents = CellFile(disk, geometry).load()
     finally:
@@ -243,7 +243,7 @@ def _is_left_over(path: Path) -> bool:
     """Whether a file is one that an earlier process was making when it was killed."""
     with path.open("rb") as file:
         first = file.read(PAGE)
-    return claims_to_be_a_store(first) or not first.strip(b"\0")
+    return first.startswith(LABEL_MAGIC) or not first.strip(b"\0")
 
 
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
