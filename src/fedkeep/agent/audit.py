@@ -73,7 +73,21 @@ class DecisionLog:
         rows = np.concatenate([self._refused, self._rows])
         # A row without a policy was never written.
         found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
-        return [_reason(row) for row in np.sort(found, order=("wall", "arrival"), kind="stable")]
+        found = np.sort(found, order=("wall", "arrival"), kind="stable")
+        return [
+            Reason(
+                id=known,
+                verdict=Verdict(verdict).name.lower(),
+                label=label,
+                score=None if np.isnan(score) else score,
+                floor=None if np.isnan(floor) else floor,
+                displaced=None if displaced < 0 else displaced,
+                model_version=model,
+                policy=policy.decode(),
+                time=wall,
+            )
+            for known, _, label, verdict, score, floor, displaced, model, wall, policy in found.tolist()
+        ]
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""
@@ -83,29 +97,12 @@ class DecisionLog:
 
     def snapshot(self) -> State:
         """In chunks, of which a commit writes those that changed."""
-        return {"written": np.array(self._written), **self._chunks()}
+        chunks = {str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)}
+        return {"written": np.array(self._written), **chunks}
 
     def restore(self, state: State) -> None:
-        for name, own in self._chunks().items():
+        for name, own in self.snapshot().items():
             chunk = state.get(name)
             if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:
                 own[:] = chunk
-        self._written = int(state.get("written", np.array(0)))
-
-    def _chunks(self) -> State:
-        return {str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)}
-
-
-def _reason(row: np.void) -> Reason:
-    score, floor, displaced = float(row["score"]), float(row["floor"]), int(row["displaced"])
-    return Reason(
-        id=int(row["id"]),
-        verdict=Verdict(int(row["verdict"])).name.lower(),
-        label=int(row["label"]),
-        score=None if np.isnan(score) else score,
-        floor=None if np.isnan(floor) else floor,
-        displaced=None if displaced < 0 else displaced,
-        model_version=int(row["model"]),
-        policy=row["policy"].decode(),
-        time=float(row["wall"]),
-    )
+        self._written = int(state.get("written", 0))

@@ -222,7 +222,7 @@ class DurableStore:
             return
         numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
         if state is not None:
-            self._shelf.committed(arrays, changed, numbers[len(staged) :])
+            self._shelf.committed(changed, obsolete, numbers[len(staged) :])
             self._readable = self.codec.ready
         self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
         self._staged.clear()

@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,33 +47,27 @@ class Tombstones:
     """The ids that were erased last, and nothing else of them: what is sent again is refused."""
 
     def __init__(self) -> None:
-        self._ids: dict[int, None] = {}
+        self._ids: list[int] = []
         self.ids: frozenset[int] = frozenset()
 
     def add(self, ids: Iterable[int]) -> None:
-        self._ids.update(dict.fromkeys(ids))
-        while len(self._ids) > REMEMBERED:
-            del self._ids[next(iter(self._ids))]
+        self._ids = list(dict.fromkeys([*self._ids, *ids]))[-REMEMBERED:]
         self.ids = frozenset(self._ids)
 
     def snapshot(self) -> State:
-        return {"ids": np.array(list(self._ids), dtype=np.int64)}
+        return {"ids": np.array(self._ids, dtype=np.int64)}
 
     def restore(self, state: State) -> None:
-        self._ids = {}
+        self._ids = []
         self.add(state["ids"].tolist())
 
 
 DAY = 86_400.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def _boot_seconds() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _boot_name() -> str:
-    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    file = Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text().strip() if file.exists() else ""
 
 
 class AgeClock:
@@ -82,24 +77,20 @@ class AgeClock:
         self,
         tolerance: float = DAY,
         wall: Callable[[], float] = time.time,
-        boot: Callable[[], float] = _boot_seconds,
+        boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
         boot_name: Callable[[], str] = _boot_name,
     ) -> None:
-        self._tolerance, self._wall, self._boot = tolerance, wall, boot
+        self._tolerance, self.wall, self._boot = tolerance, wall, boot
+        """`wall` is what the device takes for the time of day; for people to read."""
         self._boot_name = boot_name()
-        self._age_at_start = 0.0
-        self._start = boot()
+        self._age_at_start, self._start = 0.0, boot()
 
     def now(self) -> float:
         """The age; it never goes back."""
         return self._age_at_start + max(0.0, self._boot() - self._start)
 
-    def wall(self) -> float:
-        """What the device takes for the time of day; for people to read."""
-        return self._wall()
-
     def snapshot(self) -> State:
-        return {"seconds": np.array([self.now(), self._wall(), self._boot()]), "boot": np.array(self._boot_name)}
+        return {"seconds": np.array([self.now(), self.wall(), self._boot()]), "boot": np.array(self._boot_name)}
 
     def restore(self, state: State) -> None:
         """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""
@@ -107,6 +98,6 @@ class AgeClock:
         if self._boot_name and str(state["boot"]) == self._boot_name:
             between = self._boot() - boot
         else:
-            between = self._wall() - wall - self._tolerance
+            between = self.wall() - wall - self._tolerance
         self._age_at_start = age + max(0.0, between)
         self._start = self._boot()

@@ -19,7 +19,7 @@ from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import FileDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note
-from fedkeep.agent.shelf import older_arrays
+from fedkeep.agent.shelf import newest_of
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import Learner
@@ -204,20 +204,18 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
 
     Labels take turns, each with its highest scores first, so that none is lost to another's larger values.
     """
-    newest: dict[int, Blob] = {}
-    gone = older_arrays(blobs)
-    for blob in sorted((b for b in blobs if b.kind == SAMPLE), key=lambda b: b.number):
-        id_ = decode_note(blob).id
-        if id_ in newest:
-            gone.add(newest[id_].number)
-        newest[id_] = blob
-    notes = sorted(((decode_note(blob), blob.number) for blob in newest.values()), key=lambda pair: -pair[0].score)
+    newest = newest_of(blobs)
+    notes = sorted(
+        ((decode_note(blob), blob.number) for blob in newest.values() if blob.kind == SAMPLE),
+        key=lambda pair: -pair[0].score,
+    )
     turns: Counter[int] = Counter()
     ranked = []
     for note, number in notes:
         ranked.append((turns[note.label], number))
         turns[note.label] += 1
-    return gone | {number for _, number in sorted(ranked)[capacity:]}
+    kept = {blob.number for blob in newest.values()} - {number for _, number in sorted(ranked)[capacity:]}
+    return {blob.number for blob in blobs} - kept
 
 
 def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:

@@ -17,7 +17,6 @@ SAMPLE = 1
 _NOTE = struct.Struct("<qqdfqiiIdH")
 """Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
 META_BYTES = _NOTE.size
-_LATEST = (1 << 32) - 1
 
 
 class Note(NamedTuple):
@@ -46,7 +45,7 @@ def encode_sample(note: Note, content: bytes, sources: list[str]) -> bytes:
 
     `sources` are the names that numbers stand for, the first of them none.
     """
-    taken = min(_LATEST, math.ceil(max(0.0, note.taken)))
+    taken = min((1 << 32) - 1, math.ceil(max(0.0, note.taken)))
     head = _NOTE.pack(
         note.id, note.arrival, note.score, note.floor, note.displaced, note.label, note.model_version, taken, note.wall,
         sources.index(note.source) if note.source in sources else 0,
@@ -106,24 +105,19 @@ class SampleForm:
         return self.dtype.str if self.encoding is None else self.encoding
 
     def shaped(self, x: object) -> AnyArray | None:
-        """The numbers in the samples' shape and type; None if they are not such numbers."""
+        """The numbers in the samples' shape and type; None if they are not such numbers, or do not fit the type."""
         try:
             array = np.asarray(x)
             if array.dtype.kind not in "fiu":
                 return None
             if array.dtype != self.dtype:
-                array = self._converted(array)
+                limits = np.iinfo(self.dtype.str) if self.dtype.kind in "iu" else None
+                if limits is not None and not np.all((array >= limits.min) & (array <= limits.max)):
+                    return None
+                with np.errstate(over="ignore"):
+                    array = array.astype(self.dtype)
         except Exception:  # noqa: BLE001 - whatever a hostile object does when it is looked at
             return None
         if array.shape == self.shape:
             return array
         return array.reshape(self.shape) if array.ndim == 1 and array.size == np.prod(self.shape) else None
-
-    def _converted(self, array: AnyArray) -> AnyArray:
-        """As the store keeps it; whole numbers that do not fit are no samples."""
-        if self.dtype.kind in "iu":
-            limits = np.iinfo(self.dtype.str)
-            if not np.all((array >= limits.min) & (array <= limits.max)):
-                raise ValueError("out of range")
-        with np.errstate(over="ignore"):
-            return array.astype(self.dtype)

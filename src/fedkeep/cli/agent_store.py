@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedkeep.agent.cipher import Cipher, read_key
+from fedkeep.agent.cipher import cipher_of
 from fedkeep.agent.inspecting import Inspected, export, inspect, repair
 
 store = typer.Typer(
@@ -23,7 +23,7 @@ KeyEnv = Annotated[str | None, typer.Option(help="The environment variable with 
 @store.command()
 def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
     """Say what is in a store and whether it is sound; exit code 1 if it is not."""
-    found = inspect(file, _cipher(key_file, key_env))
+    found = inspect(file, cipher_of(key_file, key_env))
     typer.echo(_summary(file, found))
     if found.deflated:
         median, most = found.deflated[len(found.deflated) // 2], found.deflated[len(found.deflated) * 19 // 20]
@@ -35,7 +35,7 @@ def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
 @store.command("repair")
 def repair_(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
     """Write roots and labels anew over all that is whole; no agent may be running on it."""
-    cipher = _cipher(key_file, key_env)
+    cipher = cipher_of(key_file, key_env)
     before = repair(file, cipher)
     typer.echo(_summary(file, before))
     typer.echo(f"mended: {len(inspect(file, cipher).notes)} samples go on")
@@ -49,7 +49,7 @@ def show(
     limit: Annotated[int, typer.Option(min=0, help="Samples to list, newest first.")] = 20,
 ) -> None:
     """Show what is stored: samples per label, and the newest of them."""
-    found = inspect(file, _cipher(key_file, key_env))
+    found = inspect(file, cipher_of(key_file, key_env))
     console = Console()
     console.print(", ".join(f"label {label}: {count}" for label, count in sorted(found.counts.items())) or "empty")
     table = Table("id", "label", "value", "uses", "stored at", "source")
@@ -66,7 +66,7 @@ def export_(
     key_env: KeyEnv = None,
 ) -> None:
     """Write all samples with their labels, ids and values to a file, or one file each into a folder per label."""
-    found = inspect(file, _cipher(key_file, key_env))
+    found = inspect(file, cipher_of(key_file, key_env))
     export(found, out)
     typer.echo(f"{len(found.notes)} samples of shape {list(found.x.shape[1:])} written to {out}")
 
@@ -84,7 +84,3 @@ def _summary(file: Path, found: Inspected) -> str:
     wrong += [f"{damage.root_copies} copies of a root are damaged"] if damage.root_copies else []
     wrong += [] if found.labels_whole else ["one label is damaged"]
     return f"{file}: {what}; {size}; {'; '.join(wrong) or 'sound'}"
-
-
-def _cipher(key_file: Path | None, key_env: str | None) -> Cipher | None:
-    return Cipher(read_key(key_file, key_env)) if key_file or key_env else None
