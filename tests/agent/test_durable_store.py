@@ -10,7 +10,7 @@ from fedkeep.agent.cells import decode_root
 from fedkeep.agent.disk import StoreError
 from fedkeep.agent.layout import StoreOptions, plan
 from fedkeep.agent.ledgers import DAY, AgeClock
-from fedkeep.agent.opening import Identity, Opened, copies_of, open_file
+from fedkeep.agent.opening import Opened, copies_of, open_file
 from fedkeep.agent.record import SAMPLE, Note, SampleForm
 from fedkeep.agent.shelf import Ranks
 from fedkeep.core.errors import ConfigError
@@ -100,7 +100,7 @@ def options(tmp_path: Path, **changes: object) -> StoreOptions:
 
 
 def opened(chosen: StoreOptions, form: SampleForm = FORM, labels: int = REGIONS, state: int = 4_000) -> Opened:
-    return open_file(chosen, form, plan(chosen, form, state), Identity(labels))
+    return open_file(chosen, form, plan(chosen, form, state), labels)
 
 
 def test_another_budget_keeps_every_sample_or_says_which_one_would(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_damaged_file_goes_on_and_copies_of_it_are_numbered_and_bounded(tmp_pa
         assert sum(blob.kind == SAMPLE for blob in found.contents.blobs) == 39 - damaged
         found.file.discard([])
         found.disk.close()
-        assert [file.name for file in copies_of(path)] == ["s.damaged-1", "s.damaged-2"][:copies]
-    assert copies_of(path)[0].stat().st_mode & 0o777 == 0o600
+        assert [file.name for file in copies_of(path).values()] == ["s.damaged-1", "s.damaged-2"][:copies]
+    assert copies_of(path)[1].stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 700_000, bytes(200_000), b"short", b"\x89PNG" + bytes(5000)])

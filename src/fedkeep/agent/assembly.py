@@ -14,7 +14,7 @@ from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED, AgeClock
-from fedkeep.agent.opening import Opened, carried_over, check_model, identity_of, open_file
+from fedkeep.agent.opening import Opened, carried_over, check_model, model_name, open_file
 from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
@@ -142,7 +142,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     check_model(learner, config.samples.shape, config.samples.labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
-    opened = open_file(config.store, config.form, layout, identity_of(config.model, config.samples.labels))
+    opened = open_file(config.store, config.form, layout, config.samples.labels, model_name(config.model))
     try:
         return _around(config, opened, layout, learner, privacy)
     except BaseException:

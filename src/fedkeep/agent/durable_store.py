@@ -275,14 +275,6 @@ class DurableStore:
         return {**columns, "x": x, "y": labels, "regions": regions, "quotas": quotas}
 
 
-def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:
-    """The notes and samples among a file's blobs."""
-    sources = restore_codec(codec, Shelf().load(blobs), blobs)
-    samples = [blob for blob in blobs if blob.kind == SAMPLE]
-    notes = [decode_note(blob, sources) for blob in samples]
-    return notes, codec.decode([blob.data[META_BYTES:] for blob in samples])
-
-
 def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:
     """Gives a codec the scales that stand among the state, and returns the names of the samples' sources.
 
