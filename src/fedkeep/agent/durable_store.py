@@ -8,7 +8,7 @@ from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.ledgers import AgeClock
 from fedkeep.agent.record import META_BYTES, SAMPLE, Note, SampleForm, decode_note, encode_sample
-from fedkeep.agent.shelf import APART, COLUMNS, Ranks, Shelf
+from fedkeep.agent.shelf import APART, COLUMNS, RANKS_PREFIX, Shelf, rank_arrays, rank_columns
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome, Stored
@@ -37,9 +37,10 @@ class DurableStore:
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
-        self._capacity = capacity
-        self._ranks = Ranks(capacity, discounts=form.discounts)
+        self._capacity, self._discounts = capacity, form.discounts
         self._shelf = Shelf()
+        self._ranks: State = {}
+        """As they were found in the file."""
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
         self._staged: dict[int, bytes] = {}
@@ -103,13 +104,18 @@ class DurableStore:
         Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
         rest are divided evenly, until the device divides them anew.
         """
-        held = np.bincount([note.region for note in self._notes.values()], minlength=self._index.regions)
+        columns = rank_columns(self._ranks, self._notes.values())
+        notes = [self._notes[id_] for id_ in columns["ids"].tolist()]
+        regions = np.array([note.region for note in notes], dtype=np.int64)
+        held = np.bincount(regions, minlength=self._index.regions)
         quotas = state.get("quotas")
         if quotas is None or not self._index.would_hold(held, quotas):
             rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
             quotas = held + rest + (np.arange(len(held)) < extra)
-        self._index.restore(self._indexed(quotas))
-        self._quotas = None
+        x = self.codec.decode([self._samples[note.id] for note in notes])
+        y = np.array([note.label for note in notes], dtype=np.int64)
+        self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
+        self._quotas, self._samples, self._ranks = None, {}, {}
         self.configure(quotas)
 
     # -- beyond the port -------------------------------------------------------------------------------------------
@@ -192,7 +198,8 @@ class DurableStore:
                 self._obsolete.append(self._blobs[note.id])
             self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
             self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
-        return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(APART)}
+        self._ranks = {name: array for name, array in state.items() if name.startswith(RANKS_PREFIX)}
+        return {name: array for name, array in state.items() if not name.startswith((APART, RANKS_PREFIX))}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
@@ -205,15 +212,13 @@ class DurableStore:
         crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
         nothing was committed, and `reload` gives back what was.
         """
-        arrays: State = {}
         changed: dict[str, tuple[int, bytes]] = {}
         obsolete: list[int] = []
         if state is not None:
-            self._ranks.update(self.ranks(), self._notes)
+            ranks = rank_arrays(self.ranks(), self._notes, self._capacity, discounts=self._discounts)
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
-            arrays = {**state, **self._ranks.arrays, **copies}
-            changed, obsolete = self._shelf.changes(arrays)
+            changed, obsolete = self._shelf.changes({**state, **ranks, **copies})
         staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
         add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_], self._sources)) for id_ in staged]
         add += changed.values()
@@ -263,16 +268,6 @@ class DurableStore:
         for id_ in dropped:
             self._let_go(id_, Verdict.DROPPED)
         return dropped
-
-    def _indexed(self, quotas: IntArray) -> State:
-        """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
-        columns = self._ranks.columns(self._notes.values())
-        ids = columns["ids"].tolist()
-        x = self.codec.decode([self._samples[i] for i in ids])
-        self._samples = {}
-        labels = np.array([self._notes[i].label for i in ids], dtype=np.int64)
-        regions = np.array([self._notes[i].region for i in ids], dtype=np.int64)
-        return {**columns, "x": x, "y": labels, "regions": regions, "quotas": quotas}
 
 
 def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:

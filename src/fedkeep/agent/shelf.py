@@ -86,46 +86,34 @@ _RANK = [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i4")
 RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
 """A rank, by whether the score that counts may not be the sample's own: where `after_use` is `discount`."""
 COLUMNS = RANKS[True].names or ()
-_PREFIX = "ranks."
+RANKS_PREFIX = "ranks."
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
 
-class Ranks:
-    """The ranks that are no longer as the samples' records have them, as arrays in the file."""
+def rank_arrays(ranks: dict[str, AnyArray], notes: dict[int, Note], capacity: int, *, discounts: bool) -> State:
+    """The ranks of a `MemoryStore` that are no longer as the samples' records have them, as arrays for the file."""
+    recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
+    differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
+    differ |= ranks["scores"] != np.array([note.score for note in recorded])
+    differ |= ranks["arrivals"] != np.array([note.arrival for note in recorded])
+    rows = np.zeros(int(differ.sum()), dtype=RANKS[discounts])
+    for name in rows.dtype.names or ():
+        rows[name] = ranks[name][differ]
+    buckets = rows["ids"] % max(1, -(-capacity // _BUCKET))
+    return {f"{RANKS_PREFIX}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
 
-    def __init__(self, capacity: int, *, discounts: bool) -> None:
-        self._buckets = max(1, -(-capacity // _BUCKET))
-        self._dtype = RANKS[discounts]
-        self.arrays: State = {}
 
-    def load(self, state: State) -> State:
-        """Takes its own arrays out of a file's state and returns the others."""
-        self.arrays = {name: array for name, array in state.items() if name.startswith(_PREFIX)}
-        return {name: array for name, array in state.items() if name not in self.arrays}
-
-    def update(self, ranks: dict[str, AnyArray], notes: dict[int, Note]) -> None:
-        """Brings the arrays up to date with the ranks of a `MemoryStore`."""
-        recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
-        differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
-        differ |= ranks["scores"] != np.array([note.score for note in recorded])
-        differ |= ranks["arrivals"] != np.array([note.arrival for note in recorded])
-        rows = np.zeros(int(differ.sum()), dtype=self._dtype)
-        for name in self._dtype.names or ():
-            rows[name] = ranks[name][differ]
-        buckets = rows["ids"] % self._buckets
-        self.arrays = {f"{_PREFIX}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
-
-    def columns(self, notes: Iterable[Note]) -> dict[str, AnyArray]:
-        """The ranks of these samples, by arrival: as written here, or as their records have it."""
-        ranks = {int(row["ids"]): row for array in self.arrays.values() for row in array}
-        rows = []
-        for note in notes:
-            rank = ranks.get(note.id)
-            if rank is not None and rank["arrivals"] >= note.arrival:  # else it is of an earlier stay of the sample
-                rows.append((*rank.tolist(), rank["scores"])[: len(COLUMNS)])
-            else:
-                rows.append((note.id, note.score, note.arrival, note.uses, _RANKED, note.score))
-        table = np.array(sorted(rows, key=lambda row: row[2]), dtype=RANKS[True])
-        kinds = {"i": np.int64, "f": np.float64}
-        return {name: table[name].astype(kinds[table[name].dtype.kind]) for name in COLUMNS}
+def rank_columns(arrays: State, notes: Iterable[Note]) -> dict[str, AnyArray]:
+    """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
+    ranks = {int(row["ids"]): row for array in arrays.values() for row in array}
+    rows = []
+    for note in notes:
+        rank = ranks.get(note.id)
+        if rank is not None and rank["arrivals"] >= note.arrival:  # else it is of an earlier stay of the sample
+            rows.append((*rank.tolist(), rank["scores"])[: len(COLUMNS)])
+        else:
+            rows.append((note.id, note.score, note.arrival, note.uses, _RANKED, note.score))
+    table = np.array(sorted(rows, key=lambda row: row[2]), dtype=RANKS[True])
+    kinds = {"i": np.int64, "f": np.float64}
+    return {name: table[name].astype(kinds[table[name].dtype.kind]) for name in COLUMNS}
