@@ -17,7 +17,7 @@ import numpy as np
 
 from fedkeep.agent.cells import FAR, HEADER, SEQUENCE_SHIFT, FileCell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.agent.cipher import OVERHEAD, Cipher
-from fedkeep.agent.disk import Disk, StoreError
+from fedkeep.agent.disk import FileDisk, StoreError
 from fedkeep.core.types import BoolArray, IntArray
 
 _STRIDE = 1 << 18
@@ -67,7 +67,7 @@ class Contents:
 class CellFile:
     """Blobs in a fixed file, changed by atomic transactions."""
 
-    def __init__(self, disk: Disk, geometry: Geometry, cipher: Cipher | None = None) -> None:
+    def __init__(self, disk: FileDisk, geometry: Geometry, cipher: Cipher | None = None) -> None:
         self._disk, self.geometry, self._cipher = disk, geometry, cipher
         self._room = geometry.cell_size - HEADER - (OVERHEAD if cipher else 0)
         """Bytes of a blob per cell."""

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 from pathlib import Path
-from typing import Protocol
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.files import sync
@@ -16,22 +15,9 @@ class StoreError(FedkeepError):
     """The store's file cannot be used now; later it may."""
 
 
-class Disk(Protocol):
-    """A file of fixed size; a write may be lost or reordered until a sync returns."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
-
-    def write(self, offset: int, data: bytes) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class FileDisk:
-    """A preallocated file, readable by its owner only and open in one process at a time; without a size, one that is
-    only looked at."""
+    """A preallocated file, readable by its owner only and open in one process at a time; a write may be lost or
+    reordered until a sync returns. Without a size, a file that is only looked at."""
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
@@ -67,6 +53,7 @@ class FileDisk:
         sync(self.path.parent)  # a new file survives a power cut only once its folder is on the disk
 
     def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
         try:
             data = os.pread(self._fd, length, offset)
         except OSError as error:

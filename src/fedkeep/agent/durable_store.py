@@ -43,12 +43,11 @@ class DurableStore:
         """As they were found in the file."""
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
-        self._staged: dict[int, bytes] = {}
+        self._staged: dict[int, tuple[bytes, int | None]] = {}
+        """Samples to be written, encoded, each with the blob whose place it takes, if any."""
         self._settled: dict[bytes, bytes] = {}
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
-        self._replaced: dict[int, int] = {}
-        """By staged sample, the blob whose place it takes."""
         self._obsolete: list[int] = []
         """Other blobs whose samples have left since the last commit."""
         self._samples: dict[int, bytes] = {}
@@ -62,7 +61,7 @@ class DurableStore:
         if self._quotas is not None and np.array_equal(quotas, self._quotas):
             return []
         self._quotas = quotas.copy()
-        return self._let_go_of(self._index.configure(quotas))
+        return self._let_go(self._index.configure(quotas), Verdict.DROPPED)
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         outcome = self._index.offer(batch, regions, scores, arrivals)
@@ -73,7 +72,7 @@ class DurableStore:
         )
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
-                self._let_go(int(batch.ids[i]), Verdict.DROPPED)
+                self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
             note = Note(
                 int(batch.ids[i]), int(batch.y[i]), int(regions[i]), int(arrivals[i]), float(scores[i]), 0,
@@ -86,7 +85,7 @@ class DurableStore:
         return self._index.stored()
 
     def revalue(self, scores: Scores) -> list[int]:
-        return self._let_go_of(self._index.revalue(scores))
+        return self._let_go(self._index.revalue(scores), Verdict.DROPPED)
 
     def mark_used(self, ids: IntArray) -> None:
         self._index.mark_used(ids)
@@ -181,14 +180,12 @@ class DurableStore:
         self._index.restore(state)
         self._settled = {}
         self.log.forget(gone)
-        for id_ in gone.tolist():
-            self._let_go(id_, verdict)
-        return len(gone)
+        return len(self._let_go(gone.tolist(), verdict))
 
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
         self._notes, self._blobs, self._samples = {}, {}, {}
-        self._staged, self._replaced, self._obsolete = {}, {}, []
+        self._staged, self._obsolete = {}, []
         state = self._shelf.load(contents.blobs)
         self._sources = restore_codec(self.codec, state, contents.blobs)
         self._readable = self.codec.ready
@@ -219,10 +216,11 @@ class DurableStore:
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             changed, obsolete = self._shelf.changes({**state, **ranks, **copies})
-        staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
-        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_], self._sources)) for id_ in staged]
+        staged = sorted(self._staged, key=lambda id_: self._staged[id_][1] is None)
+        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_][0], self._sources)) for id_ in staged]
         add += changed.values()
-        remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
+        places = [self._staged[id_][1] for id_ in staged]
+        remove = [*(place for place in places if place is not None), *self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
         numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
@@ -231,7 +229,6 @@ class DurableStore:
             self._readable = self.codec.ready
         self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
         self._staged.clear()
-        self._replaced.clear()
         self._obsolete.clear()
 
     # -- staging ---------------------------------------------------------------------------------------------------
@@ -240,34 +237,27 @@ class DurableStore:
         self.log.add(note, Verdict(fate))
         if fate is Fate.REFRESHED:
             return
-        if fate is Fate.REPLACED:
-            self._discard(note.displaced, note.id)
+        place = self._discard(note.displaced) if fate is Fate.REPLACED else None
         if note.source not in self._sources and len("\n".join([*self._sources, note.source]).encode()) <= SOURCE_NAMES:
             self._sources.append(note.source)
             self._readable = False
         self._notes[note.id] = note
-        self._staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
+        self._staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place
 
-    def _discard(self, id_: int, by: int | None = None) -> Note | None:
-        self._staged.pop(id_, None)
-        blob = self._blobs.pop(id_, self._replaced.pop(id_, None))
-        if blob is not None and by is not None:
-            self._replaced[by] = blob
-        elif blob is not None:
-            self._obsolete.append(blob)
-        return self._notes.pop(id_, None)
+    def _discard(self, id_: int) -> int | None:
+        """Forgets a sample; returns the blob that it was, or whose place it was to take."""
+        self._notes.pop(id_, None)
+        return self._staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
-    def _let_go(self, id_: int, verdict: Verdict) -> None:
-        """A sample left for no newcomer: the log keeps that it did, and nothing of what it was."""
-        if self._discard(id_) is not None:
+    def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
+        """These samples left for no newcomer: the log keeps that they did, and nothing of what they were."""
+        for id_ in (id_ for id_ in ids if id_ in self._notes):
+            place = self._discard(id_)
+            if place is not None:
+                self._obsolete.append(place)
             blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
             self.log.add(blank, verdict)
-
-    def _let_go_of(self, dropped: list[int]) -> list[int]:
-        """Takes note of samples that the index has dropped."""
-        for id_ in dropped:
-            self._let_go(id_, Verdict.DROPPED)
-        return dropped
+        return ids
 
 
 def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:
