@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cells import decode_root
 from fedkeep.agent.disk import StoreError
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.ledgers import DAY, AgeClock
+from fedkeep.agent.ledgers import DAY, AgeClock, DecisionLog, Verdict
 from fedkeep.agent.opening import Opened, copies_of, open_file
 from fedkeep.agent.record import SAMPLE, Note, SampleForm
 from fedkeep.core.errors import ConfigError
@@ -294,7 +293,7 @@ def test_the_age_clock_ignores_wall_clocks_within_tolerance() -> None:
 def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     log = DecisionLog(32, "ode")
     for i in range(100):
-        log.add(Note(i, 1, 1, i, 0.5, 0, 3, np.nan, i - 50, wall=float(i)), Verdict.KEPT)
+        log.add(Note(i, i, 0.5, displaced=i - 50, label=1, model_version=3, wall=float(i)), Verdict.KEPT)
     assert [d.id for d in log.about(40)] == [90], "only the one that displaced it is still there"
     assert [d.policy for d in log.about(99)] == ["ode"]
     restored = DecisionLog(32, "ode")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.cells import PAGE, Geometry, decode_cell, decode_label
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.ledgers import AgeClock
+from fedkeep.agent.ledgers import AgeClock, DecisionLog
 from fedkeep.agent.opening import open_file
 from fedkeep.agent.record import SAMPLE, SampleForm
 from fedkeep.core.store import MemoryStore

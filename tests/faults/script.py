@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import CellFile, Contents
 from fedkeep.agent.cells import Geometry, Label
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, plan
-from fedkeep.agent.ledgers import AgeClock
+from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
 from fedkeep.agent.record import SampleForm
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import MemoryStore

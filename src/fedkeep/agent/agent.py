@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake
-from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreOptions
-from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones
+from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones, Verdict
 from fedkeep.agent.opening import discard_copies
 from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm

@@ -9,11 +9,10 @@ import numpy as np
 import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
-from fedkeep.agent.ledgers import REMEMBERED, AgeClock
+from fedkeep.agent.ledgers import REMEMBERED, AgeClock, DecisionLog
 from fedkeep.agent.opening import Opened, carried_over, check_model, model_name, open_file
 from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm

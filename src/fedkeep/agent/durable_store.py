@@ -4,11 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
-from fedkeep.agent.ledgers import AgeClock
-from fedkeep.agent.record import META_BYTES, SAMPLE, Note, SampleForm, decode_note, encode_sample
-from fedkeep.agent.shelf import APART, COLUMNS, RANKS_PREFIX, Shelf, rank_arrays, rank_columns
+from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
+from fedkeep.agent.record import APART, META_BYTES, SAMPLE, Note, SampleForm, Shelf, decode_note, encode_sample
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome, Stored
@@ -20,6 +18,15 @@ COPIES = 2
 _SOURCES = "sources"
 SOURCE_NAMES = 256
 """Bytes for the names of sources; those that came when it was full are known as long as the process lives."""
+_BUCKET = 64
+"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes."""
+_RANK = [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i4"), ("tiers", "i1")]
+RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
+"""A rank, by whether the score that counts may not be the sample's own: where `after_use` is `discount`."""
+_COLUMNS = RANKS[True].names or ()
+_RANKS_PREFIX = "ranks."
+_RANKED = 1
+"""The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
 
 class DurableStore:
@@ -70,14 +77,13 @@ class DurableStore:
         self.log.add_refusals(
             batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
         )
+        columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            note = Note(
-                int(batch.ids[i]), int(batch.y[i]), int(regions[i]), int(arrivals[i]), float(scores[i]), 0,
-                self.model_version, float(outcome.floors[i]), int(outcome.displaced[i]), taken, wall, self.source,
-            )  # fmt: skip
+            known = (column[i].item() for column in columns)
+            note = Note(*known, self.model_version, taken, wall, self.source, int(regions[i]))
             self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
         return outcome
 
@@ -103,7 +109,7 @@ class DurableStore:
         Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
         rest are divided evenly, until the device divides them anew.
         """
-        columns = rank_columns(self._ranks, self._notes.values())
+        columns = _rank_columns(self._ranks, self._notes.values())
         notes = [self._notes[id_] for id_ in columns["ids"].tolist()]
         regions = np.array([note.region for note in notes], dtype=np.int64)
         held = np.bincount(regions, minlength=self._index.regions)
@@ -176,7 +182,7 @@ class DurableStore:
         gone = np.array([id_ for id_ in ids if id_ in self._notes], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
-        state.update({name: state[name][keep] for name in (*COLUMNS, "x", "y", "regions")})
+        state.update({name: state[name][keep] for name in (*_COLUMNS, "x", "y", "regions")})
         self._index.restore(state)
         self._settled = {}
         self.log.forget(gone)
@@ -195,8 +201,8 @@ class DurableStore:
                 self._obsolete.append(self._blobs[note.id])
             self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
             self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
-        self._ranks = {name: array for name, array in state.items() if name.startswith(RANKS_PREFIX)}
-        return {name: array for name, array in state.items() if not name.startswith((APART, RANKS_PREFIX))}
+        self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS_PREFIX)}
+        return {name: array for name, array in state.items() if not name.startswith((APART, _RANKS_PREFIX))}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
@@ -212,7 +218,7 @@ class DurableStore:
         changed: dict[str, tuple[int, bytes]] = {}
         obsolete: list[int] = []
         if state is not None:
-            ranks = rank_arrays(self.ranks(), self._notes, self._capacity, discounts=self._discounts)
+            ranks = _rank_arrays(self.ranks(), self._notes, self._capacity, discounts=self._discounts)
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             changed, obsolete = self._shelf.changes({**state, **ranks, **copies})
@@ -255,8 +261,7 @@ class DurableStore:
             place = self._discard(id_)
             if place is not None:
                 self._obsolete.append(place)
-            blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
-            self.log.add(blank, verdict)
+            self.log.add(Note(id_, model_version=self.model_version, wall=self.clock.wall()), verdict)
         return ids
 
 
@@ -273,3 +278,31 @@ def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[s
             "move the file away, and an agent begins a new one"
         )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")
+
+
+def _rank_arrays(ranks: dict[str, AnyArray], notes: dict[int, Note], capacity: int, *, discounts: bool) -> State:
+    """The ranks of a `MemoryStore` that are no longer as the samples' records have them, as arrays for the file."""
+    recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
+    differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
+    differ |= ranks["scores"] != np.array([note.score for note in recorded])
+    differ |= ranks["arrivals"] != np.array([note.arrival for note in recorded])
+    rows = np.zeros(int(differ.sum()), dtype=RANKS[discounts])
+    for name in rows.dtype.names or ():
+        rows[name] = ranks[name][differ]
+    buckets = rows["ids"] % max(1, -(-capacity // _BUCKET))
+    return {f"{_RANKS_PREFIX}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
+
+
+def _rank_columns(arrays: State, notes: Iterable[Note]) -> dict[str, AnyArray]:
+    """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
+    ranks = {int(row["ids"]): row for array in arrays.values() for row in array}
+    rows = []
+    for note in notes:
+        rank = ranks.get(note.id)
+        if rank is not None and rank["arrivals"] >= note.arrival:  # else it is of an earlier stay of the sample
+            rows.append((*rank.tolist(), rank["scores"])[: len(_COLUMNS)])
+        else:
+            rows.append((note.id, note.score, note.arrival, note.uses, _RANKED, note.score))
+    table = np.array(sorted(rows, key=lambda row: row[2]), dtype=RANKS[True])
+    kinds = {"i": np.int64, "f": np.float64}
+    return {name: table[name].astype(kinds[table[name].dtype.kind]) for name in _COLUMNS}

@@ -13,8 +13,7 @@ from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import restore_codec
 from fedkeep.agent.opening import find_label, superfluous
-from fedkeep.agent.record import META_BYTES, SAMPLE, Note, decode_note
-from fedkeep.agent.shelf import Shelf
+from fedkeep.agent.record import META_BYTES, SAMPLE, Note, Shelf, decode_note
 from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.errors import ConfigError, needing
 from fedkeep.core.types import AnyArray

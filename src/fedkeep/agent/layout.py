@@ -6,12 +6,11 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedkeep.agent.audit import CHUNK, ROW_BYTES
 from fedkeep.agent.cells import HEADER, PAGE, Geometry
 from fedkeep.agent.cipher import OVERHEAD, Cipher, cipher_of
-from fedkeep.agent.durable_store import COPIES, SOURCE_NAMES
+from fedkeep.agent.durable_store import COPIES, RANKS, SOURCE_NAMES
+from fedkeep.agent.ledgers import CHUNK, ROW_BYTES
 from fedkeep.agent.record import META_BYTES, SampleForm
-from fedkeep.agent.shelf import RANKS
 from fedkeep.core.bounds import within
 from fedkeep.core.encoding import SCALE_BYTES, VERSIONS, EncodingName
 from fedkeep.core.errors import ConfigError

@@ -18,8 +18,7 @@ from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import FileDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
-from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note
-from fedkeep.agent.shelf import newest_of
+from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import Learner

@@ -1,43 +1,47 @@
-"""How a stored sample and an array of state become bytes, and come back."""
+"""What the blobs of a store hold, how it becomes bytes and comes back: samples, named arrays of state, and ranks."""
 
 import json
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
 from fedkeep.agent.cellfile import Blob
+from fedkeep.agent.cells import FAR
 from fedkeep.core.encoding import EncodingName, SampleCodec
-from fedkeep.core.types import AnyArray
+from fedkeep.core.types import AnyArray, State
 
 SAMPLE = 1
+ARRAY = 2
+PACK = 3
 _NOTE = struct.Struct("<qqdfqiiIdH")
 """Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
 META_BYTES = _NOTE.size
 
 
 class Note(NamedTuple):
-    """All that is stored of a sample besides the sample itself."""
+    """All that is stored of a sample besides the sample itself, and at the end what is known of it otherwise."""
 
     id: int
-    label: int
-    region: int
-    arrival: int
-    score: float
-    uses: int
-    model_version: int
-    floor: float
+    arrival: int = -1
+    score: float = math.nan
+    floor: float = math.nan
     """The score it had to beat when it came; NaN where there was room."""
-    displaced: int
+    displaced: int = -1
     """The id of the sample it replaced, -1 for none."""
+    label: int = -1
+    model_version: int = -1
     taken: float = 0.0
     """When it was stored, by the agent's own age clock (seconds); TTL counts from it."""
     wall: float = 0.0
     """When it was stored, by the device's wall clock, however wrong."""
     source: str = ""
+    region: int = -1
+    uses: int = 0
 
 
 def encode_sample(note: Note, content: bytes, sources: list[str]) -> bytes:
@@ -46,35 +50,15 @@ def encode_sample(note: Note, content: bytes, sources: list[str]) -> bytes:
     `sources` are the names that numbers stand for, the first of them none.
     """
     taken = min((1 << 32) - 1, math.ceil(max(0.0, note.taken)))
-    head = _NOTE.pack(
-        note.id, note.arrival, note.score, note.floor, note.displaced, note.label, note.model_version, taken, note.wall,
-        sources.index(note.source) if note.source in sources else 0,
-    )  # fmt: skip
-    return head + content
+    number = sources.index(note.source) if note.source in sources else 0
+    return _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
-    id_, arrival, score, floor, displaced, label, version, taken, wall, source = _NOTE.unpack_from(blob.data)
-    name = sources[source] if source < len(sources) else ""
-    return Note(id_, label, label, arrival, score, 0, version, floor, displaced, float(taken), wall, name)
-
-
-def encode_array(name: str, array: AnyArray) -> bytes:
-    """Any array of numbers or of fixed-width text, by name; Python objects are not arrays here."""
-    array = np.asarray(array)
-    if array.dtype.hasobject:
-        raise TypeError(f"the state '{name}' holds Python objects, which cannot be stored")
-    kind = array.dtype.descr if array.dtype.names else array.dtype.str
-    head = json.dumps([name, kind, array.shape]).encode()
-    return struct.pack("<I", len(head)) + head + array.tobytes()
-
-
-def decode_array(data: bytes) -> tuple[str, AnyArray]:
-    (length,) = struct.unpack_from("<I", data)
-    name, kind, shape = json.loads(data[4 : 4 + length])
-    dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
-    return name, np.frombuffer(data, dtype, offset=4 + length).reshape(shape).copy()
+    *known, taken, wall, source = _NOTE.unpack_from(blob.data)
+    note = Note(*known, float(taken), wall, sources[source] if source < len(sources) else "")
+    return note._replace(region=note.label)
 
 
 @dataclass(frozen=True)
@@ -121,3 +105,87 @@ class SampleForm:
         if array.shape == self.shape:
             return array
         return array.reshape(self.shape) if array.ndim == 1 and array.size == np.prod(self.shape) else None
+
+
+def encode_array(name: str, array: AnyArray) -> bytes:
+    """Any array of numbers or of fixed-width text, by name; Python objects are not arrays here."""
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        raise TypeError(f"the state '{name}' holds Python objects, which cannot be stored")
+    kind = array.dtype.descr if array.dtype.names else array.dtype.str
+    head = json.dumps([name, kind, array.shape]).encode()
+    return struct.pack("<I", len(head)) + head + array.tobytes()
+
+
+def decode_array(data: bytes) -> tuple[str, AnyArray]:
+    (length,) = struct.unpack_from("<I", data)
+    name, kind, shape = json.loads(data[4 : 4 + length])
+    dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
+    return name, np.frombuffer(data, dtype, offset=4 + length).reshape(shape).copy()
+
+
+_PACK_NAME = ""
+_SMALL = 256
+"""Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
+APART = "apart."
+"""How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
+_LENGTH = struct.Struct("<I")
+
+
+def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
+    """The newest blob of each sample, by its id, and of each array, by its name."""
+
+    def name(blob: Blob) -> int | str:
+        if blob.kind == SAMPLE:
+            return decode_note(blob).id
+        return _PACK_NAME if blob.kind == PACK else decode_array(blob.data)[0]
+
+    return {name(blob): blob for blob in sorted(blobs)}
+
+
+class Shelf:
+    """Knows which blob holds which array, and what was last written there."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[int, bytes]] = {}
+        """By name, the number of the blob and a digest of its bytes."""
+        self._stale: list[int] = []
+
+    def load(self, blobs: list[Blob]) -> State:
+        """The newest array of each name; what was known before is forgotten."""
+        arrays = [blob for blob in blobs if blob.kind != SAMPLE]
+        newest = {str(name): blob for name, blob in newest_of(arrays).items()}
+        self._written = {name: (blob.number, _digest(blob.data)) for name, blob in newest.items()}
+        current = {blob.number for blob in newest.values()}
+        self._stale = [blob.number for blob in arrays if blob.number not in current]
+        state: State = {}
+        pack, start = newest.pop(_PACK_NAME).data if _PACK_NAME in newest else b"", 0
+        while start < len(pack):
+            (length,) = _LENGTH.unpack_from(pack, start)
+            start += _LENGTH.size + length
+            name, array = decode_array(pack[start - length : start])
+            state[name] = array
+        return state | dict(decode_array(blob.data) for blob in newest.values())
+
+    def changes(self, state: State) -> tuple[dict[str, tuple[int, bytes]], list[int]]:
+        """The blobs that a commit of `state` must write, by name, and the blobs that it makes obsolete."""
+        encoded = {name: encode_array(name, array) for name, array in state.items()}
+        small = [name for name in sorted(state) if state[name].nbytes <= _SMALL and not name.startswith(APART)]
+        pack = b"".join(_LENGTH.pack(len(data)) + data for data in map(encoded.pop, small))
+        blobs = {_PACK_NAME: (PACK, pack)}
+        blobs |= {name: (FAR if name.startswith(f"{APART}1") else ARRAY, data) for name, data in encoded.items()}
+        known = {name: digest for name, (_, digest) in self._written.items()}
+        changed = {name: blob for name, blob in blobs.items() if known.get(name) != _digest(blob[1])}
+        gone = [number for name, (number, _) in self._written.items() if name in changed or name not in blobs]
+        return changed, [*self._stale, *gone]
+
+    def committed(self, changed: dict[str, tuple[int, bytes]], obsolete: list[int], numbers: list[int]) -> None:
+        """Takes note of a commit that succeeded; `numbers` are the new blobs, in the order of `changed`."""
+        self._stale.clear()
+        self._written = {name: place for name, place in self._written.items() if place[0] not in obsolete}
+        for (name, (_, data)), number in zip(changed.items(), numbers, strict=True):
+            self._written[name] = (number, _digest(data))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
