@@ -199,7 +199,8 @@ class CellFile:
         single = len(freed) <= len(cells) and all(cell.parts == 1 for cell in cells)
         if single and not (atomic or wipe or self._wipe_due):
             self._in_doubt = True
-            self._write_cells(taken, [c._replace(light=True, frees=i).encode() for c, i in zip_longest(cells, freed)])
+            light = [cell._replace(light=True, frees=i) for cell, i in zip_longest(cells, freed)]
+            self._write_cells(taken, [cell.encode() for cell in light])
             self._in_doubt = False
             self._young[taken] = True
         else:

@@ -138,7 +138,8 @@ class FileCell(NamedTuple):
         return self.blob >> SEQUENCE_SHIFT
 
     def encode(self) -> bytes:
-        kind, freed = self.kind | LIGHT * self.light, 0 if self.frees is None else self.frees + 1
+        kind = self.kind | LIGHT * self.light
+        freed = 0 if self.frees is None else self.frees + 1
         head = _CELL.pack(_CELL_MAGIC, FORMAT, kind, self.part, self.parts, freed, self.blob, len(self.data))
         return head + crc32(self.data, crc32(head)).to_bytes(4, "little") + self.data
 

@@ -39,12 +39,11 @@ def cipher_of(file: str | Path | None, variable: str | None) -> Cipher | None:
     """Under the key of a file of 64 hex digits (or 32 raw bytes), or of an environment variable; None for neither."""
     if file is None and variable is None:
         return None
-    place, key = f"the environment variable {variable}", os.environ.get(variable or "", "").encode()
-    if file is not None:
-        try:
-            place, key = str(file), Path(file).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"the store's key cannot be read from {file}: {error.strerror}") from None
+    place = str(file) if file is not None else f"the environment variable {variable}"
+    try:
+        key = os.environ.get(variable or "", "").encode() if file is None else Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the store's key cannot be read from {place}: {error.strerror}") from None
     if len(key) != KEY_BYTES:
         try:
             key = bytes.fromhex(key.decode().strip())

@@ -24,7 +24,7 @@ _RANK = [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i4")
 RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
 """A rank, by whether the score that counts may not be the sample's own: where `after_use` is `discount`."""
 _COLUMNS = RANKS[True].names or ()
-_RANKS_PREFIX = "ranks."
+_RANKS = "ranks."
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
@@ -120,7 +120,8 @@ class DurableStore:
         x = self.codec.decode([self._samples[note.id] for note in notes])
         y = np.array([note.label for note in notes], dtype=np.int64)
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
-        self._quotas, self._samples, self._ranks = None, {}, {}
+        self._samples, self._ranks = {}, {}
+        self._quotas = None
         self.configure(quotas)
 
     # -- beyond the port -------------------------------------------------------------------------------------------
@@ -201,8 +202,8 @@ class DurableStore:
                 self._obsolete.append(self._blobs[note.id])
             self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
             self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
-        self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS_PREFIX)}
-        return {name: array for name, array in state.items() if not name.startswith((APART, _RANKS_PREFIX))}
+        self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
+        return {name: array for name, array in state.items() if not name.startswith((APART, _RANKS))}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
@@ -222,18 +223,18 @@ class DurableStore:
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             changed, obsolete = self._shelf.changes({**state, **ranks, **copies})
-        staged = sorted(self._staged, key=lambda id_: self._staged[id_][1] is None)
-        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_][0], self._sources)) for id_ in staged]
+        staged = sorted(self._staged.items(), key=lambda item: item[1][1] is None)
+        add = [(SAMPLE, encode_sample(self._notes[id_], row, self._sources)) for id_, (row, _) in staged]
         add += changed.values()
-        places = [self._staged[id_][1] for id_ in staged]
-        remove = [*(place for place in places if place is not None), *self._obsolete, *obsolete]
+        remove = [place for _, (_, place) in staged if place is not None]
+        remove += [*self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
         numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
         if state is not None:
             self._shelf.committed(changed, obsolete, numbers[len(staged) :])
             self._readable = self.codec.ready
-        self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
+        self._blobs.update((id_, number) for (id_, _), number in zip(staged, numbers, strict=False))
         self._staged.clear()
         self._obsolete.clear()
 
@@ -280,7 +281,7 @@ def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[s
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")
 
 
-def _rank_arrays(ranks: dict[str, AnyArray], notes: dict[int, Note], capacity: int, *, discounts: bool) -> State:
+def _rank_arrays(ranks: State, notes: dict[int, Note], capacity: int, *, discounts: bool) -> State:
     """The ranks of a `MemoryStore` that are no longer as the samples' records have them, as arrays for the file."""
     recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
     differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
@@ -290,10 +291,10 @@ def _rank_arrays(ranks: dict[str, AnyArray], notes: dict[int, Note], capacity: i
     for name in rows.dtype.names or ():
         rows[name] = ranks[name][differ]
     buckets = rows["ids"] % max(1, -(-capacity // _BUCKET))
-    return {f"{_RANKS_PREFIX}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
+    return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
 
 
-def _rank_columns(arrays: State, notes: Iterable[Note]) -> dict[str, AnyArray]:
+def _rank_columns(arrays: State, notes: Iterable[Note]) -> State:
     """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
     ranks = {int(row["ids"]): row for array in arrays.values() for row in array}
     rows = []
@@ -304,5 +305,4 @@ def _rank_columns(arrays: State, notes: Iterable[Note]) -> dict[str, AnyArray]:
         else:
             rows.append((note.id, note.score, note.arrival, note.uses, _RANKED, note.score))
     table = np.array(sorted(rows, key=lambda row: row[2]), dtype=RANKS[True])
-    kinds = {"i": np.int64, "f": np.float64}
-    return {name: table[name].astype(kinds[table[name].dtype.kind]) for name in _COLUMNS}
+    return {name: table[name] for name in _COLUMNS}

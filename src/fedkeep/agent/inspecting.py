@@ -59,7 +59,8 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
         sources = restore_codec(codec, Shelf().load(blobs), blobs)
         samples = [blob for blob in blobs if blob.kind == SAMPLE]
         rows = [blob.data[META_BYTES:] for blob in samples]
-        notes, x = [decode_note(blob, sources) for blob in samples], codec.decode(rows)
+        notes = [decode_note(blob, sources) for blob in samples]
+        x = codec.decode(rows)
         if mend:
             if contents.damage:
                 file.discard(gone)

@@ -159,7 +159,8 @@ def _check_records(path: Path, contents: Contents, form: SampleForm) -> None:
 def _check_room(blobs: list[Blob], options: StoreOptions, form: SampleForm, layout: StoreLayout, labels: int) -> None:
     """Refuses labels and a budget that would cost samples."""
     notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
-    highest, count = max((note.label for note in notes), default=-1), len({note.id for note in notes})
+    highest = max((note.label for note in notes), default=-1)
+    count = len({note.id for note in notes})
     if highest >= labels:
         raise ConfigError(
             f"{options.file} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
@@ -303,7 +304,8 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
 def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
     before, now = {**opened.now, **opened.before}, opened.now
-    counts, model = state.get("device.shares.counts", state.get("device.store.quotas")), state.get("device.model")
+    counts = state.get("device.shares.counts", state.get("device.store.quotas"))
+    model = state.get("device.model")
     gone: tuple[str, ...] = ()
     if before["labels"] != now["labels"]:
         said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
