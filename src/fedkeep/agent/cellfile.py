@@ -106,7 +106,8 @@ class CellFile:
         self._disk.sync()
         roots, damage = self._read_roots()
         cells = dict(self._scan())
-        self._sequence = max([-1, *(one.sequence for one in (*roots.values(), *cells.values()))])
+        written = [root.sequence for root in roots.values()] + [cell.sequence for cell in cells.values()]
+        self._sequence = max(written, default=-1)
         if not roots:
             return self._assemble(cells, damage)
         self._half = max(roots, key=lambda half: roots[half].sequence)

@@ -82,8 +82,8 @@ class DurableStore:
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            known = (column[i].item() for column in columns)
-            note = Note(*known, self.model_version, taken, wall, self.source, int(regions[i]))
+            come = Note(*(column[i].item() for column in columns), model_version=self.model_version)
+            note = come._replace(taken=taken, wall=wall, source=self.source, region=int(regions[i]))
             self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
         return outcome
 

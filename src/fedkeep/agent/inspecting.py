@@ -53,9 +53,9 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
         contents, used = file.load(), file.bytes_used
         gone = superfluous(contents.blobs, label.form.get("capacity", len(contents.blobs)))
         blobs = [blob for blob in contents.blobs if blob.number not in gone]
-        name, encodings = label.form["dtype"], get_args(EncodingName)
-        form = ("<f4", name) if name in encodings else (name, None)
-        codec = SampleCodec(tuple(label.form["shape"]), *form, label.form["deflate_to"])
+        name, shape, deflate_to = (label.form[key] for key in ("dtype", "shape", "deflate_to"))
+        encoding = name if name in get_args(EncodingName) else None
+        codec = SampleCodec(tuple(shape), "<f4" if encoding else name, encoding, deflate_to)
         sources = restore_codec(codec, Shelf().load(blobs), blobs)
         samples = [blob for blob in blobs if blob.kind == SAMPLE]
         rows = [blob.data[META_BYTES:] for blob in samples]

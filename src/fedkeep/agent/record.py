@@ -57,7 +57,8 @@ def encode_sample(note: Note, content: bytes, sources: list[str]) -> bytes:
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, taken, wall, source = _NOTE.unpack_from(blob.data)
-    note = Note(*known, float(taken), wall, sources[source] if source < len(sources) else "")
+    name = sources[source] if source < len(sources) else ""
+    note = Note(*known, taken=float(taken), wall=wall, source=name)
     return note._replace(region=note.label)
 
 
