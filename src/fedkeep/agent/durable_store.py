@@ -77,12 +77,13 @@ class DurableStore:
         self.log.add_refusals(
             batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
         )
-        columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
+        versions = np.full(len(batch), self.model_version)
+        columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y, versions)
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            come = Note(*(column[i].item() for column in columns), model_version=self.model_version)
+            come = Note(*(column[i].item() for column in columns))
             note = come._replace(taken=taken, wall=wall, source=self.source, region=int(regions[i]))
             self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
         return outcome

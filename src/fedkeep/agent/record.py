@@ -58,8 +58,8 @@ def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    note = Note(*known, taken=float(taken), wall=wall, source=name)
-    return note._replace(region=note.label)
+    note = Note(*known)
+    return note._replace(taken=float(taken), wall=wall, source=name, region=note.label)
 
 
 @dataclass(frozen=True)
