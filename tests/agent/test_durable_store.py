@@ -176,6 +176,18 @@ def test_a_damaged_file_goes_on_and_copies_of_it_are_numbered_and_bounded(tmp_pa
     assert copies_of(path)[1].stat().st_mode & 0o777 == 0o600
 
 
+def test_a_damaged_file_refuses_a_lower_budget_as_a_sound_one_does(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    batch = filled(path)
+    image = bytearray(path.read_bytes())
+    image[image.index(batch.x[7].tobytes())] ^= 1
+    path.write_bytes(image)
+    with pytest.raises(ConfigError, match="holds 39 samples"):
+        opened(options(tmp_path, budget=66_000))
+    assert path.read_bytes() == bytes(image)
+    assert sum(blob.kind == SAMPLE for blob in opened(options(tmp_path)).contents.blobs) == 39
+
+
 @pytest.mark.parametrize("content", [b"garbage" * 700_000, bytes(200_000), b"short", b"\x89PNG" + bytes(5000)])
 def test_a_file_that_is_not_a_store_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "s"
