@@ -9,7 +9,7 @@ one no longer does. That is one sync, and not a byte beside the cells. Such cell
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class Damage:
 @dataclass
 class Contents:
     blobs: list[Blob]
-    damage: Damage = field(default_factory=Damage)
+    damage: Damage
 
 
 class CellFile:

@@ -77,14 +77,14 @@ class DurableStore:
         self.log.add_refusals(
             batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
         )
-        versions = np.full(len(batch), self.model_version)
-        columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y, versions)
+        columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            come = Note(*(column[i].item() for column in columns))
-            note = come._replace(taken=taken, wall=wall, source=self.source, region=int(regions[i]))
+            note = Note(*(column[i].item() for column in columns))
+            note = note._replace(model_version=self.model_version, taken=taken, wall=wall)
+            note = note._replace(source=self.source, region=int(regions[i]))
             self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
         return outcome
 
@@ -300,10 +300,11 @@ def _rank_columns(arrays: State, notes: Iterable[Note]) -> State:
     ranks = {int(row["ids"]): row for array in arrays.values() for row in array}
     rows = []
     for note in notes:
+        row = (note.id, note.score, note.arrival, note.uses, _RANKED, note.score)
         rank = ranks.get(note.id)
-        if rank is not None and rank["arrivals"] >= note.arrival:  # else it is of an earlier stay of the sample
-            rows.append((*rank.tolist(), rank["scores"])[: len(_COLUMNS)])
-        else:
-            rows.append((note.id, note.score, note.arrival, note.uses, _RANKED, note.score))
+        # One from an earlier stay of the same sample does not count.
+        if rank is not None and rank["arrivals"] >= note.arrival:
+            row = (*rank.tolist(), rank["scores"])[: len(row)]
+        rows.append(row)
     table = np.array(sorted(rows, key=lambda row: row[2]), dtype=RANKS[True])
     return {name: table[name] for name in _COLUMNS}

@@ -3,7 +3,6 @@
 import errno
 import json
 import logging
-import os
 from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -259,10 +258,9 @@ def set_aside(path: Path, allowed: int) -> None:
 def discard_copies(path: Path) -> None:
     """Overwrites and removes all copies: they hold samples that must not outlive the store's own."""
     for aside in copies_of(path).values():
-        with aside.open("r+b") as file:
-            file.write(bytes(aside.stat().st_size))
-            file.flush()
-            os.fsync(file.fileno())
+        with closing(FileDisk(aside, 0)) as disk:
+            disk.write(0, bytes(aside.stat().st_size))
+            disk.sync()
         aside.unlink()
 
 

@@ -157,16 +157,15 @@ class Shelf:
         arrays = [blob for blob in blobs if blob.kind != SAMPLE]
         newest = {str(name): blob for name, blob in newest_of(arrays).items()}
         self._written = {name: (blob.number, _digest(blob.data)) for name, blob in newest.items()}
-        current = {blob.number for blob in newest.values()}
-        self._stale = [blob.number for blob in arrays if blob.number not in current]
-        state: State = {}
-        pack, start = newest.pop(_PACK_NAME).data if _PACK_NAME in newest else b"", 0
+        self._stale = sorted({blob.number for blob in arrays} - {blob.number for blob in newest.values()})
+        encoded, start = [], 0
+        pack = newest.pop(_PACK_NAME).data if _PACK_NAME in newest else b""
         while start < len(pack):
             (length,) = _LENGTH.unpack_from(pack, start)
             start += _LENGTH.size + length
-            name, array = decode_array(pack[start - length : start])
-            state[name] = array
-        return state | dict(decode_array(blob.data) for blob in newest.values())
+            encoded.append(pack[start - length : start])
+        encoded += [blob.data for blob in newest.values()]
+        return dict(map(decode_array, encoded))
 
     def changes(self, state: State) -> tuple[dict[str, tuple[int, bytes]], list[int]]:
         """The blobs that a commit of `state` must write, by name, and the blobs that it makes obsolete."""
@@ -174,7 +173,8 @@ class Shelf:
         small = [name for name in sorted(state) if state[name].nbytes <= _SMALL and not name.startswith(APART)]
         pack = b"".join(_LENGTH.pack(len(data)) + data for data in map(encoded.pop, small))
         blobs = {_PACK_NAME: (PACK, pack)}
-        blobs |= {name: (FAR if name.startswith(f"{APART}1") else ARRAY, data) for name, data in encoded.items()}
+        for name, data in encoded.items():
+            blobs[name] = (FAR if name.startswith(f"{APART}1") else ARRAY, data)
         known = {name: digest for name, (_, digest) in self._written.items()}
         changed = {name: blob for name, blob in blobs.items() if known.get(name) != _digest(blob[1])}
         gone = [number for name, (number, _) in self._written.items() if name in changed or name not in blobs]
