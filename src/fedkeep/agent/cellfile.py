@@ -134,7 +134,8 @@ class CellFile:
 
         A root is torn by a crash in its first place only: the copy is written once the first is on the disk.
         """
-        found, damage, geometry = {}, Damage(), self.geometry
+        found, damage = {}, Damage()
+        geometry = self.geometry
         for half in (0, 1):
             areas = [self._disk.read(geometry.root(half, copy), geometry.root_size) for copy in (0, 1)]
             whole = [root for area in areas if (root := decode_root(area, geometry.cells)) is not None]
@@ -264,7 +265,8 @@ class CellFile:
         if not places:
             return
         self._soiled[places] = True
-        start, size = 0, self.geometry.cell_size
+        size = self.geometry.cell_size
+        start = 0
         for end in range(1, len(places) + 1):
             if end == len(places) or places[end] != places[end - 1] + 1:
                 run = b"".join(content.ljust(size, b"\0") for content in contents[start:end])

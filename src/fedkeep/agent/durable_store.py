@@ -6,7 +6,7 @@ import numpy as np
 
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
 from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
-from fedkeep.agent.record import APART, META_BYTES, SAMPLE, Note, SampleForm, Shelf, decode_note, encode_sample
+from fedkeep.agent.record import APART, META_BYTES, Note, SampleForm, Shelf, decode_note, encode_sample, newest_of
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome, Stored
@@ -56,7 +56,7 @@ class DurableStore:
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
         self._obsolete: list[int] = []
-        """Other blobs whose samples have left since the last commit."""
+        """Other blobs that go with the next commit: their samples have left, or are there anew."""
         self._samples: dict[int, bytes] = {}
         self._sources = [""]
         self._readable = False
@@ -192,15 +192,15 @@ class DurableStore:
 
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
-        self._notes, self._blobs, self._samples = {}, {}, {}
-        self._staged, self._obsolete = {}, []
-        state = self._shelf.load(contents.blobs)
-        self._sources = restore_codec(self.codec, state, contents.blobs)
+        self._notes, self._blobs = {}, {}
+        self._samples, self._staged = {}, {}
+        newest = newest_of(contents.blobs)
+        self._obsolete = sorted({b.number for b in contents.blobs} - {b.number for b in newest.values()})
+        state = self._shelf.load(newest)
+        self._sources = restore_codec(self.codec, state, newest)
         self._readable = self.codec.ready
-        for blob in (b for b in contents.blobs if b.kind == SAMPLE):
+        for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = decode_note(blob, self._sources)
-            if note.id in self._blobs:
-                self._obsolete.append(self._blobs[note.id])
             self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
             self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
@@ -225,7 +225,7 @@ class DurableStore:
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             changed, obsolete = self._shelf.changes({**state, **ranks, **copies})
         staged = sorted(self._staged.items(), key=lambda item: item[1][1] is None)
-        add = [(SAMPLE, encode_sample(self._notes[id_], row, self._sources)) for id_, (row, _) in staged]
+        add = [encode_sample(self._notes[id_], row, self._sources) for id_, (row, _) in staged]
         add += changed.values()
         remove = [place for _, (_, place) in staged if place is not None]
         remove += [*self._obsolete, *obsolete]
@@ -267,14 +267,14 @@ class DurableStore:
         return ids
 
 
-def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:
+def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob]) -> list[str]:
     """Gives a codec the scales that stand among the state, and returns the names of the samples' sources.
 
     Samples without their scales cannot be read by anyone; without those names, only less is known of them.
     """
     kept = {name.split(".", 2)[2]: array for name, array in state.items() if name.startswith(APART)}
     codec.restore(kept)
-    if not codec.ready and any(blob.kind == SAMPLE for blob in blobs):
+    if not codec.ready and any(isinstance(name, int) for name in newest):
         raise ConfigError(
             "the scales of the store's encoding are lost in both places, and without them nobody can read its samples: "
             "move the file away, and an agent begins a new one"

@@ -13,7 +13,7 @@ from fedkeep.agent.cipher import Cipher, check_key
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import restore_codec
 from fedkeep.agent.opening import find_label, superfluous
-from fedkeep.agent.record import META_BYTES, SAMPLE, Note, Shelf, decode_note
+from fedkeep.agent.record import META_BYTES, SAMPLE, Note, Shelf, decode_note, newest_of
 from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.errors import ConfigError, needing
 from fedkeep.core.types import AnyArray
@@ -50,13 +50,15 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
     check_key(label.form["key"], cipher, path)
     with closing(FileDisk(path, label.geometry.size if mend else None)) as disk:
         file = CellFile(disk, label.geometry, cipher)
-        contents, used = file.load(), file.bytes_used
+        contents = file.load()
+        used = file.bytes_used
         gone = superfluous(contents.blobs, label.form.get("capacity", len(contents.blobs)))
         blobs = [blob for blob in contents.blobs if blob.number not in gone]
         name, shape, deflate_to = (label.form[key] for key in ("dtype", "shape", "deflate_to"))
         encoding = name if name in get_args(EncodingName) else None
         codec = SampleCodec(tuple(shape), "<f4" if encoding else name, encoding, deflate_to)
-        sources = restore_codec(codec, Shelf().load(blobs), blobs)
+        newest = newest_of(blobs)
+        sources = restore_codec(codec, Shelf().load(newest), newest)
         samples = [blob for blob in blobs if blob.kind == SAMPLE]
         rows = [blob.data[META_BYTES:] for blob in samples]
         notes = [decode_note(blob, sources) for blob in samples]

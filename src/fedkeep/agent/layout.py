@@ -106,7 +106,8 @@ def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samp
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
-    geometry, payload = Geometry.within(options.budget, cell_size), cell_size - overhead
+    geometry = Geometry.within(options.budget, cell_size)
+    payload = cell_size - overhead
     scales = VERSIONS * SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
     needed = COPIES * (-(-(scales + 128) // payload) + -(-(SOURCE_NAMES + 64) // payload))
     state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS

@@ -301,7 +301,8 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
 
 def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
-    before, now = {**opened.now, **opened.before}, opened.now
+    now = opened.now
+    before = {**now, **opened.before}
     counts = state.get("device.shares.counts", state.get("device.store.quotas"))
     model = state.get("device.model")
     gone: tuple[str, ...] = ()

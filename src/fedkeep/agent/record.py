@@ -44,14 +44,14 @@ class Note(NamedTuple):
     uses: int = 0
 
 
-def encode_sample(note: Note, content: bytes, sources: list[str]) -> bytes:
-    """A record: the note, and the sample as its codec encoded it.
+def encode_sample(note: Note, content: bytes, sources: list[str]) -> tuple[int, bytes]:
+    """A blob for a record: the note, and the sample as its codec encoded it.
 
     `sources` are the names that numbers stand for, the first of them none.
     """
     taken = min((1 << 32) - 1, math.ceil(max(0.0, note.taken)))
     number = sources.index(note.source) if note.source in sources else 0
-    return _NOTE.pack(*note[:7], taken, note.wall, number) + content
+    return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
@@ -150,21 +150,18 @@ class Shelf:
     def __init__(self) -> None:
         self._written: dict[str, tuple[int, bytes]] = {}
         """By name, the number of the blob and a digest of its bytes."""
-        self._stale: list[int] = []
 
-    def load(self, blobs: list[Blob]) -> State:
-        """The newest array of each name; what was known before is forgotten."""
-        arrays = [blob for blob in blobs if blob.kind != SAMPLE]
-        newest = {str(name): blob for name, blob in newest_of(arrays).items()}
-        self._written = {name: (blob.number, _digest(blob.data)) for name, blob in newest.items()}
-        self._stale = sorted({blob.number for blob in arrays} - {blob.number for blob in newest.values()})
+    def load(self, newest: dict[int | str, Blob]) -> State:
+        """The arrays among a file's blobs, as `newest_of` gives them; what was known before is forgotten."""
+        arrays = {name: blob for name, blob in newest.items() if isinstance(name, str)}
+        self._written = {name: (blob.number, _digest(blob.data)) for name, blob in arrays.items()}
         encoded, start = [], 0
-        pack = newest.pop(_PACK_NAME).data if _PACK_NAME in newest else b""
+        pack = arrays.pop(_PACK_NAME).data if _PACK_NAME in arrays else b""
         while start < len(pack):
             (length,) = _LENGTH.unpack_from(pack, start)
             start += _LENGTH.size + length
             encoded.append(pack[start - length : start])
-        encoded += [blob.data for blob in newest.values()]
+        encoded += [blob.data for blob in arrays.values()]
         return dict(map(decode_array, encoded))
 
     def changes(self, state: State) -> tuple[dict[str, tuple[int, bytes]], list[int]]:
@@ -178,11 +175,10 @@ class Shelf:
         known = {name: digest for name, (_, digest) in self._written.items()}
         changed = {name: blob for name, blob in blobs.items() if known.get(name) != _digest(blob[1])}
         gone = [number for name, (number, _) in self._written.items() if name in changed or name not in blobs]
-        return changed, [*self._stale, *gone]
+        return changed, gone
 
     def committed(self, changed: dict[str, tuple[int, bytes]], obsolete: list[int], numbers: list[int]) -> None:
         """Takes note of a commit that succeeded; `numbers` are the new blobs, in the order of `changed`."""
-        self._stale.clear()
         self._written = {name: place for name, place in self._written.items() if place[0] not in obsolete}
         for (name, (_, data)), number in zip(changed.items(), numbers, strict=True):
             self._written[name] = (number, _digest(data))
