@@ -120,7 +120,7 @@ def test_samples_past_their_time_are_removed_and_overwritten(tmp_path: Path) -> 
     old = [x.tobytes() for x in agent.store.stored().batch.x]
     now[0] = 1.5 * DAY
     feed(agent, 100, 12)
-    agent.store.clock._wall = lambda: 1e12
+    agent.store.clock.wall = lambda: 1e12
     assert agent.remove_expired() == 0, "a wall clock cannot make a sample old"
     now[0] = 2.5 * DAY
     assert agent.remove_expired() == 12

@@ -101,6 +101,17 @@ def test_a_ledger_that_is_gone_or_older_than_the_store_is_refused(tmp_path: Path
         make_agent(tmp_path, privacy=PRIVACY)
 
 
+def test_another_path_of_the_store_is_no_new_budget(tmp_path: Path) -> None:
+    for round_ in range(3):
+        take_part(tmp_path, round_)
+    other = {"store": {"path": str(tmp_path / "b.store")}}
+    with pytest.raises(ConfigError, match=r"a\.store\.ledger has been spent from: .* rename it to b\.store\.ledger"):
+        take_part(tmp_path, 3, **other)
+    (tmp_path / "a.store.ledger").rename(tmp_path / "b.store.ledger")
+    reports = [take_part(tmp_path, round_, **other) for round_ in range(3, 6)]
+    assert all(report.local_gradient is None for report in reports)
+
+
 def test_a_sample_sent_in_every_round_costs_every_time(tmp_path: Path) -> None:
     per_sample = {"epsilon": 50.0, "unit": "sample", "resends": 30}
     assembly = make_agent(tmp_path, privacy=per_sample, store={"budget": 1_000_000})

@@ -68,7 +68,7 @@ def test_a_wipe_that_a_crash_cut_short_is_done_by_the_next_commit() -> None:
     crashed = RamDisk(before)
     size = GEOMETRY.root_size
     halves = [bytes(disk.image[at : at + size]) for h in (0, 1) for at in (GEOMETRY.root(h), GEOMETRY.root(h, 1))]
-    due = [half for half in halves if (root := decode_root(half, GEOMETRY.cells)) and root.flags]
+    due = [half for half in halves if (root := decode_root(half, GEOMETRY.cells)) and root.wipe]
     assert len(due) == 2
     crashed.image[GEOMETRY.root(0) : GEOMETRY.root(0) + size] = due[0]
     again = CellFile(crashed, GEOMETRY)
@@ -107,7 +107,7 @@ def test_random_bytes_are_no_part_of_a_store(noise: bytes) -> None:
 def test_parts_survive_encoding() -> None:
     for cell in (FileCell(2, 77, 1, 3, b"data"), FileCell(1, 5 << 20, 0, 1, b"x", light=True, frees=0)):
         assert decode_cell(cell.encode().ljust(256, b"\0")) == cell
-    root = Root(9, b"\xf0", 1)
+    root = Root(9, b"\xf0", wipe=True)
     assert decode_root(root.encode(8).ljust(64, b"\0"), 8) == root
     label = Label(GEOMETRY, {"shape": [3]})
     assert decode_label(label.encode()) == label

@@ -1,18 +1,17 @@
 """The store on disk: the same decisions as in memory, still there after a restart, gone when they should be."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cells import decode_root
 from fedkeep.agent.disk import StoreError
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.ledgers import DAY, AgeClock
-from fedkeep.agent.opening import Identity, Opened, copies_of, open_file
+from fedkeep.agent.ledgers import DAY, AgeClock, DecisionLog, Verdict
+from fedkeep.agent.opening import Opened, copies_of, open_file
 from fedkeep.agent.record import SAMPLE, Note, SampleForm
-from fedkeep.agent.shelf import Ranks
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
@@ -39,9 +38,8 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
     disk = RamDisk(bytes(LAYOUT.geometry.size))
 
     def opened() -> Scripted:
-        run = Scripted(disk)
+        run = Scripted(disk, form=replace(FORM, discounts=rule == "discount"))
         run.store._index = MemoryStore(run.quotas, AfterUse(rule))  # type: ignore[arg-type]
-        run.store._ranks = Ranks(LAYOUT.capacity, discounts=rule == "discount")
         return run
 
     run, plain = opened(), MemoryStore(Scripted(disk).quotas, AfterUse(rule))  # type: ignore[arg-type]
@@ -100,7 +98,7 @@ def options(tmp_path: Path, **changes: object) -> StoreOptions:
 
 
 def opened(chosen: StoreOptions, form: SampleForm = FORM, labels: int = REGIONS, state: int = 4_000) -> Opened:
-    return open_file(chosen, form, plan(chosen, form, state), Identity(labels))
+    return open_file(chosen, form, plan(chosen, form, state), labels)
 
 
 def test_another_budget_keeps_every_sample_or_says_which_one_would(tmp_path: Path) -> None:
@@ -174,8 +172,20 @@ def test_a_damaged_file_goes_on_and_copies_of_it_are_numbered_and_bounded(tmp_pa
         assert sum(blob.kind == SAMPLE for blob in found.contents.blobs) == 39 - damaged
         found.file.discard([])
         found.disk.close()
-        assert [file.name for file in copies_of(path)] == ["s.damaged-1", "s.damaged-2"][:copies]
-    assert copies_of(path)[0].stat().st_mode & 0o777 == 0o600
+        assert sorted(file.name for file in copies_of(path).values()) == ["s.damaged-1", "s.damaged-2"][:copies]
+    assert copies_of(path)[1].stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_file_refuses_a_lower_budget_as_a_sound_one_does(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    batch = filled(path)
+    image = bytearray(path.read_bytes())
+    image[image.index(batch.x[7].tobytes())] ^= 1
+    path.write_bytes(image)
+    with pytest.raises(ConfigError, match="holds 39 samples"):
+        opened(options(tmp_path, budget=66_000))
+    assert path.read_bytes() == bytes(image)
+    assert sum(blob.kind == SAMPLE for blob in opened(options(tmp_path)).contents.blobs) == 39
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 700_000, bytes(200_000), b"short", b"\x89PNG" + bytes(5000)])
@@ -295,7 +305,7 @@ def test_the_age_clock_ignores_wall_clocks_within_tolerance() -> None:
 def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     log = DecisionLog(32, "ode")
     for i in range(100):
-        log.add(Note(i, 1, 1, i, 0.5, 0, 3, np.nan, i - 50, wall=float(i)), Verdict.KEPT)
+        log.add(Note(i, i, 0.5, displaced=i - 50, label=1, model_version=3, wall=float(i)), Verdict.KEPT)
     assert [d.id for d in log.about(40)] == [90], "only the one that displaced it is still there"
     assert [d.policy for d in log.about(99)] == ["ode"]
     restored = DecisionLog(32, "ode")

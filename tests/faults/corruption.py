@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.cells import PAGE, Geometry, decode_cell, decode_label
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.ledgers import AgeClock
-from fedkeep.agent.opening import Identity, open_file
+from fedkeep.agent.ledgers import AgeClock, DecisionLog
+from fedkeep.agent.opening import open_file
 from fedkeep.agent.record import SAMPLE, SampleForm
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch
@@ -40,7 +39,7 @@ def open_at(path: Path, form: SampleForm = FORM) -> DurableStore:
     """The store at `path` by the same way as the agent opens it."""
     options = StoreOptions(path=str(path), budget=OPTIONS.budget, log_length=64)
     layout = plan(options, form, 4_000)
-    opened = open_file(options, form, layout, Identity(REGIONS))
+    opened = open_file(options, form, layout, REGIONS)
     quotas = np.full(REGIONS, layout.capacity // REGIONS)
     store = DurableStore(opened.file, MemoryStore(quotas), form, DecisionLog(64, "ode"), AgeClock(), layout.capacity)
     store.load(opened.contents)

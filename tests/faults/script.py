@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import CellFile, Contents
 from fedkeep.agent.cells import Geometry, Label
-from fedkeep.agent.disk import Disk
+from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, plan
-from fedkeep.agent.ledgers import AgeClock
+from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
 from fedkeep.agent.record import SampleForm
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import MemoryStore
@@ -22,7 +21,7 @@ REGIONS = 4
 BATCH = 8
 
 
-class RamDisk:
+class RamDisk(FileDisk):
     """A file in memory; whatever is written is there at once."""
 
     def __init__(self, image: bytes | bytearray) -> None:
@@ -52,7 +51,7 @@ def samples(first: int, count: int) -> Batch:
 class Scripted:
     """A store that walks through the script and commits after every step."""
 
-    def __init__(self, disk: Disk, layout: StoreLayout = LAYOUT, form: SampleForm = FORM) -> None:
+    def __init__(self, disk: FileDisk, layout: StoreLayout = LAYOUT, form: SampleForm = FORM) -> None:
         self.file = CellFile(disk, layout.geometry)
         self.quotas: IntArray = np.full(REGIONS, layout.capacity // REGIONS)
         index = MemoryStore(self.quotas)

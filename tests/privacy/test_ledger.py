@@ -1,5 +1,7 @@
 """What the ledger adds up, and what it does not."""
 
+import json
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -174,3 +176,38 @@ def test_a_lost_or_damaged_ledger_file_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("0.0", "0.1", 1))
     with pytest.raises(RefusedError, match="damaged privacy ledger"):
         LedgerFile(path).open()
+
+
+SOUND = {name: values.tolist() for name, values in Ledger().snapshot().items()}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "", "{", "[]", "7", "null", "{}", "[" * 100_000, '{"composed": "all"}',
+        *(json.dumps({**SOUND, **change}) for change in (
+            {"composed": [[0.0], [0.0, 1.0]]}, {"composed": ["a", "b"]}, {"composed": None}, {"releases": [10**400, 0]},
+            {"sample_ids": [1, 2]}, {"sample_ids": ["x"], "sample_costs": [[0, 0, 0, 0]]}, {"sample_ids": 7},
+            {"sample_ids": [1], "sample_costs": [[1.0, 2.0]]}, {"sample_ids": [1], "sample_costs": [[-1.0, 0, 0, 0]]},
+            {"sample_ids": [1], "sample_costs": [[float("nan"), 0, 0, 0]]}, {"sample_costs": {"a": 1}},
+        )),
+    ],
+)  # fmt: skip
+def test_a_crafted_ledger_file_with_a_right_checksum_is_refused_in_one_sentence(tmp_path: Path, body: str) -> None:
+    path = tmp_path / "ledger"
+    path.write_text(f"{body} {blake2b(body.encode(), digest_size=16).hexdigest()}\n")
+    with pytest.raises(RefusedError, match=f"^damaged privacy ledger: {path}"):
+        LedgerFile(path).open()
+
+
+def test_a_new_ledger_beside_one_that_was_spent_from_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "2024.ledger").write_text("2024-01-01 * bread\n")
+    file = LedgerFile(tmp_path / "a.store.ledger")
+    ledger = file.found({}, damaged=False)
+    LedgerFile(tmp_path / "b.store.ledger").found({}, damaged=False)
+    ledger.charge(estimator(0.1, 0))
+    file.commit(ledger.snapshot())
+    LedgerFile(tmp_path / "b.store.ledger").found({}, damaged=False)
+    with pytest.raises(RefusedError, match=r"a\.store\.ledger has been spent from.*rename it to c\.store\.ledger"):
+        LedgerFile(tmp_path / "c.store.ledger").found({}, damaged=False)
+    assert not (tmp_path / "c.store.ledger").exists()

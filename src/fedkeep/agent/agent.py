@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake, Magnitudes, screen
-from fedkeep.agent.audit import Verdict
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones
+from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones, Verdict
 from fedkeep.agent.opening import discard_copies
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RefusedError

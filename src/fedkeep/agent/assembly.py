@@ -9,12 +9,11 @@ import numpy as np
 import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.audit import DecisionLog
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
-from fedkeep.agent.ledgers import REMEMBERED, AgeClock
-from fedkeep.agent.opening import carried_over, check_model, identity_of, open_file
+from fedkeep.agent.ledgers import REMEMBERED, AgeClock, DecisionLog
+from fedkeep.agent.opening import carried_over, check_model, model_name, open_file
 from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
@@ -135,7 +134,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     check_model(learner, shape, labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
-    opened = open_file(config.store, config.form, layout, identity_of(config.model, labels))
+    opened = open_file(config.store, config.form, layout, labels, model_name(config.model))
     try:
         index = memory_store(regions, config.after_use, config.device)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)

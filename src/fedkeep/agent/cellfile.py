@@ -9,16 +9,16 @@ one no longer does. That is one sync, and not a byte beside the cells. Such cell
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkeep.agent.cells import FAR, SEQUENCE_SHIFT, WIPE, FileCell, Geometry, Label, Root, decode_cell, decode_root
+from fedkeep.agent.cells import FAR, HEADER, SEQUENCE_SHIFT, FileCell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.agent.cipher import OVERHEAD, Cipher
-from fedkeep.agent.disk import Disk, StoreError
+from fedkeep.agent.disk import FileDisk, StoreError
+from fedkeep.core.types import BoolArray, IntArray
 
 _STRIDE = 1 << 18
 """Cells are read about this many bytes at a time, so that opening a store needs little memory."""
@@ -47,12 +47,7 @@ class Damage:
     label: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.cells or self.blobs or self.salvaged or self.label)
-
-    @property
-    def salvaged(self) -> bool:
-        """Whether there may be more than ever counted at one time."""
-        return self.roots or self.rolled_back
+        return bool(self.cells or self.blobs or self.roots or self.rolled_back or self.label)
 
     def __str__(self) -> str:
         said = [f"{self.cells} cells cannot be read" if self.cells else "", "the label is lost" if self.label else ""]
@@ -66,47 +61,33 @@ class Damage:
 @dataclass
 class Contents:
     blobs: list[Blob]
-    damage: Damage = field(default_factory=Damage)
+    damage: Damage
 
 
 class CellFile:
     """Blobs in a fixed file, changed by atomic transactions."""
 
-    def __init__(self, disk: Disk, geometry: Geometry, cipher: Cipher | None = None) -> None:
-        self._disk = disk
-        self.geometry = geometry
-        self._cipher = cipher
-        self.capacity = geometry.payload - (OVERHEAD if cipher else 0)
+    def __init__(self, disk: FileDisk, geometry: Geometry, cipher: Cipher | None = None) -> None:
+        self._disk, self.geometry, self._cipher = disk, geometry, cipher
+        self._room = geometry.cell_size - HEADER - (OVERHEAD if cipher else 0)
         """Bytes of a blob per cell."""
-        self._live: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
-        self._soiled: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
-        self._young: NDArray[np.bool_] = np.zeros(geometry.cells, dtype=bool)
+        self._live: BoolArray = np.zeros(geometry.cells, dtype=bool)
+        self._soiled = self._live.copy()
+        self._young = self._live.copy()
         """Cells written since the last root: not to be written to before the next."""
         self._places: dict[int, list[int]] = {}
-        self._sequence = 0
-        self._half = 0
-        self._cursor = 0
-        self._in_doubt = False
-        self._wipe_due = False
-
-    @property
-    def free(self) -> int:
-        return int(self.geometry.cells - self._live.sum())
+        self._sequence = self._half = self._cursor = 0
+        self._in_doubt = self._wipe_due = False
 
     @property
     def bytes_used(self) -> int:
         """Bytes of the cells that count, with everything around them."""
-        return self.geometry.size - self.free * self.geometry.cell_size
-
-    def cells_for(self, length: int) -> int:
-        """How many cells a blob of `length` bytes takes."""
-        return max(1, -(-length // self.capacity))
+        return self.geometry.size - int((~self._live).sum()) * self.geometry.cell_size
 
     def write_label(self, label: Label) -> None:
         """Puts the label at both ends of the file."""
-        page = label.encode()
-        self._disk.write(0, page)
-        self._disk.write(self.geometry.label_copy, page)
+        for place in (0, self.geometry.label_copy):
+            self._disk.write(place, label.encode())
         self._disk.sync()
 
     def format(self, label: Label) -> None:
@@ -124,39 +105,29 @@ class CellFile:
         """
         self._disk.sync()
         roots, damage = self._read_roots()
-        root = max(roots.values(), key=lambda r: r.sequence, default=None)
-        counted = np.ones(self.geometry.cells, dtype=bool)
-        if root is not None:
-            self._half = next(half for half, found in roots.items() if found is root)
-            self._wipe_due = bool(root.flags & WIPE)
-            counted = _bits(root.bitmap, self.geometry.cells)
         cells = dict(self._scan())
-        since = -1 if root is None else root.sequence
-        self._sequence = max([since, *(cell.sequence for cell in cells.values())])
-        if root is not None:
-            self._count_newer(cells, counted, since, everything=damage.rolled_back)
-            damage.cells = int(counted.sum()) - sum(bool(counted[index]) for index in cells)
-        return self._assemble({index: cell for index, cell in cells.items() if counted[index]}, damage)
-
-    def _count_newer(
-        self, cells: dict[int, FileCell], counted: NDArray[np.bool_], since: int, *, everything: bool
-    ) -> None:
-        """Counts the cells written after the root of transaction `since`, in the order in which they were."""
-        newer = sorted(
-            (c.sequence, index) for index, c in cells.items() if c.sequence > since and (c.light or everything)
-        )
-        self._young[:] = False
-        for _, index in newer:
+        written = [root.sequence for root in roots.values()] + [cell.sequence for cell in cells.values()]
+        self._sequence = max(written, default=-1)
+        if not roots:
+            return self._assemble(cells, damage)
+        self._half = max(roots, key=lambda half: roots[half].sequence)
+        root = roots[self._half]
+        self._wipe_due = root.wipe
+        counted = np.unpackbits(np.frombuffer(root.bitmap, np.uint8), count=self.geometry.cells).astype(bool)
+        newer = [i for i, c in cells.items() if c.sequence > root.sequence and (c.light or damage.rolled_back)]
+        for index in sorted(newer, key=lambda i: (cells[i].sequence, i)):
             counted[index] = self._young[index] = True
             freed = cells[index].frees
             if freed is not None and freed < len(counted):
                 counted[freed] = False
+        found = {index: cell for index, cell in cells.items() if counted[index]}
+        damage.cells = int(counted.sum()) - len(found)
+        return self._assemble(found, damage)
 
     def reload(self) -> Contents:
         """All blobs as of the last commit that succeeded; for use after one that failed."""
-        live = self._live.copy()
-        cells = {index: cell for index, cell in self._scan() if live[index]}
-        return self._assemble(cells, Damage(cells=int(live.sum()) - len(cells)))
+        cells = {index: cell for index, cell in self._scan() if self._live[index]}
+        return self._assemble(cells, Damage(cells=int(self._live.sum()) - len(cells)))
 
     def _read_roots(self) -> tuple[dict[int, Root], Damage]:
         """The roots that are whole in at least one place, by half.
@@ -164,19 +135,15 @@ class CellFile:
         A root is torn by a crash in its first place only: the copy is written once the first is on the disk.
         """
         found, damage = {}, Damage()
+        geometry = self.geometry
         for half in (0, 1):
-            copies = [self._read_root(half, copy) for copy in (0, 1)]
-            whole = [root for root in copies if root is not None]
+            areas = [self._disk.read(geometry.root(half, copy), geometry.root_size) for copy in (0, 1)]
+            whole = [root for area in areas if (root := decode_root(area, geometry.cells)) is not None]
             if whole:
                 found[half] = max(whole, key=lambda root: root.sequence)
-                damage.root_copies += len(copies) - len(whole)
-        damage.roots = not found
-        damage.rolled_back = len(found) == 1
+                damage.root_copies += len(areas) - len(whole)
+        damage.roots, damage.rolled_back = not found, len(found) == 1
         return found, damage
-
-    def _read_root(self, half: int, copy: int) -> Root | None:
-        area = self._disk.read(self.geometry.root(half, copy), self.geometry.root_size)
-        return decode_root(area, self.geometry.cells)
 
     def _scan(self) -> Iterator[tuple[int, FileCell]]:
         """The cells that are whole, whether they count or not."""
@@ -187,33 +154,30 @@ class CellFile:
             chunk = self._disk.read(self.geometry.cell(start), count * size)
             soiled = np.frombuffer(chunk, np.uint8).reshape(count, size).any(axis=1)
             self._soiled[start : start + count] = soiled
-            for index in np.flatnonzero(soiled):
+            for index in np.flatnonzero(soiled).tolist():
                 cell = decode_cell(chunk[index * size : (index + 1) * size])
                 if cell is not None:
-                    yield start + int(index), cell
+                    yield start + index, cell
 
     def _assemble(self, cells: dict[int, FileCell], damage: Damage) -> Contents:
-        parts: dict[int, dict[int, tuple[int, FileCell]]] = {}
+        """The blobs of which no part is missing or was tampered with; they are what counts from now on."""
+        parts: dict[int, dict[int, int]] = {}
         for index, cell in cells.items():
-            parts.setdefault(cell.blob, {})[cell.part] = (index, cell)
+            parts.setdefault(cell.blob, {})[cell.part] = index
         self._live[:] = False
         self._places.clear()
         blobs = []
-        for number, found in sorted(parts.items()):
-            blob = self._join(number, [cell for _, (_, cell) in sorted(found.items())])
-            if blob is None:
+        for number, places in sorted(parts.items()):
+            found = [cells[places[part]] for part in sorted(places)]
+            opened = [self._cipher.unseal(c.data, _bound_to(c)) if self._cipher else c.data for c in found]
+            pieces = [piece for piece in opened if piece is not None]
+            if len(pieces) != found[0].parts:
                 damage.blobs += 1
                 continue
-            blobs.append(blob)
-            self._places[number] = [index for index, _ in found.values()]
-        self._live[[index for place in self._places.values() for index in place]] = True
+            blobs.append(Blob(number, found[0].kind, b"".join(pieces)))
+            self._places[number] = list(places.values())
+            self._live[self._places[number]] = True
         return Contents(blobs, damage)
-
-    def _join(self, number: int, cells: list[FileCell]) -> Blob | None:
-        """The blob of these parts, or None if one is missing or was tampered with."""
-        opened = [self._cipher.unseal(cell.data, _place(cell)) if self._cipher else cell.data for cell in cells]
-        pieces = [piece for piece in opened if piece is not None]
-        return Blob(number, cells[0].kind, b"".join(pieces)) if len(pieces) == cells[0].parts else None
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -227,21 +191,29 @@ class CellFile:
         stands where it does in the list. On an OSError the transaction did not happen as far as the caller knows, and
         the next commit may succeed.
         """
-        self._settle(sum(self.cells_for(len(data)) for _, data in add))
-        removed = [number for number in remove if number in self._places]
-        freed = [index for number in removed for index in self._places[number]]
         cells = self._lay_out(add)
         taken = self._places_for(cells)
+        removed = [number for number in remove if number in self._places]
+        freed = [index for number in removed for index in self._places[number]]
         live = self._live.copy()
         live[taken] = True
         live[freed] = False
-        if not (atomic or wipe or self._wipe_due) and _may_be_light(cells, freed):
-            self._write_light(taken, cells, freed)
+        single = len(freed) <= len(cells) and all(cell.parts == 1 for cell in cells)
+        if single and not (atomic or wipe or self._wipe_due):
+            self._in_doubt = True
+            light = [cell._replace(light=True, frees=i) for cell, i in zip_longest(cells, freed)]
+            self._write_cells(taken, [cell.encode() for cell in light])
+            self._in_doubt = False
+            self._young[taken] = True
         else:
-            self._write_cells(taken, cells)
+            self._write_cells(taken, [cell.encode() for cell in cells])
             self._wipe_due = self._wipe_due or wipe
             self._write_root(live)
-        self._adopt(live, taken, cells, removed)
+        self._live = live
+        for number in removed:
+            del self._places[number]
+        for index, cell in zip(taken, cells, strict=True):
+            self._places.setdefault(cell.blob, []).append(index)
         if self._wipe_due:
             self._wipe_free()
         return sorted({cell.blob for cell in cells})
@@ -252,37 +224,25 @@ class CellFile:
             self._live[self._places.pop(number)] = False
         self._write_root(self._live)
 
-    def _settle(self, wanted: int) -> None:
-        """Writes a root where one is due before anything else.
+    def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
+        """The cells of new blobs, sealed, those that go far away last; a root is written first where one is due.
 
         After a commit whose fate is unknown it makes what was before the newest again, before any cell is reused; and
         where too few cells are left it gives back those that light commits have freed of each other's.
         """
-        if self._in_doubt or len(self._allocatable()) < wanted:
+        split = [[data[i : i + self._room] for i in range(0, max(1, len(data)), self._room)] for _, data in add]
+        if self._in_doubt or len(self._allocatable()) < sum(map(len, split)):
             self._write_root(self._live)
-
-    def _write_light(self, taken: list[int], cells: list[FileCell], freed: list[int]) -> None:
-        self._in_doubt = True
-        self._write_cells(taken, [c._replace(light=True, frees=i) for c, i in zip_longest(cells, freed)])
-        self._in_doubt = False
-        self._young[taken] = True
-
-    def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
         self._sequence += 1
         cells = []
-        for offset, (kind, data) in enumerate(add):
-            number = (self._sequence << SEQUENCE_SHIFT) + offset
-            pieces = [data[i : i + self.capacity] for i in range(0, len(data), self.capacity)] or [b""]
+        for number, ((kind, _), pieces) in enumerate(zip(add, split, strict=True), self._sequence << SEQUENCE_SHIFT):
             for part, piece in enumerate(pieces):
-                cells.append(self._seal(FileCell(kind, number, part, len(pieces), piece)))
+                cell = FileCell(kind, number, part, len(pieces), piece)
+                sealed = self._cipher.seal(piece, _bound_to(cell)) if self._cipher else piece
+                cells.append(cell._replace(data=sealed))
         return sorted(cells, key=lambda cell: cell.kind == FAR)
 
-    def _seal(self, cell: FileCell) -> FileCell:
-        if self._cipher is None:
-            return cell
-        return cell._replace(data=self._cipher.seal(cell.data, _place(cell)))
-
-    def _allocatable(self) -> NDArray[np.int64]:
+    def _allocatable(self) -> IntArray:
         return np.flatnonzero(~self._live & ~self._young)
 
     def _places_for(self, cells: list[FileCell]) -> list[int]:
@@ -300,22 +260,24 @@ class CellFile:
         far = np.roll(rest, len(rest) // 2)[: len(cells) - near]
         return [*np.sort(free[:near]).tolist(), *np.sort(far).tolist()]
 
-    def _write_cells(self, taken: list[int], cells: list[FileCell]) -> None:
-        """Neighbouring cells go in one call."""
-        if not taken:
+    def _write_cells(self, places: list[int], contents: list[bytes]) -> None:
+        """Neighbouring cells go in one call; what is left of a cell is zero."""
+        if not places:
             return
-        self._soiled[taken] = True
+        self._soiled[places] = True
         size = self.geometry.cell_size
-        for run in _runs(taken):
-            raw = b"".join(cells[i].encode().ljust(size, b"\0") for i in run)
-            self._disk.write(self.geometry.cell(taken[run[0]]), raw)
+        start = 0
+        for end in range(1, len(places) + 1):
+            if end == len(places) or places[end] != places[end - 1] + 1:
+                run = b"".join(content.ljust(size, b"\0") for content in contents[start:end])
+                self._disk.write(self.geometry.cell(places[start]), run)
+                start = end
         self._disk.sync()
 
-    def _write_root(self, live: NDArray[np.bool_]) -> None:
+    def _write_root(self, live: BoolArray) -> None:
         """Goes into the older half; until its sync returns, either root may be the one on the disk."""
         self._sequence += 1
-        flags = WIPE if self._wipe_due else 0
-        root = Root(self._sequence, np.packbits(live).tobytes(), flags).encode(self.geometry.cells)
+        root = Root(self._sequence, np.packbits(live).tobytes(), self._wipe_due).encode(self.geometry.cells)
         self._in_doubt = True
         self._disk.write(self.geometry.root(1 - self._half), root)
         self._disk.sync()
@@ -324,43 +286,15 @@ class CellFile:
         self._half = 1 - self._half
         self._young[:] = False
 
-    def _adopt(self, live: NDArray[np.bool_], taken: list[int], cells: list[FileCell], removed: list[int]) -> None:
-        self._live = live
-        for number in removed:
-            del self._places[number]
-        for index, cell in zip(taken, cells, strict=True):
-            self._places.setdefault(cell.blob, []).append(index)
-
     def _wipe_free(self) -> None:
         """Overwrites every free cell that ever held something, then says so in a new root."""
-        targets = [int(index) for index in np.flatnonzero(self._soiled & ~self._live)]
-        size = self.geometry.cell_size
-        for run in _runs(targets):
-            self._disk.write(self.geometry.cell(targets[run[0]]), bytes(len(run) * size))
-        self._disk.sync()
+        targets = np.flatnonzero(self._soiled & ~self._live).tolist()
+        self._write_cells(targets, [b""] * len(targets))
         self._soiled[targets] = False
         self._wipe_due = False
         self._write_root(self._live)
 
 
-def _bits(bitmap: bytes, count: int) -> NDArray[np.bool_]:
-    return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=count).astype(bool)
-
-
-def _may_be_light(cells: list[FileCell], freed: list[int]) -> bool:
-    """Whether each new cell is a blob of its own and can say for itself which one it takes the place of."""
-    return len(freed) <= len(cells) and all(cell.parts == 1 for cell in cells)
-
-
-def _place(cell: FileCell) -> bytes:
-    """What a sealed cell is bound to."""
+def _bound_to(cell: FileCell) -> bytes:
+    """What a sealed cell opens with, and no other does."""
     return f"{cell.kind}/{cell.blob}/{cell.part}/{cell.parts}".encode()
-
-
-def _runs(indices: list[int]) -> Iterator[range]:
-    """Positions in `indices` that follow each other in the file."""
-    start = 0
-    for end in range(1, len(indices) + 1):
-        if end == len(indices) or indices[end] != indices[end - 1] + 1:
-            yield range(start, end)
-            start = end

@@ -10,6 +10,7 @@ its two places. A cell newer than that root may count by itself: it says so, and
 
 import json
 import struct
+from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -18,18 +19,16 @@ from fedkeep.core.errors import ConfigError
 
 FORMAT = 4
 PAGE = 4096
+LABEL_MAGIC = b"FEDKEEP\n"
 _LABEL = struct.Struct("<8sII")
-_LABEL_MAGIC = b"FEDKEEP\n"
 _ROOT = struct.Struct("<4sHHQII")
 _ROOT_MAGIC = b"ROOT"
-_CELL = struct.Struct("<2sBBIIIQII")
+_CELL = struct.Struct("<2sBBIIIQI")
+"""Behind it stands the checksum, over it and the data."""
 _CELL_MAGIC = b"FC"
+HEADER = _CELL.size + 4
 SEQUENCE_SHIFT = 20
 """A blob's number is that of its transaction, shifted by this, and its place within it."""
-HEADER = _CELL.size
-_CHECKSUM = 4
-WIPE = 1
-"""Flag of a root: free cells may still hold what was erased."""
 FAR = 4
 """The kind of a blob that is kept half a file away from what is written with it: the copy of something dear."""
 LIGHT = 0x80
@@ -49,18 +48,15 @@ class Geometry:
     def within(cls, budget: int, cell_size: int) -> "Geometry":
         """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
         room = budget // PAGE * PAGE - 2 * PAGE
-        # A cell takes four bits in the roots besides its bytes, and each root less than a page more than its bits.
-        cells = max(0, 2 * (room - 8 * PAGE) // (2 * cell_size + 1))
-        while 4 * _root_size(cells + 1) + (cells + 1) * cell_size <= room:
-            cells += 1
-        root_size = _root_size(cells)
-        size = 2 * PAGE + 4 * root_size + -(-cells * cell_size // PAGE) * PAGE
-        return cls(size, cell_size, cells, root_size)
 
-    @property
-    def payload(self) -> int:
-        """The bytes of a blob that one cell can hold."""
-        return self.cell_size - HEADER
+        def root_size(cells: int) -> int:
+            """Whole pages, so that a write to one root cannot tear the other."""
+            return -(-(_ROOT.size + -(-cells // 8)) // PAGE) * PAGE
+
+        tried = range(1, room // cell_size + 1)
+        cells = bisect_right(tried, room, key=lambda count: 4 * root_size(count) + count * cell_size)
+        size = 2 * PAGE + 4 * root_size(cells) + -(-cells * cell_size // PAGE) * PAGE
+        return cls(size, cell_size, cells, root_size(cells))
 
     def root(self, half: int, copy: int = 0) -> int:
         return (PAGE if copy == 0 else self.label_copy - 2 * self.root_size) + half * self.root_size
@@ -73,11 +69,6 @@ class Geometry:
         return self.size - PAGE
 
 
-def _root_size(cells: int) -> int:
-    """Whole pages, so that a write to one root cannot tear the other."""
-    return -(-(_ROOT.size + -(-cells // 8)) // PAGE) * PAGE
-
-
 @dataclass(frozen=True)
 class Label:
     """What a reader must know before it can read anything else."""
@@ -88,27 +79,18 @@ class Label:
 
     def encode(self) -> bytes:
         body = json.dumps({"format": FORMAT, **asdict(self.geometry), "form": self.form}).encode()
-        return (_LABEL.pack(_LABEL_MAGIC, len(body), crc32(body)) + body).ljust(PAGE, b"\0")
-
-
-def claims_to_be_a_store(page: bytes) -> bool:
-    """Whether it begins as a label does, readable or not."""
-    return page.startswith(_LABEL_MAGIC)
-
-
-class OtherFormatError(ConfigError):
-    """A whole label of another version of fedkeep."""
+        return (_LABEL.pack(LABEL_MAGIC, len(body), crc32(body)) + body).ljust(PAGE, b"\0")
 
 
 def decode_label(page: bytes) -> Label | None:
     """The label, or None if the page is damaged; a whole one of another format is none that could be mended."""
     magic, length, checksum = _LABEL.unpack_from(page)
     body = page[_LABEL.size : _LABEL.size + length]
-    if magic != _LABEL_MAGIC or len(body) != length or crc32(body) != checksum:
+    if magic != LABEL_MAGIC or len(body) != length or crc32(body) != checksum:
         return None
     fields = json.loads(body)
     if (version := fields.pop("format")) != FORMAT:
-        raise OtherFormatError(
+        raise ConfigError(
             f"is a store of format {version} and this fedkeep reads {FORMAT}: left untouched; take its samples out by "
             "`fedkeep agent store export` of the version that wrote it, or set [store] path to another file"
         )
@@ -121,21 +103,20 @@ class Root:
 
     sequence: int
     bitmap: bytes
-    flags: int = 0
+    wipe: bool = False
+    """Whether free cells may still hold what was erased."""
 
     def encode(self, cells: int) -> bytes:
-        head = _ROOT.pack(_ROOT_MAGIC, FORMAT, self.flags, self.sequence, cells, 0)
-        checksum = crc32(self.bitmap, crc32(head))
-        return _ROOT.pack(_ROOT_MAGIC, FORMAT, self.flags, self.sequence, cells, checksum) + self.bitmap
+        fields = (_ROOT_MAGIC, FORMAT, self.wipe, self.sequence, cells)
+        return _ROOT.pack(*fields, crc32(self.bitmap, crc32(_ROOT.pack(*fields, 0)))) + self.bitmap
 
 
 def decode_root(area: bytes, cells: int) -> Root | None:
-    magic, version, flags, sequence, count, checksum = _ROOT.unpack_from(area)
+    magic, version, wipe, sequence, count, _ = _ROOT.unpack_from(area)
     if magic != _ROOT_MAGIC or version != FORMAT or count != cells:
         return None
-    bitmap = area[_ROOT.size : _ROOT.size + -(-cells // 8)]
-    head = _ROOT.pack(magic, version, flags, sequence, count, 0)
-    return Root(sequence, bitmap, flags) if crc32(bitmap, crc32(head)) == checksum else None
+    root = Root(sequence, area[_ROOT.size : _ROOT.size + -(-cells // 8)], bool(wipe))
+    return root if area.startswith(root.encode(cells)) else None
 
 
 class FileCell(NamedTuple):
@@ -157,26 +138,19 @@ class FileCell(NamedTuple):
         return self.blob >> SEQUENCE_SHIFT
 
     def encode(self) -> bytes:
+        kind = self.kind | LIGHT * self.light
         freed = 0 if self.frees is None else self.frees + 1
-        head = _CELL.pack(
-            _CELL_MAGIC, FORMAT, self.kind | LIGHT * self.light, self.part, self.parts, freed, self.blob,
-            len(self.data), 0,
-        )[:-_CHECKSUM]  # fmt: skip
-        return head + _checksum(head, self.data).to_bytes(_CHECKSUM, "little") + self.data
-
-
-def _checksum(head: bytes, data: bytes) -> int:
-    """Over the header, without the checksum at its end, and the data."""
-    return crc32(data, crc32(head))
+        head = _CELL.pack(_CELL_MAGIC, FORMAT, kind, self.part, self.parts, freed, self.blob, len(self.data))
+        return head + crc32(self.data, crc32(head)).to_bytes(4, "little") + self.data
 
 
 def decode_cell(raw: bytes) -> FileCell | None:
     """The cell, or None if it is empty or damaged."""
-    magic, version, kind, part, parts, freed, blob, length, checksum = _CELL.unpack_from(raw)
+    magic, version, kind, part, parts, freed, blob, length = _CELL.unpack_from(raw)
     if magic != _CELL_MAGIC or version != FORMAT or length > len(raw) - HEADER or part >= parts:
         return None
     data = raw[HEADER : HEADER + length]
-    if _checksum(raw[: HEADER - _CHECKSUM], data) != checksum:
+    if crc32(data, crc32(raw[: _CELL.size])).to_bytes(4, "little") != raw[_CELL.size : HEADER]:
         return None
     light = bool(kind & LIGHT)
     return FileCell(kind & ~LIGHT, blob, part, parts, data, light, freed - 1 if light and freed else None)

@@ -3,25 +3,22 @@
 import os
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedkeep.core.errors import ConfigError, needing
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES = 32
 _NONCE = 12
 OVERHEAD = _NONCE + 16
-_KEY_NAME = b"fedkeep store key"
 
 
 class Cipher:
     """Seals and opens cells under one key; a cell moved to another blob no longer opens."""
 
     def __init__(self, key: bytes) -> None:
-        self._aead = _aead(key)
-        self.name = sha256(_KEY_NAME + key).hexdigest()[:16]
+        with needing("encryption at rest", "agent"):
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        self._aead = AESGCM(key)
+        self.name = sha256(b"fedkeep store key" + key).hexdigest()[:16]
         """Tells keys apart without telling the key."""
 
     def seal(self, data: bytes, place: bytes) -> bytes:
@@ -38,36 +35,23 @@ class Cipher:
             return None
 
 
-def _aead(key: bytes) -> "AESGCM":
-    with needing("encryption at rest", "agent"):
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    return AESGCM(key)
-
-
-def read_key(file: Path | None, variable: str | None) -> bytes:
-    """The key from a file of 64 hex digits (or 32 raw bytes) or from an environment variable of 64 hex digits."""
-    if file is not None:
-        try:
-            text = file.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"the store's key cannot be read from {file}: {error.strerror}") from None
-        place = str(file)
-    else:
-        text = os.environ.get(variable or "", "").encode()
-        place = f"the environment variable {variable}"
-    return _parse_key(text, place)
-
-
-def _parse_key(text: bytes, place: str) -> bytes:
-    if len(text) == KEY_BYTES:
-        return text
+def cipher_of(file: str | Path | None, variable: str | None) -> Cipher | None:
+    """Under the key of a file of 64 hex digits (or 32 raw bytes), or of an environment variable; None for neither."""
+    if file is None and variable is None:
+        return None
+    place = str(file) if file is not None else f"the environment variable {variable}"
     try:
-        key = bytes.fromhex(text.decode().strip())
-    except ValueError:
-        key = b""
+        key = os.environ.get(variable or "", "").encode() if file is None else Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the store's key cannot be read from {place}: {error.strerror}") from None
+    if len(key) != KEY_BYTES:
+        try:
+            key = bytes.fromhex(key.decode().strip())
+        except ValueError:
+            key = b""
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{place} holds no key: write 64 hex digits into it, e.g. by `openssl rand -hex 32`")
-    return key
+    return Cipher(key)
 
 
 def check_key(written: str | None, cipher: Cipher | None, path: Path) -> None:

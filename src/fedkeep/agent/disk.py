@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 from pathlib import Path
-from typing import Protocol
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.files import sync
@@ -16,55 +15,21 @@ class StoreError(FedkeepError):
     """The store's file cannot be used now; later it may."""
 
 
-class Disk(Protocol):
-    """A file of fixed size; a write may be lost or reordered until a sync returns."""
+class FileDisk:
+    """A preallocated file, readable by its owner only and open in one process at a time; a write may be lost or
+    reordered until a sync returns. Without a size, a file that is only looked at."""
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
-
-    def write(self, offset: int, data: bytes) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class ReadOnlyDisk:
-    """A file that is only looked at."""
-
-    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
-        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-    def read(self, offset: int, length: int) -> bytes:
-        try:
-            data = os.pread(self._fd, length, offset)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            data = b""
-        return data.ljust(length, b"\0")
-
-    def write(self, offset: int, data: bytes) -> None:  # noqa: ARG002 - nothing is written
-        raise OSError(errno.EROFS, "the file is open for reading only")
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-class FileDisk(ReadOnlyDisk):
-    """A preallocated file, readable by its owner only and open in one process at a time."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        super().__init__(path, os.O_RDWR | os.O_CREAT)
+    def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
         self.written = 0
         """Bytes handed to the file since it was opened: what the flash has to bear."""
+        self._owned = size is not None
+        self._fd = os.open(path, (os.O_RDWR | os.O_CREAT if self._owned else os.O_RDONLY) | os.O_CLOEXEC, 0o600)
         try:
-            self._own(size)
+            if size is not None:
+                self._own(size)
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
 
     def _own(self, size: int) -> None:
@@ -87,6 +52,16 @@ class FileDisk(ReadOnlyDisk):
             raise StoreError(f"no room for the {size} bytes of {self.path}: free some or lower the budget") from error
         sync(self.path.parent)  # a new file survives a power cut only once its folder is on the disk
 
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
+        try:
+            data = os.pread(self._fd, length, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""
+        return data.ljust(length, b"\0")
+
     def write(self, offset: int, data: bytes) -> None:
         view = memoryview(data)
         while view:
@@ -96,4 +71,8 @@ class FileDisk(ReadOnlyDisk):
             view = view[done:]
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        if self._owned:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -4,11 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedkeep.agent.audit import DecisionLog, Verdict
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
-from fedkeep.agent.ledgers import AgeClock
-from fedkeep.agent.record import META_BYTES, SAMPLE, Note, SampleForm, decode_note, encode_sample
-from fedkeep.agent.shelf import APART, COLUMNS, Ranks, Shelf
+from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
+from fedkeep.agent.record import APART, META_BYTES, Note, SampleForm, Shelf, decode_note, encode_sample, newest_of
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome, Stored
@@ -20,6 +18,15 @@ COPIES = 2
 _SOURCES = "sources"
 SOURCE_NAMES = 256
 """Bytes for the names of sources; those that came when it was full are known as long as the process lives."""
+_BUCKET = 64
+"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes."""
+_RANK = [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i4"), ("tiers", "i1")]
+RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
+"""A rank, by whether the score that counts may not be the sample's own: where `after_use` is `discount`."""
+_COLUMNS = RANKS[True].names or ()
+_RANKS = "ranks."
+_RANKED = 1
+"""The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
 
 class DurableStore:
@@ -37,19 +44,19 @@ class DurableStore:
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
-        self._capacity = capacity
-        self._ranks = Ranks(capacity, discounts=form.discounts)
+        self._capacity, self._discounts = capacity, form.discounts
         self._shelf = Shelf()
+        self._ranks: State = {}
+        """As they were found in the file."""
         self._notes: dict[int, Note] = {}
         self._blobs: dict[int, int] = {}
-        self._staged: dict[int, bytes] = {}
+        self._staged: dict[int, tuple[bytes, int | None]] = {}
+        """Samples to be written, encoded, each with the blob whose place it takes, if any."""
         self._settled: dict[bytes, bytes] = {}
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
-        self._replaced: dict[int, int] = {}
-        """By staged sample, the blob whose place it takes."""
         self._obsolete: list[int] = []
-        """Other blobs whose samples have left since the last commit."""
+        """Other blobs that go with the next commit: their samples have left, or are there anew."""
         self._samples: dict[int, bytes] = {}
         self._sources = [""]
         self._readable = False
@@ -61,7 +68,7 @@ class DurableStore:
         if self._quotas is not None and np.array_equal(quotas, self._quotas):
             return []
         self._quotas = quotas.copy()
-        return self._let_go_of(self._index.configure(quotas))
+        return self._let_go(self._index.configure(quotas), Verdict.DROPPED)
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         outcome = self._index.offer(batch, regions, scores, arrivals)
@@ -70,14 +77,14 @@ class DurableStore:
         self.log.add_refusals(
             batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
         )
+        columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
-                self._let_go(int(batch.ids[i]), Verdict.DROPPED)
+                self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            note = Note(
-                int(batch.ids[i]), int(batch.y[i]), int(regions[i]), int(arrivals[i]), float(scores[i]), 0,
-                self.model_version, float(outcome.floors[i]), int(outcome.displaced[i]), taken, wall, self.source,
-            )  # fmt: skip
+            note = Note(*(column[i].item() for column in columns))
+            note = note._replace(model_version=self.model_version, taken=taken, wall=wall)
+            note = note._replace(source=self.source, region=int(regions[i]))
             self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
         return outcome
 
@@ -85,7 +92,7 @@ class DurableStore:
         return self._index.stored()
 
     def revalue(self, scores: Scores) -> list[int]:
-        return self._let_go_of(self._index.revalue(scores))
+        return self._let_go(self._index.revalue(scores), Verdict.DROPPED)
 
     def mark_used(self, ids: IntArray) -> None:
         self._index.mark_used(ids)
@@ -103,12 +110,18 @@ class DurableStore:
         Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
         rest are divided evenly, until the device divides them anew.
         """
-        held = np.bincount([note.region for note in self._notes.values()], minlength=self._index.regions)
+        columns = _rank_columns(self._ranks, self._notes.values())
+        notes = [self._notes[id_] for id_ in columns["ids"].tolist()]
+        regions = np.array([note.region for note in notes], dtype=np.int64)
+        held = np.bincount(regions, minlength=self._index.regions)
         quotas = state.get("quotas")
         if quotas is None or not self._index.would_hold(held, quotas):
             rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
             quotas = held + rest + (np.arange(len(held)) < extra)
-        self._index.restore(self._indexed(quotas))
+        x = self.codec.decode([self._samples[note.id] for note in notes])
+        y = np.array([note.label for note in notes], dtype=np.int64)
+        self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
+        self._samples, self._ranks = {}, {}
         self._quotas = None
         self.configure(quotas)
 
@@ -171,28 +184,27 @@ class DurableStore:
         gone = np.array([id_ for id_ in ids if id_ in self._notes], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
-        state.update({name: state[name][keep] for name in (*COLUMNS, "x", "y", "regions")})
+        state.update({name: state[name][keep] for name in (*_COLUMNS, "x", "y", "regions")})
         self._index.restore(state)
         self._settled = {}
         self.log.forget(gone)
-        for id_ in gone.tolist():
-            self._let_go(id_, verdict)
-        return len(gone)
+        return len(self._let_go(gone.tolist(), verdict))
 
     def load(self, contents: Contents) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
-        self._notes, self._blobs, self._samples = {}, {}, {}
-        self._staged, self._replaced, self._obsolete = {}, {}, []
-        state = self._shelf.load(contents.blobs)
-        self._sources = restore_codec(self.codec, state, contents.blobs)
+        self._notes, self._blobs = {}, {}
+        self._samples, self._staged = {}, {}
+        newest = newest_of(contents.blobs)
+        self._obsolete = sorted({b.number for b in contents.blobs} - {b.number for b in newest.values()})
+        state = self._shelf.load(newest)
+        self._sources = restore_codec(self.codec, state, newest)
         self._readable = self.codec.ready
-        for blob in (b for b in contents.blobs if b.kind == SAMPLE):
+        for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = decode_note(blob, self._sources)
-            if note.id in self._blobs:
-                self._obsolete.append(self._blobs[note.id])
             self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
             self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
-        return {name: array for name, array in self._ranks.load(state).items() if not name.startswith(APART)}
+        self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
+        return {name: array for name, array in state.items() if not name.startswith((APART, _RANKS))}
 
     def reload(self) -> State:
         """As `load`, from the last commit that succeeded; for use after one that failed."""
@@ -205,28 +217,26 @@ class DurableStore:
         crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
         nothing was committed, and `reload` gives back what was.
         """
-        arrays: State = {}
         changed: dict[str, tuple[int, bytes]] = {}
         obsolete: list[int] = []
         if state is not None:
-            self._ranks.update(self.ranks(), self._notes)
+            ranks = _rank_arrays(self.ranks(), self._notes, self._capacity, discounts=self._discounts)
             needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
-            arrays = {**state, **self._ranks.arrays, **copies}
-            changed, obsolete = self._shelf.changes(arrays)
-        staged = sorted(self._staged, key=lambda id_: id_ not in self._replaced)
-        add = [(SAMPLE, encode_sample(self._notes[id_], self._staged[id_], self._sources)) for id_ in staged]
+            changed, obsolete = self._shelf.changes({**state, **ranks, **copies})
+        staged = sorted(self._staged.items(), key=lambda item: item[1][1] is None)
+        add = [encode_sample(self._notes[id_], row, self._sources) for id_, (row, _) in staged]
         add += changed.values()
-        remove = [*(self._replaced[id_] for id_ in staged if id_ in self._replaced), *self._obsolete, *obsolete]
+        remove = [place for _, (_, place) in staged if place is not None]
+        remove += [*self._obsolete, *obsolete]
         if not add and not remove and not wipe:
             return
         numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
         if state is not None:
-            self._shelf.committed(arrays, changed, numbers[len(staged) :])
+            self._shelf.committed(changed, obsolete, numbers[len(staged) :])
             self._readable = self.codec.ready
-        self._blobs.update(zip(staged, numbers[: len(staged)], strict=True))
+        self._blobs.update((id_, number) for (id_, _), number in zip(staged, numbers, strict=False))
         self._staged.clear()
-        self._replaced.clear()
         self._obsolete.clear()
 
     # -- staging ---------------------------------------------------------------------------------------------------
@@ -235,64 +245,66 @@ class DurableStore:
         self.log.add(note, Verdict(fate))
         if fate is Fate.REFRESHED:
             return
-        if fate is Fate.REPLACED:
-            self._discard(note.displaced, note.id)
+        place = self._discard(note.displaced) if fate is Fate.REPLACED else None
         if note.source not in self._sources and len("\n".join([*self._sources, note.source]).encode()) <= SOURCE_NAMES:
             self._sources.append(note.source)
             self._readable = False
         self._notes[note.id] = note
-        self._staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
+        self._staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place
 
-    def _discard(self, id_: int, by: int | None = None) -> Note | None:
-        self._staged.pop(id_, None)
-        blob = self._blobs.pop(id_, self._replaced.pop(id_, None))
-        if blob is not None and by is not None:
-            self._replaced[by] = blob
-        elif blob is not None:
-            self._obsolete.append(blob)
-        return self._notes.pop(id_, None)
+    def _discard(self, id_: int) -> int | None:
+        """Forgets a sample; returns the blob that it was, or whose place it was to take."""
+        self._notes.pop(id_, None)
+        return self._staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
-    def _let_go(self, id_: int, verdict: Verdict) -> None:
-        """A sample left for no newcomer: the log keeps that it did, and nothing of what it was."""
-        if self._discard(id_) is not None:
-            blank = Note(id_, -1, -1, -1, np.nan, 0, self.model_version, np.nan, -1, wall=self.clock.wall())
-            self.log.add(blank, verdict)
-
-    def _let_go_of(self, dropped: list[int]) -> list[int]:
-        """Takes note of samples that the index has dropped."""
-        for id_ in dropped:
-            self._let_go(id_, Verdict.DROPPED)
-        return dropped
-
-    def _indexed(self, quotas: IntArray) -> State:
-        """The state of a `MemoryStore` with the samples loaded from the file, by arrival."""
-        columns = self._ranks.columns(self._notes.values())
-        ids = columns["ids"].tolist()
-        x = self.codec.decode([self._samples[i] for i in ids])
-        self._samples = {}
-        labels = np.array([self._notes[i].label for i in ids], dtype=np.int64)
-        regions = np.array([self._notes[i].region for i in ids], dtype=np.int64)
-        return {**columns, "x": x, "y": labels, "regions": regions, "quotas": quotas}
+    def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
+        """These samples left for no newcomer: the log keeps that they did, and nothing of what they were."""
+        for id_ in (id_ for id_ in ids if id_ in self._notes):
+            place = self._discard(id_)
+            if place is not None:
+                self._obsolete.append(place)
+            self.log.add(Note(id_, model_version=self.model_version, wall=self.clock.wall()), verdict)
+        return ids
 
 
-def decode_samples(blobs: list[Blob], codec: SampleCodec) -> tuple[list[Note], AnyArray]:
-    """The notes and samples among a file's blobs."""
-    sources = restore_codec(codec, Shelf().load(blobs), blobs)
-    samples = [blob for blob in blobs if blob.kind == SAMPLE]
-    notes = [decode_note(blob, sources) for blob in samples]
-    return notes, codec.decode([blob.data[META_BYTES:] for blob in samples])
-
-
-def restore_codec(codec: SampleCodec, state: State, blobs: list[Blob]) -> list[str]:
+def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob]) -> list[str]:
     """Gives a codec the scales that stand among the state, and returns the names of the samples' sources.
 
     Samples without their scales cannot be read by anyone; without those names, only less is known of them.
     """
     kept = {name.split(".", 2)[2]: array for name, array in state.items() if name.startswith(APART)}
     codec.restore(kept)
-    if not codec.ready and any(blob.kind == SAMPLE for blob in blobs):
+    if not codec.ready and any(isinstance(name, int) for name in newest):
         raise ConfigError(
             "the scales of the store's encoding are lost in both places, and without them nobody can read its samples: "
             "move the file away, and an agent begins a new one"
         )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")
+
+
+def _rank_arrays(ranks: State, notes: dict[int, Note], capacity: int, *, discounts: bool) -> State:
+    """The ranks of a `MemoryStore` that are no longer as the samples' records have them, as arrays for the file."""
+    recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
+    differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
+    differ |= ranks["scores"] != np.array([note.score for note in recorded])
+    differ |= ranks["arrivals"] != np.array([note.arrival for note in recorded])
+    rows = np.zeros(int(differ.sum()), dtype=RANKS[discounts])
+    for name in rows.dtype.names or ():
+        rows[name] = ranks[name][differ]
+    buckets = rows["ids"] % max(1, -(-capacity // _BUCKET))
+    return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
+
+
+def _rank_columns(arrays: State, notes: Iterable[Note]) -> State:
+    """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
+    ranks = {int(row["ids"]): row for array in arrays.values() for row in array}
+    rows = []
+    for note in notes:
+        row = (note.id, note.score, note.arrival, note.uses, _RANKED, note.score)
+        rank = ranks.get(note.id)
+        # One from an earlier stay of the same sample does not count.
+        if rank is not None and rank["arrivals"] >= note.arrival:
+            row = (*rank.tolist(), rank["scores"])[: len(row)]
+        rows.append(row)
+    table = np.array(sorted(rows, key=lambda row: row[2]), dtype=RANKS[True])
+    return {name: table[name] for name in _COLUMNS}

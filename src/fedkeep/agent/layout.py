@@ -2,15 +2,15 @@
 
 import math
 import os
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedkeep.agent.audit import CHUNK, ROW_BYTES
 from fedkeep.agent.cells import HEADER, PAGE, Geometry
-from fedkeep.agent.cipher import OVERHEAD, Cipher, read_key
-from fedkeep.agent.durable_store import COPIES, SOURCE_NAMES
+from fedkeep.agent.cipher import OVERHEAD, Cipher, cipher_of
+from fedkeep.agent.durable_store import COPIES, RANKS, SOURCE_NAMES
+from fedkeep.agent.ledgers import CHUNK, ROW_BYTES
 from fedkeep.agent.record import META_BYTES, SampleForm
-from fedkeep.agent.shelf import rank_bytes
 from fedkeep.core.bounds import within
 from fedkeep.core.encoding import SCALE_BYTES, VERSIONS, EncodingName
 from fedkeep.core.errors import ConfigError
@@ -65,9 +65,7 @@ class StoreOptions:
         return Path(os.path.realpath(self.path))
 
     def cipher(self) -> Cipher | None:
-        if self.key_file is None and self.key_env is None:
-            return None
-        return Cipher(read_key(Path(self.key_file) if self.key_file else None, self.key_env))
+        return cipher_of(self.key_file, self.key_env)
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,12 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayo
 
 def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
     """The smallest budget, in whole pages, that holds this many samples."""
-    low, high = 8, (8 * state_bytes + 64 * (form.nbytes + 512) * (samples + 64)) // PAGE + 1024
-    while low + 1 < high:
-        middle = (low + high) // 2
-        fits = _layout(replace(options, budget=middle * PAGE), form, state_bytes).capacity >= samples
-        low, high = (low, middle) if fits else (middle, high)
-    return high * PAGE
+    pages = range(9, (8 * state_bytes + 64 * (form.nbytes + 512) * (samples + 64)) // PAGE + 1024)
+
+    def capacity(count: int) -> int:
+        return _layout(replace(options, budget=count * PAGE), form, state_bytes).capacity
+
+    return PAGE * (pages.start + bisect_left(pages, samples, key=capacity))
 
 
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
@@ -112,20 +110,16 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
     payload = cell_size - overhead
     scales = VERSIONS * SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
     needed = COPIES * (-(-(scales + 128) // payload) + -(-(SOURCE_NAMES + 64) // payload))
+    state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
+
+    def reserve(capacity: int) -> int:
+        return max(8, min(capacity, 128, max(32, capacity // 8)))
 
     def cells(capacity: int) -> int:
-        state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
-        ranks = -(-rank_bytes(discounts=form.discounts) * capacity // payload) + capacity // 64 + 1
-        chunks = -(-options.decisions // CHUNK) + _reserve(capacity) // CHUNK + 2
+        ranks = -(-RANKS[form.discounts].itemsize * capacity // payload) + capacity // 64 + 1
+        chunks = -(-options.decisions // CHUNK) + reserve(capacity) // CHUNK + 2
         log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
-        return capacity + _reserve(capacity) + 2 * (state + ranks) + log_cells
+        return capacity + reserve(capacity) + 2 * (state + ranks) + log_cells
 
-    low, high = 0, geometry.cells
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if cells(middle) <= geometry.cells else (low, middle - 1)
-    return StoreLayout(geometry, low, _reserve(low), state_bytes)
-
-
-def _reserve(capacity: int) -> int:
-    return max(8, min(capacity, 128, max(32, capacity // 8)))
+    capacity = bisect_right(range(1, geometry.cells + 1), geometry.cells, key=cells)
+    return StoreLayout(geometry, capacity, reserve(capacity), state_bytes)

@@ -1,14 +1,20 @@
-"""Small state that is committed with the samples: what was counted, and what was erased."""
+"""Small state that is committed with the samples: what was counted, erased and decided, and how old it is."""
 
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedkeep.core.types import State
+from fedkeep.agent.record import Note
+from fedkeep.core.ports import Fate
+from fedkeep.core.types import Batch, IntArray, Scores, State
+from fedkeep.link.messages import Reason
 
 REMEMBERED = 512
 
@@ -46,33 +52,27 @@ class Tombstones:
     """The ids that were erased last, and nothing else of them: what is sent again is refused."""
 
     def __init__(self) -> None:
-        self._ids: dict[int, None] = {}
+        self._ids: list[int] = []
         self.ids: frozenset[int] = frozenset()
 
     def add(self, ids: Iterable[int]) -> None:
-        self._ids.update(dict.fromkeys(ids))
-        while len(self._ids) > REMEMBERED:
-            del self._ids[next(iter(self._ids))]
+        self._ids = list(dict.fromkeys([*self._ids, *ids]))[-REMEMBERED:]
         self.ids = frozenset(self._ids)
 
     def snapshot(self) -> State:
-        return {"ids": np.array(list(self._ids), dtype=np.int64)}
+        return {"ids": np.array(self._ids, dtype=np.int64)}
 
     def restore(self, state: State) -> None:
-        self._ids = {}
+        self._ids = []
         self.add(state["ids"].tolist())
 
 
 DAY = 86_400.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def _boot_seconds() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _boot_name() -> str:
-    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    file = Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text().strip() if file.exists() else ""
 
 
 class AgeClock:
@@ -82,24 +82,20 @@ class AgeClock:
         self,
         tolerance: float = DAY,
         wall: Callable[[], float] = time.time,
-        boot: Callable[[], float] = _boot_seconds,
+        boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
         boot_name: Callable[[], str] = _boot_name,
     ) -> None:
-        self._tolerance, self._wall, self._boot = tolerance, wall, boot
+        self._tolerance, self.wall, self._boot = tolerance, wall, boot
+        """`wall` is what the device takes for the time of day; for people to read."""
         self._boot_name = boot_name()
-        self._age_at_start = 0.0
-        self._start = boot()
+        self._age_at_start, self._start = 0.0, boot()
 
     def now(self) -> float:
         """The age; it never goes back."""
         return self._age_at_start + max(0.0, self._boot() - self._start)
 
-    def wall(self) -> float:
-        """What the device takes for the time of day; for people to read."""
-        return self._wall()
-
     def snapshot(self) -> State:
-        return {"seconds": np.array([self.now(), self._wall(), self._boot()]), "boot": np.array(self._boot_name)}
+        return {"seconds": np.array([self.now(), self.wall(), self._boot()]), "boot": np.array(self._boot_name)}
 
     def restore(self, state: State) -> None:
         """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""
@@ -107,6 +103,104 @@ class AgeClock:
         if self._boot_name and str(state["boot"]) == self._boot_name:
             between = self._boot() - boot
         else:
-            between = self._wall() - wall - self._tolerance
+            between = self.wall() - wall - self._tolerance
         self._age_at_start = age + max(0.0, between)
         self._start = self._boot()
+
+
+CHUNK = 32
+"""Decisions that are written together."""
+_ROW = np.dtype(
+    [
+        ("id", "<i8"), ("arrival", "<i8"), ("label", "<i4"), ("verdict", "<i4"), ("score", "<f8"), ("floor", "<f8"),
+        ("displaced", "<i8"), ("model", "<i8"), ("wall", "<f8"), ("policy", "S16"),
+    ]
+)  # fmt: skip
+ROW_BYTES = _ROW.itemsize
+
+
+class Verdict(IntEnum):
+    """A sample's fate on arrival, or how it left."""
+
+    REFUSED = Fate.REFUSED
+    KEPT = Fate.KEPT
+    REPLACED = Fate.REPLACED
+    REFRESHED = Fate.REFRESHED
+    ERASED = 10
+    """On request; nothing else of the sample is left, here or elsewhere."""
+    EXPIRED = 11
+    DROPPED = 12
+    """It no longer fitted the quotas, or its new score ruled it out."""
+
+
+class DecisionLog:
+    """The latest `length` decisions that changed the store, kept on disk, and as many refusals, kept in memory.
+
+    Refusals are most of a stream; writing each to flash would cost more than the samples themselves.
+    """
+
+    def __init__(self, length: int, policy: str) -> None:
+        self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
+        self._refused = self._rows.copy()
+        self._written = 0
+        self._refusals = 0
+        self.policy = policy
+        self._policy = policy.encode()[:16]
+
+    def add(self, note: Note, verdict: Verdict) -> None:
+        self._rows[self._written % len(self._rows)] = (
+            note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
+            note.wall, self._policy,
+        )  # fmt: skip
+        self._written += 1
+
+    def add_refusals(
+        self, batch: Batch, arrivals: IntArray, scores: Scores, floors: Scores, model_version: int, wall: float
+    ) -> None:
+        keep = slice(-len(self._refused), None)
+        rows = np.zeros(len(batch.ids[keep]), dtype=_ROW)
+        columns = {"id": batch.ids, "arrival": arrivals, "label": batch.y, "score": scores, "floor": floors}
+        for name, values in columns.items():
+            rows[name] = values[keep]
+        rows["displaced"], rows["model"], rows["wall"], rows["policy"] = -1, model_version, wall, self._policy
+        self._refused[(self._refusals + np.arange(len(rows))) % len(self._refused)] = rows
+        self._refusals += len(rows)
+
+    def about(self, id_: int) -> list[Reason]:
+        """All decisions on one sample that are still logged, oldest first, the one that displaced it included."""
+        rows = np.concatenate([self._refused, self._rows])
+        # A row without a policy was never written.
+        found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
+        found = np.sort(found, order=("wall", "arrival"), kind="stable")
+        return [
+            Reason(
+                id=known,
+                verdict=Verdict(verdict).name.lower(),
+                label=label,
+                score=None if np.isnan(score) else score,
+                floor=None if np.isnan(floor) else floor,
+                displaced=None if displaced < 0 else displaced,
+                model_version=model,
+                policy=policy.decode(),
+                time=wall,
+            )
+            for known, _, label, verdict, score, floor, displaced, model, wall, policy in found.tolist()
+        ]
+
+    def forget(self, ids: IntArray) -> None:
+        """Leaves no trace of these samples' labels and values."""
+        for rows in (self._rows, self._refused):
+            rows[np.isin(rows["id"], ids)] = np.zeros((), dtype=_ROW)
+            rows["displaced"][np.isin(rows["displaced"], ids)] = -1
+
+    def snapshot(self) -> State:
+        """In chunks, of which a commit writes those that changed."""
+        chunks = {str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)}
+        return {"written": np.array(self._written), **chunks}
+
+    def restore(self, state: State) -> None:
+        for name, own in self.snapshot().items():
+            chunk = state.get(name)
+            if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:
+                own[:] = chunk
+        self._written = int(state.get("written", 0))

@@ -3,9 +3,8 @@
 import errno
 import json
 import logging
-import os
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from fedkeep.agent.cellfile import Blob, CellFile, Contents
-from fedkeep.agent.cells import PAGE, Geometry, Label, OtherFormatError, claims_to_be_a_store, decode_label
+from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
 from fedkeep.agent.cipher import Cipher, check_key
-from fedkeep.agent.disk import FileDisk, ReadOnlyDisk, StoreError
+from fedkeep.agent.disk import FileDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
-from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note
-from fedkeep.agent.shelf import older_arrays
+from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import Learner
@@ -42,19 +40,22 @@ class Opened:
     file: CellFile
     contents: Contents
     disk: FileDisk
-    before: "Identity | None"
-    """For what it was made, if that is known."""
-    now: "Identity"
+    before: dict[str, Any]
+    """For what it was made, as its label has it; nothing if that is lost."""
+    now: dict[str, Any]
 
 
-def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, identity: "Identity") -> Opened:
-    """The file, made or found, and what is in it.
+def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, labels: int, model: str = "") -> Opened:
+    """The file, made or found, and what is in it; `model` tells models apart whose vectors mean different things.
 
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
-    budget or an earlier format is moved over whole, or refused with the budget that it needs.
+    budget is moved over whole, or refused with the budget that it needs.
     """
     path, cipher = options.file, options.cipher()
-    wanted = Label(layout.geometry, {**_form(form, cipher, identity), "capacity": layout.capacity})
+    key = cipher.name if cipher else None
+    sample = {"dtype": form.name, "shape": list(form.shape), "deflate_to": form.deflate_to, "key": key}
+    use = {"labels": labels, "model": model, "capacity": layout.capacity}
+    wanted = Label(layout.geometry, {**sample, **use})
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
@@ -62,28 +63,33 @@ def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, iden
             _make(path, [], wanted, cipher)[0].close()
         elif beside(path).exists() and _is_left_over(beside(path)):
             beside(path).unlink()  # of a move that was killed: its bytes are in no budget
-        return _open(path, options, form, layout, wanted, cipher)
+        return _open(options, form, layout, wanted, cipher)
     except OSError as error:
         if error.errno not in _FOR_GOOD:
             raise StoreError(f"{path} cannot be used now: {error.strerror}") from error
         raise ConfigError(f"{path} cannot be used as a store: {error.strerror}; set [store] path to another") from error
 
 
-def _open(
-    path: Path, options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: Label, cipher: Cipher | None
-) -> Opened:
+def _open(options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
+    path = options.file
     found, both = find_label(path, wanted.geometry)
-    _check_form(found, wanted, cipher, path)
+    _check_form(path, found, wanted, cipher)
     disk = FileDisk(path, found.geometry.size)
     try:
         file = CellFile(disk, found.geometry, cipher)
         contents = file.load()
-        if not found.form:
-            contents.damage.label = True
-            _check_records(contents, form, path)
-        _report(path, contents, options, both=both)
-        _check_labels(contents, wanted, path)
-        _fit(path, file, contents, options, form, layout)
+        contents.damage.label = not found.form
+        _check_records(path, contents, form)
+        room = max(layout.capacity, found.form.get("capacity", 0))
+        gone = superfluous(contents.blobs, room) if contents.damage else set()
+        contents.blobs[:] = [blob for blob in contents.blobs if blob.number not in gone]
+        _check_room(contents.blobs, options, form, layout, wanted.form["labels"])
+        if contents.damage:
+            log.warning("%s is damaged: %s; all else goes on", path, contents.damage)
+            set_aside(path, options.damaged_bytes)
+            file.discard(gone)
+        elif contents.damage.root_copies or not both:
+            log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
         if found.geometry != wanted.geometry:
             moved = _make(path, _repacked(contents.blobs, found, form), wanted, cipher)
             disk.close()
@@ -95,8 +101,7 @@ def _open(
     except BaseException:
         disk.close()
         raise
-    before = Identity(found.form["labels"], found.form["model"]) if "model" in found.form else None
-    return Opened(file, contents, disk, before, Identity(wanted.form["labels"], wanted.form["model"]))
+    return Opened(file, contents, disk, found.form, wanted.form)
 
 
 def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
@@ -105,41 +110,26 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
     Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
     else's, and nothing of it may change.
     """
-    disk = ReadOnlyDisk(path)
-    try:
+    with closing(FileDisk(path)) as disk:
         first = disk.read(0, PAGE)
-        label = decode_label(first)
-        last = disk.read(max(0, path.stat().st_size - PAGE) if label is None else label.geometry.label_copy, PAGE)
-        label = label or decode_label(last)
-    except OtherFormatError as error:
-        raise ConfigError(f"{path} {error}") from None
-    finally:
-        disk.close()
-    if label is not None:
-        return label, first == last
-    if likely is not None and _holds_cells(path, likely):
-        return Label(likely, {}), False
-    if claims_to_be_a_store(first):
+        try:
+            label = decode_label(first)
+            last = disk.read(max(0, path.stat().st_size - PAGE) if label is None else label.geometry.label_copy, PAGE)
+            label = label or decode_label(last)
+        except ConfigError as error:
+            raise ConfigError(f"{path} {error}") from None
+        if label is not None:
+            return label, first == last
+        if likely is not None:
+            contents = CellFile(disk, likely).load()
+            if contents.blobs or not contents.damage.roots:
+                return Label(likely, {}), False
+    if first.startswith(LABEL_MAGIC):
         raise ConfigError(f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was")
     raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 
-def _holds_cells(path: Path, geometry: Geometry) -> bool:
-    disk = ReadOnlyDisk(path)
-    try:
-        contents = CellFile(disk, geometry).load()
-    finally:
-        disk.close()
-    return not contents.damage.roots or bool(contents.blobs)
-
-
-def _form(form: SampleForm, cipher: Cipher | None, identity: "Identity") -> dict[str, Any]:
-    key = cipher.name if cipher else None
-    sample = {"dtype": form.name, "shape": list(form.shape), "deflate_to": form.deflate_to, "key": key}
-    return {**sample, "labels": identity.labels, "model": identity.model}
-
-
-def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) -> None:
+def _check_form(path: Path, found: Label, wanted: Label, cipher: Cipher | None) -> None:
     if not found.form:
         return
     check_key(found.form["key"], cipher, path)
@@ -153,49 +143,34 @@ def _check_form(found: Label, wanted: Label, cipher: Cipher | None, path: Path) 
             )
 
 
-def _check_records(contents: Contents, form: SampleForm, path: Path) -> None:
+def _check_records(path: Path, contents: Contents, form: SampleForm) -> None:
     """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
     lengths = [len(blob.data) - META_BYTES for blob in contents.blobs if blob.kind == SAMPLE]
     least = form.nbytes if form.deflate_to is None else 1
-    if not contents.blobs or any(not least <= length <= form.nbytes for length in lengths):
+    alike = bool(contents.blobs) and all(least <= length <= form.nbytes for length in lengths)
+    if contents.damage.label and not alike:
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
             "left untouched; set them as they were when it was made"
         )
 
 
-def _report(path: Path, contents: Contents, options: StoreOptions, *, both: bool) -> None:
-    if contents.damage:
-        log.warning("%s is damaged: %s; all else goes on", path, contents.damage)
-        set_aside(path, options.damaged_bytes)
-    elif contents.damage.root_copies or not both:
-        log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
-
-
-def _check_labels(contents: Contents, wanted: Label, path: Path) -> None:
-    labels = wanted.form["labels"]
-    beyond = {note.label for b in contents.blobs if b.kind == SAMPLE and (note := decode_note(b)).label >= labels}
-    if beyond:
+def _check_room(blobs: list[Blob], options: StoreOptions, form: SampleForm, layout: StoreLayout, labels: int) -> None:
+    """Refuses labels and a budget that would cost samples."""
+    notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
+    highest = max((note.label for note in notes), default=-1)
+    count = len({note.id for note in notes})
+    if highest >= labels:
         raise ConfigError(
-            f"{path} holds samples of label {max(beyond)}, but [samples] labels is {labels}: set it to "
-            f"{max(beyond) + 1} or more, or first erase them by `fedkeep agent erase --label {max(beyond)}`"
+            f"{options.file} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
+            f"{highest + 1} or more, or first erase them by `fedkeep agent erase --label {highest}`"
         )
-
-
-def _fit(
-    path: Path, file: CellFile, contents: Contents, options: StoreOptions, form: SampleForm, layout: StoreLayout
-) -> None:
-    """Refuses a budget that would cost samples; what was salvaged beyond it was replaced before, and goes."""
-    if contents.damage:
-        gone = superfluous(contents.blobs, layout.capacity)
-        contents.blobs[:] = [blob for blob in contents.blobs if blob.number not in gone]
-        file.discard(gone)
-    count = len({decode_note(blob).id for blob in contents.blobs if blob.kind == SAMPLE})
     if count > layout.capacity:
         least = least_budget(options, form, layout.state_bytes, count)
         raise ConfigError(
-            f"{path} holds {count} samples and [store] budget = {options.budget} has room for {layout.capacity}: "
-            f"set it to {least} or more, or first erase some (`fedkeep agent store export` takes them out)"
+            f"{options.file} holds {count} samples and [store] budget = {options.budget} has room for "
+            f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep agent store export` takes "
+            "them out)"
         )
 
 
@@ -204,20 +179,15 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
 
     Labels take turns, each with its highest scores first, so that none is lost to another's larger values.
     """
-    newest: dict[int, Blob] = {}
-    gone = older_arrays(blobs)
-    for blob in sorted((b for b in blobs if b.kind == SAMPLE), key=lambda b: b.number):
-        id_ = decode_note(blob).id
-        if id_ in newest:
-            gone.add(newest[id_].number)
-        newest[id_] = blob
-    notes = sorted(((decode_note(blob), blob.number) for blob in newest.values()), key=lambda pair: -pair[0].score)
+    newest = newest_of(blobs).values()
+    notes = [(decode_note(blob), blob.number) for blob in newest if blob.kind == SAMPLE]
     turns: Counter[int] = Counter()
     ranked = []
-    for note, number in notes:
+    for note, number in sorted(notes, key=lambda pair: -pair[0].score):
         ranked.append((turns[note.label], number))
         turns[note.label] += 1
-    return gone | {number for _, number in sorted(ranked)[capacity:]}
+    kept = {blob.number for blob in newest} - {number for _, number in sorted(ranked)[capacity:]}
+    return {blob.number for blob in blobs} - kept
 
 
 def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
@@ -243,7 +213,7 @@ def _is_left_over(path: Path) -> bool:
     """Whether a file is one that an earlier process was making when it was killed."""
     with path.open("rb") as file:
         first = file.read(PAGE)
-    return claims_to_be_a_store(first) or not first.strip(b"\0")
+    return first.startswith(LABEL_MAGIC) or not first.strip(b"\0")
 
 
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
@@ -260,12 +230,10 @@ def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
     return [blob._replace(data=packed.get(blob.number, blob.data)) for blob in blobs]
 
 
-def copies_of(path: Path) -> list[Path]:
-    """The copies set aside so far, oldest first."""
-    found = [
-        file for file in path.parent.glob(f"{path.name}.damaged-*") if file.suffix.removeprefix(".damaged-").isdigit()
-    ]
-    return sorted(found, key=lambda file: int(file.name.rpartition("-")[2]))
+def copies_of(path: Path) -> dict[int, Path]:
+    """The copies set aside so far, by their numbers."""
+    found = {file.name.rpartition("-")[2]: file for file in path.parent.glob(f"{path.name}.damaged-*")}
+    return {int(number): file for number, file in found.items() if number.isdigit()}
 
 
 def set_aside(path: Path, allowed: int) -> None:
@@ -273,11 +241,10 @@ def set_aside(path: Path, allowed: int) -> None:
     import shutil  # a megabyte that most agents never need
 
     copies = copies_of(path)
-    if sum(file.stat().st_size for file in (path, *copies)) > allowed:
+    if sum(file.stat().st_size for file in (path, *copies.values())) > allowed:
         log.warning("no copy of the damaged file is kept: [store] damaged_bytes = %d has no room for one", allowed)
         return
-    number = int(copies[-1].name.rpartition("-")[2]) + 1 if copies else 1
-    aside = path.with_name(f"{path.name}.damaged-{number}")
+    aside = path.with_name(f"{path.name}.damaged-{max(copies, default=0) + 1}")
     try:
         with aside.open("xb") as copy, path.open("rb") as file:
             aside.chmod(0o600)
@@ -290,11 +257,10 @@ def set_aside(path: Path, allowed: int) -> None:
 
 def discard_copies(path: Path) -> None:
     """Overwrites and removes all copies: they hold samples that must not outlive the store's own."""
-    for aside in copies_of(path):
-        with aside.open("r+b") as file:
-            file.write(bytes(aside.stat().st_size))
-            file.flush()
-            os.fsync(file.fileno())
+    for aside in copies_of(path).values():
+        with closing(FileDisk(aside, 0)) as disk:
+            disk.write(0, bytes(aside.stat().st_size))
+            disk.sync()
         aside.unlink()
 
 
@@ -302,22 +268,18 @@ _LEARNED = (
     "device.model", "device.direction", "device.estimator.", "device.window.", "device.told.", "device.gist.",
     "device.memory.", "gate.clean", "gate.noisy", "sums.",
 )  # fmt: skip
-_COUNTED = ("device.", *_LEARNED)
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What the samples of a store are for; when it changes, the samples stay and what was learned begins anew."""
-
-    labels: int
-    model: str = ""
-    """Tells models apart whose vectors mean different things."""
-
-
-def identity_of(model: Table, labels: int) -> Identity:
-    """A model is known by its table, and by its file's content where it has one."""
-    table = {**model, "path": _digest(Path(str(model["path"])))} if "path" in model else dict(model)
-    return Identity(labels, json.dumps(table, sort_keys=True, default=str)[:512])
+def model_name(model: Table) -> str:
+    """What a model is known by: its table, with its file's content where it has one."""
+    table = dict(model)
+    if "path" in model:
+        path = Path(str(model["path"]))
+        try:
+            table["path"] = blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error
+    return json.dumps(table, sort_keys=True, default=str)[:512]
 
 
 def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
@@ -339,28 +301,19 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
 
 def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
-    before, now = opened.before, opened.now
-    if before is not None and before.labels != now.labels:
-        said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
-        log.warning(said, before.labels, now.labels)
-        return _without(state, _COUNTED)
+    now = opened.now
+    before = {**now, **opened.before}
     counts = state.get("device.shares.counts", state.get("device.store.quotas"))
-    if counts is not None and counts.shape != (regions,):
-        log.warning("[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew")
-        return _without(state, _COUNTED)
     model = state.get("device.model")
-    if (before is not None and before.model != now.model) or (model is not None and model.shape != (learner.size,)):
+    gone: tuple[str, ...] = ()
+    if before["labels"] != now["labels"]:
+        said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
+        log.warning(said, before["labels"], now["labels"])
+        gone = ("device.", *_LEARNED)
+    elif counts is not None and counts.shape != (regions,):
+        log.warning("[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew")
+        gone = ("device.", *_LEARNED)
+    elif before["model"] != now["model"] or (model is not None and model.shape != (learner.size,)):
         log.warning("[model] is another than before: samples stay, what was learned begins anew")
-        return _without(state, _LEARNED)
-    return state
-
-
-def _without(state: State, prefixes: tuple[str, ...]) -> State:
-    return {name: array for name, array in state.items() if not name.startswith(prefixes)}
-
-
-def _digest(path: Path) -> str:
-    try:
-        return blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error
+        gone = _LEARNED
+    return {name: array for name, array in state.items() if not name.startswith(gone)}

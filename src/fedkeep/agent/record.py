@@ -1,81 +1,65 @@
-"""How a stored sample and an array of state become bytes, and come back."""
+"""What the blobs of a store hold, how it becomes bytes and comes back: samples, named arrays of state, and ranks."""
 
 import json
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
 from fedkeep.agent.cellfile import Blob
+from fedkeep.agent.cells import FAR
 from fedkeep.core.encoding import EncodingName, SampleCodec
-from fedkeep.core.types import AnyArray
+from fedkeep.core.types import AnyArray, State
 
 SAMPLE = 1
+ARRAY = 2
+PACK = 3
 _NOTE = struct.Struct("<qqdfqiiIdH")
 """Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
 META_BYTES = _NOTE.size
-_LATEST = (1 << 32) - 1
 
 
 class Note(NamedTuple):
-    """All that is stored of a sample besides the sample itself."""
+    """All that is stored of a sample besides the sample itself, and at the end what is known of it otherwise."""
 
     id: int
-    label: int
-    region: int
-    arrival: int
-    score: float
-    uses: int
-    model_version: int
-    floor: float
+    arrival: int = -1
+    score: float = math.nan
+    floor: float = math.nan
     """The score it had to beat when it came; NaN where there was room."""
-    displaced: int
+    displaced: int = -1
     """The id of the sample it replaced, -1 for none."""
+    label: int = -1
+    model_version: int = -1
     taken: float = 0.0
     """When it was stored, by the agent's own age clock (seconds); TTL counts from it."""
     wall: float = 0.0
     """When it was stored, by the device's wall clock, however wrong."""
     source: str = ""
+    region: int = -1
+    uses: int = 0
 
 
-def encode_sample(note: Note, content: bytes, sources: list[str]) -> bytes:
-    """A record: the note, and the sample as its codec encoded it.
+def encode_sample(note: Note, content: bytes, sources: list[str]) -> tuple[int, bytes]:
+    """A blob for a record: the note, and the sample as its codec encoded it.
 
     `sources` are the names that numbers stand for, the first of them none.
     """
-    taken = min(_LATEST, math.ceil(max(0.0, note.taken)))
-    head = _NOTE.pack(
-        note.id, note.arrival, note.score, note.floor, note.displaced, note.label, note.model_version, taken, note.wall,
-        sources.index(note.source) if note.source in sources else 0,
-    )  # fmt: skip
-    return head + content
+    taken = min((1 << 32) - 1, math.ceil(max(0.0, note.taken)))
+    number = sources.index(note.source) if note.source in sources else 0
+    return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
-    id_, arrival, score, floor, displaced, label, version, taken, wall, source = _NOTE.unpack_from(blob.data)
+    *known, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return Note(id_, label, label, arrival, score, 0, version, floor, displaced, float(taken), wall, name)
-
-
-def encode_array(name: str, array: AnyArray) -> bytes:
-    """Any array of numbers or of fixed-width text, by name; Python objects are not arrays here."""
-    array = np.asarray(array)
-    if array.dtype.hasobject:
-        raise TypeError(f"the state '{name}' holds Python objects, which cannot be stored")
-    kind = array.dtype.descr if array.dtype.names else array.dtype.str
-    head = json.dumps([name, kind, array.shape]).encode()
-    return struct.pack("<I", len(head)) + head + array.tobytes()
-
-
-def decode_array(data: bytes) -> tuple[str, AnyArray]:
-    (length,) = struct.unpack_from("<I", data)
-    name, kind, shape = json.loads(data[4 : 4 + length])
-    dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
-    return name, np.frombuffer(data, dtype, offset=4 + length).reshape(shape).copy()
+    note = Note(*known)
+    return note._replace(taken=float(taken), wall=wall, source=name, region=note.label)
 
 
 @dataclass(frozen=True)
@@ -106,24 +90,99 @@ class SampleForm:
         return self.dtype.str if self.encoding is None else self.encoding
 
     def shaped(self, x: object) -> AnyArray | None:
-        """The numbers in the samples' shape and type; None if they are not such numbers."""
+        """The numbers in the samples' shape and type; None if they are not such numbers, or do not fit the type."""
         try:
             array = np.asarray(x)
             if array.dtype.kind not in "fiu":
                 return None
             if array.dtype != self.dtype:
-                array = self._converted(array)
+                limits = np.iinfo(self.dtype.str) if self.dtype.kind in "iu" else None
+                if limits is not None and not np.all((array >= limits.min) & (array <= limits.max)):
+                    return None
+                with np.errstate(over="ignore"):
+                    array = array.astype(self.dtype)
         except Exception:  # noqa: BLE001 - whatever a hostile object does when it is looked at
             return None
         if array.shape == self.shape:
             return array
         return array.reshape(self.shape) if array.ndim == 1 and array.size == np.prod(self.shape) else None
 
-    def _converted(self, array: AnyArray) -> AnyArray:
-        """As the store keeps it; whole numbers that do not fit are no samples."""
-        if self.dtype.kind in "iu":
-            limits = np.iinfo(self.dtype.str)
-            if not np.all((array >= limits.min) & (array <= limits.max)):
-                raise ValueError("out of range")
-        with np.errstate(over="ignore"):
-            return array.astype(self.dtype)
+
+def encode_array(name: str, array: AnyArray) -> bytes:
+    """Any array of numbers or of fixed-width text, by name; Python objects are not arrays here."""
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        raise TypeError(f"the state '{name}' holds Python objects, which cannot be stored")
+    kind = array.dtype.descr if array.dtype.names else array.dtype.str
+    head = json.dumps([name, kind, array.shape]).encode()
+    return struct.pack("<I", len(head)) + head + array.tobytes()
+
+
+def decode_array(data: bytes) -> tuple[str, AnyArray]:
+    (length,) = struct.unpack_from("<I", data)
+    name, kind, shape = json.loads(data[4 : 4 + length])
+    dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
+    return name, np.frombuffer(data, dtype, offset=4 + length).reshape(shape).copy()
+
+
+_PACK_NAME = ""
+_SMALL = 256
+"""Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
+APART = "apart."
+"""How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
+_LENGTH = struct.Struct("<I")
+
+
+def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
+    """The newest blob of each sample, by its id, and of each array, by its name."""
+
+    def name(blob: Blob) -> int | str:
+        if blob.kind == SAMPLE:
+            return decode_note(blob).id
+        return _PACK_NAME if blob.kind == PACK else decode_array(blob.data)[0]
+
+    return {name(blob): blob for blob in sorted(blobs)}
+
+
+class Shelf:
+    """Knows which blob holds which array, and what was last written there."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[int, bytes]] = {}
+        """By name, the number of the blob and a digest of its bytes."""
+
+    def load(self, newest: dict[int | str, Blob]) -> State:
+        """The arrays among a file's blobs, as `newest_of` gives them; what was known before is forgotten."""
+        arrays = {name: blob for name, blob in newest.items() if isinstance(name, str)}
+        self._written = {name: (blob.number, _digest(blob.data)) for name, blob in arrays.items()}
+        encoded, start = [], 0
+        pack = arrays.pop(_PACK_NAME).data if _PACK_NAME in arrays else b""
+        while start < len(pack):
+            (length,) = _LENGTH.unpack_from(pack, start)
+            start += _LENGTH.size + length
+            encoded.append(pack[start - length : start])
+        encoded += [blob.data for blob in arrays.values()]
+        return dict(map(decode_array, encoded))
+
+    def changes(self, state: State) -> tuple[dict[str, tuple[int, bytes]], list[int]]:
+        """The blobs that a commit of `state` must write, by name, and the blobs that it makes obsolete."""
+        encoded = {name: encode_array(name, array) for name, array in state.items()}
+        small = [name for name in sorted(state) if state[name].nbytes <= _SMALL and not name.startswith(APART)]
+        pack = b"".join(_LENGTH.pack(len(data)) + data for data in map(encoded.pop, small))
+        blobs = {_PACK_NAME: (PACK, pack)}
+        for name, data in encoded.items():
+            blobs[name] = (FAR if name.startswith(f"{APART}1") else ARRAY, data)
+        known = {name: digest for name, (_, digest) in self._written.items()}
+        changed = {name: blob for name, blob in blobs.items() if known.get(name) != _digest(blob[1])}
+        gone = [number for name, (number, _) in self._written.items() if name in changed or name not in blobs]
+        return changed, gone
+
+    def committed(self, changed: dict[str, tuple[int, bytes]], obsolete: list[int], numbers: list[int]) -> None:
+        """Takes note of a commit that succeeded; `numbers` are the new blobs, in the order of `changed`."""
+        self._written = {name: place for name, place in self._written.items() if place[0] not in obsolete}
+        for (name, (_, data)), number in zip(changed.items(), numbers, strict=True):
+            self._written[name] = (number, _digest(data))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

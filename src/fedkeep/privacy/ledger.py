@@ -7,6 +7,7 @@ caller says which samples entered (`see`), one that came again is charged for ea
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -122,12 +123,12 @@ class Ledger:
         arrays = {name: np.array(state[name], dtype=np.float64) for name in _EMPTY if name in state}
         if any(name not in arrays or arrays[name].shape != empty.shape for name, empty in _EMPTY.items()):
             raise RefusedError("damaged privacy ledger", "an account is missing, or not of its size")
-        if not all((array >= _EMPTY[name].min()).all() for name, array in arrays.items()):
+        costs = np.array(state.get("sample_costs", ()), dtype=np.float64).reshape(-1, len(_NEW))
+        if not all((array >= _EMPTY[name].min()).all() for name, array in arrays.items()) or not (costs >= 0).all():
             raise RefusedError("damaged privacy ledger", "a cost is negative or not a number")
         self._accounts = {name: np.maximum(array, self._accounts[name]) for name, array in arrays.items()}
         charged, ids = self._samples, state.get("sample_ids", np.empty(0)).astype(np.int64).tolist()
-        rows = state.get("sample_costs", np.empty((0, 4))).astype(np.float64).tolist()
-        self._samples = dict(zip(ids, rows, strict=True))
+        self._samples = dict(zip(ids, costs.tolist(), strict=True))
         for id_, row in charged.items():
             kept = self._samples.setdefault(id_, list(_NEW))
             kept[_COST] = max(kept[_COST], row[_COST])
@@ -170,8 +171,15 @@ class LedgerFile:
         """The ledger, made if there was never one; `said` is what the device's store knows of it.
 
         One that is missing where it must have been, or older than the store, is refused: what was spent is not known.
+        So is a new one beside another that was spent from, which may be this device's under the name of its last store.
         """
         if not self._path.exists() and not damaged and not np.any(said.get("releases", 0)):
+            if (other := self._spent_beside()) is not None:
+                raise RefusedError(
+                    "another privacy ledger",
+                    f"{other} has been spent from: if it is this device's, rename it to {self._path.name}; if it is "
+                    "another's, set [store] path to a folder of its own",
+                )
             self.commit(Ledger().snapshot())
         ledger = self.open()
         if ledger.is_behind(said):
@@ -181,6 +189,14 @@ class LedgerFile:
                 "new budget by moving both ledger and store away",
             )
         return ledger
+
+    def _spent_beside(self) -> Path | None:
+        """Another ledger in the same folder that was spent from; what cannot be read as one is passed over."""
+        for other in sorted(self._path.parent.glob("*.ledger")):
+            with suppress(RefusedError, OSError):
+                if any(LedgerFile(other).open().releases(stream) for stream in STREAMS):
+                    return other
+        return None
 
     def open(self) -> Ledger:
         """The ledger as last committed; a missing or damaged file is refused, never taken as an empty one."""
@@ -196,7 +212,12 @@ class LedgerFile:
         if checksum != _checksum(body):
             raise RefusedError("damaged privacy ledger", f"{self._path} fails its checksum")
         ledger = Ledger()
-        ledger.restore({name: np.array(values) for name, values in json.loads(body).items()})
+        try:
+            ledger.restore({name: np.array(values) for name, values in json.loads(body).items()})
+        except RefusedError as refusal:
+            raise RefusedError(refusal.reason, f"{self._path}: {refusal.detail}") from None
+        except Exception:  # noqa: BLE001 - whatever somebody has written there, and a checksum behind it
+            raise RefusedError("damaged privacy ledger", f"{self._path} holds something else than a ledger") from None
         return ledger
 
     def commit(self, state: State) -> None:
