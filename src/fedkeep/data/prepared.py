@@ -7,8 +7,6 @@ from fedkeep.data.cache import Progress, RemoteFile, obtain
 from fedkeep.data.federation import Federation
 from fedkeep.data.own import Own
 
-_ROUNDS_PER_PASS = 100
-
 
 def _prepared(dataset: str, checksum: str, source: str) -> RemoteFile:
     how = f"make it from {source} as docs/own-data.md tells, or name a folder that has it in FEDKEEP_DATA"
@@ -26,7 +24,7 @@ class PreparedSet:
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         path, label = str(obtain(self.file, progress)), getattr(self, "label", "y")
-        own = Own(path=path, label=label, model=self.model, rounds_per_pass=_ROUNDS_PER_PASS)
+        own = Own(path=path, label=label, model=self.model, rounds_per_pass=100)
         return replace(own.load(seed), name=self.file.dataset)
 
 
