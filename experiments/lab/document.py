@@ -6,7 +6,7 @@ from typing import Any
 
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.records.metrics import Ratio
+from fedkeep.records.measures import Ratio
 from lab.blocks import Block, Picture, heading, html, markdown, sheet
 from lab.charts import line_chart
 from lab.choosing import choosing

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.config import read_toml
-from fedkeep.records.metrics import Ratio, ratio
+from fedkeep.records.measures import Ratio, ratio
 from lab.curves import Curve, ExperimentSummary, read_summary
 from lab.findings import Interval, ahead, finals
 
@@ -75,7 +75,8 @@ class Results:
 
     def speedup(self, experiment: str, method: str) -> Ratio:
         """How much sooner than FIFO a method gets to where FIFO ends."""
-        return ratio(self.runs(experiment, method), "fifo", self.runs(experiment, "fifo"))
+        own, fifo = ({s: c.evaluations for s, c in self.runs(experiment, m).items()} for m in (method, "fifo"))
+        return ratio(own, "fifo", fifo)
 
     def margin(self, experiment: str, one: str, other: str) -> Interval | None:
         """How far `one` is ahead of `other`, over the seeds that ran with both; None where none did."""

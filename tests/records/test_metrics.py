@@ -20,8 +20,8 @@ from fedkeep.records.measures import (
     late_accuracy,
     pooled,
     quantile,
+    rounds_to,
 )
-from fedkeep.records.metrics import rounds_to
 from fedkeep.records.tables import explanation, markdown, sentences, tables
 
 

@@ -18,9 +18,8 @@ from fedkeep.records.lines import (
     Slot,
     Timing,
 )
-from fedkeep.records.metrics import Comparison, compare
-from fedkeep.records.reader import Run, read_run, read_runs
-from fedkeep.records.recorder import Recorder
+from fedkeep.records.measures import Comparison, compare
+from fedkeep.records.runs import Recorder, Run, read_run, read_runs
 
 __all__ = [
     "Change", "Comparison", "DeviceLine", "End", "Evaluation", "GistLine", "Header", "HoldingsLine", "Line", "Member",

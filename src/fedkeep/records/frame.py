@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import needing
-from fedkeep.records.reader import Run, read_runs
+from fedkeep.records.runs import Run, read_runs
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedkeep.records.measures import Difference, MeanOverSeeds
-from fedkeep.records.metrics import Comparison, Ratio, Row
+from fedkeep.records.measures import Comparison, Difference, MeanOverSeeds, Ratio, Row
 
 
 @dataclass(frozen=True)
@@ -25,34 +24,26 @@ def tables(comparison: Comparison) -> list[ReportTable]:
 
 
 def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[ReportTable]:
-    columns = ("method", "seeds", "final accuracy", "best", "area")
-    yield ReportTable(title, columns, tuple(map(_values, rows)))
+    names, values = ("final", "best", "area"), []
+    for row in rows:
+        seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
+        values.append((row.method, seeds, *(_percent(row.measures[name]) for name in names)))
+    yield ReportTable(title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values))
     for place, base in enumerate(bases):
-        compared = tuple(_against(row, place) for row in rows if row.differences[place] is not None)
-        if compared:
-            yield ReportTable(f"{title}: against {base}", ("method", "is", "final", "best", "area", "rounds"), compared)
-    gists = tuple(_gist(row) for row in rows if row.gist)
-    if gists:
-        yield ReportTable(
-            f"{title}: what the gist did", ("method", "trust", "likeness", "worth in samples", "reach"), gists
+        compared = tuple(
+            (row.method, found["final"].verdict, *(_points(found[n]) for n in names), _speedup(row.ratios[place]))
+            for row in rows
+            if (found := row.differences[place]) is not None
         )
-
-
-def _values(row: Row) -> tuple[str, ...]:
-    seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
-    return (row.method, seeds, *(_percent(row.measures[name]) for name in ("final", "best", "area")))
-
-
-def _against(row: Row, place: int) -> tuple[str, ...]:
-    found = row.differences[place]
-    assert found is not None
-    points = (_points(found[name]) for name in ("final", "best", "area"))
-    return (row.method, found["final"].verdict, *points, _speedup(row.ratios[place]))
-
-
-def _gist(row: Row) -> tuple[str, ...]:
-    trust, likeness, reach = (_percent(row.gist[name]) for name in ("trust", "likeness", "reach"))
-    return row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach
+        if compared:
+            yield ReportTable(f"{title}: against {base}", ("method", "is", *names, "rounds"), compared)
+    gists = []
+    for row in (row for row in rows if row.gist):
+        trust, likeness, reach = (_percent(row.gist[name]) for name in ("trust", "likeness", "reach"))
+        gists.append((row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach))
+    if gists:
+        columns = ("method", "trust", "likeness", "worth in samples", "reach")
+        yield ReportTable(f"{title}: what the gist did", columns, tuple(gists))
 
 
 def _percent(found: MeanOverSeeds) -> str:
@@ -91,30 +82,25 @@ def _sentence(row: Row, base: str, found: Difference) -> str:
         return f"{row.method} is {found.verdict} {word}{base} by {points}{where}."
     if found.verdict == "level":
         return f"{row.method} is level with {base} to within a point{where}."
-    return f"{row.method} against {base} is undecided{where} ({_points(found)} points): {_what_would_decide(found)}."
-
-
-def _what_would_decide(found: Difference) -> str:
+    decides = f"about {found.seeds_to_decide} seeds would decide it"
     if found.half_width is None:
-        return "one seed decides nothing, run three or more"
-    if found.seeds_to_decide is None:
-        return "no reasonable number of seeds would tell them apart"
-    return f"about {found.seeds_to_decide} seeds would decide it"
+        decides = "one seed decides nothing, run three or more"
+    elif found.seeds_to_decide is None:
+        decides = "no reasonable number of seeds would tell them apart"
+    return f"{row.method} against {base} is undecided{where} ({_points(found)} points): {decides}."
 
 
 def markdown(comparison: Comparison) -> str:
     """The tables, sentences and notes as Markdown."""
-    parts = [_markdown_table(table) for table in tables(comparison)]
+    parts = []
+    for table in tables(comparison):
+        lines = [table.columns, ("---",) + ("---:",) * (len(table.columns) - 1), *table.rows]
+        body = "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
+        parts.append(f"### {_escaped(table.title)}\n\n{body}\n")
     for remarks in (sentences(comparison), comparison.notes):
         if remarks:
             parts.append("\n".join(f"- {_escaped(remark)}" for remark in remarks) + "\n")
     return "\n".join([*parts, explanation(comparison) + "\n"])
-
-
-def _markdown_table(table: ReportTable) -> str:
-    lines = [table.columns, ("---",) + ("---:",) * (len(table.columns) - 1), *table.rows]
-    body = "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
-    return f"### {_escaped(table.title)}\n\n{body}\n"
 
 
 def _escaped(text: str) -> str:

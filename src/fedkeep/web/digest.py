@@ -17,7 +17,7 @@ from fedkeep.config import flat
 from fedkeep.records import lines
 from fedkeep.records.frame import EVALUATED
 from fedkeep.records.measures import GIST, pooled
-from fedkeep.records.reader import Run
+from fedkeep.records.runs import Run
 
 POINTS = 300
 """Evaluations a curve shows at most, about."""

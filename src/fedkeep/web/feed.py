@@ -17,9 +17,8 @@ import msgspec
 from fedkeep.core.errors import DataError
 from fedkeep.records import Comparison, DeviceLine, Header, Run, compare
 from fedkeep.records.lines import decode
-from fedkeep.records.metrics import BASES
-from fedkeep.records.reader import Tail, run_paths
-from fedkeep.records.recorder import timing_path
+from fedkeep.records.measures import BASES
+from fedkeep.records.runs import Tail, run_paths, timing_path
 from fedkeep.web.digest import Digest, RunView
 
 MOST_BASES = 12
