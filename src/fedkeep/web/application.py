@@ -12,7 +12,6 @@ from fastapi.responses import PlainTextResponse, RedirectResponse, Response, Str
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedkeep.core.errors import ConfigError
 from fedkeep.link.addresses import is_loopback
 from fedkeep.web.feed import Feed
 from fedkeep.web.report import SCRIPTS, asset, index
@@ -22,7 +21,6 @@ QUIET_PERIODS = 20
 """Silent periods after which a comment keeps the connection alive."""
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 COOKIE = "fedkeep-watch"
-SHORTEST_TOKEN = 16
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -80,14 +78,6 @@ def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> ASGIApp
     return PageGuard(app, token)
 
 
-def check_exposure(host: str, token: str | None) -> None:
-    """Refuses an address that others can reach without a token, and a token that can be guessed."""
-    if token is None and not is_loopback(host):
-        raise ConfigError(f"others can reach {host}: set a secret of your own with --token, or drop --host")
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        raise ConfigError(f"--token must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
-
-
 class PageGuard:
     """Lets GET through from those who know the token.
 
@@ -95,8 +85,7 @@ class PageGuard:
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app = app
-        self._token = token
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -61,19 +61,16 @@ def _digest(text: str) -> str:
 
 def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> dict[str, Any]:
     """All that the page would ask a server for."""
-    digests = {f"{place}-{run.header.run}": _digested(run) for place, run in enumerate(runs)}
-    views = (digest.view(key, modified=0.0) for key, digest in digests.items())
+    views, devices = [], {}
+    for place, run in enumerate(runs):
+        digest, key = Digest(run.header), f"{place}-{run.header.run}"
+        for line in (*run.lines, *run.timings):
+            digest.add(line)
+        digest.devices = {device: digest.devices[device] for device in sorted(digest.devices)[:DEVICES]}
+        views.append(digest.view(key, modified=0.0))
+        devices[key] = list(digest.devices.values())
     against = compared(runs, comparison.bases)
     update = Update(
-        title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=against, words=tuple(words)
+        title=title, version=1, keys=tuple(devices), views=tuple(views), comparison=against, words=tuple(words)
     )
-    return {"update": update, "devices": {key: list(digest.devices.values()) for key, digest in digests.items()}}
-
-
-def _digested(run: Run) -> Digest:
-    digest = Digest(run.header)
-    for line in (*run.lines, *run.timings):
-        digest.add(line)
-    chosen = sorted(digest.devices)[:DEVICES]
-    digest.devices = {device: digest.devices[device] for device in chosen}
-    return digest
+    return {"update": update, "devices": devices}
