@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fedkeep
-from fedkeep.advice.files import as_toml
 from fedkeep.advice.look import look, worries
-from fedkeep.advice.panel import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel
+from fedkeep.advice.panel import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, as_toml
 from fedkeep.advice.trial import Trial
 from fedkeep.advice.verdict import advise, recommended
 from fedkeep.agent.assembly import budget_for, read_config

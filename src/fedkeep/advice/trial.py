@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedkeep.advice.panel import FIFO, RATES, Panel
 from fedkeep.config import Table
-from fedkeep.records import Run, read_run, read_runs
+from fedkeep.records import read_run
 from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, record_path
@@ -18,10 +18,6 @@ FIRST_SEEDS, MOST_SEEDS = 3, 16
 LARGER = 4
 """How many times the store is, of which it is asked what it would buy."""
 _FEWEST_ROUNDS, _MOST_ROUNDS = 40, 300
-
-
-class OutOfTimeError(Exception):
-    """The time given is over; what is finished counts."""
 
 
 @dataclass
@@ -43,21 +39,34 @@ class Trial:
         self._began = time.monotonic()
         self._done, self._planned = 0.0, 1.0
 
-    def run(self) -> None:
-        """Rounds and rates are chosen, then seeds run until nothing is open, or the time is over."""
+    def run(self) -> bool:
+        """Whether it came to its end: time and Ctrl-C end it early, and what is finished counts."""
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def _run(self) -> None:
+        """Rounds and rates are chosen, then seeds run until nothing is open."""
         self._choose_rounds()
         runs = len(self.panel.methods) * len(RATES) / 2 + FIRST_SEEDS * (len(self.panel.methods) + 1)
         self._planned = runs * self.panel.rounds
         if not self.panel.rates:
             self._tune()
-        self._play("seeds 0 to 2", [(m, s) for s in range(FIRST_SEEDS) for m in self.panel.methods])
-        self._play_larger()
+        table, first = self.panel.table, range(FIRST_SEEDS)
+        self._play("seeds 0 to 2", {(m, s): table(m, s) for s in first for m in self.panel.methods})
+        method = self.leader()
+        capacity = LARGER * self.panel.slots(method)
+        name = f"{method}, {capacity} samples"
+        larger = {(name, s): {**table(method, s, capacity=capacity), "label": name} for s in first}
+        self._play(f"a store of {capacity} samples", larger)
         for seed in range(FIRST_SEEDS, MOST_SEEDS):
             undecided = self.open()
             if not undecided:
                 return
             self._planned += len(undecided) * self.panel.rounds
-            wanted = [(method, seed) for method in (self.leader(), *undecided)]
+            wanted = {(method, seed): table(method, seed) for method in (self.leader(), *undecided)}
             self._play(f"seed {seed}: {', '.join(undecided)} undecided", wanted)
 
     def leader(self) -> str:
@@ -80,10 +89,6 @@ class Trial:
         leader = self.leader()
         found = {m: self.against(m, leader) for m in self.panel.candidates if m != leader}
         return [m for m, stands in found.items() if stands is None or stands.verdict == "undecided"]
-
-    def runs(self) -> list[Run]:
-        """The finished runs of the panel, for tables and charts."""
-        return read_runs(self.folder / "runs")
 
     def _choose_rounds(self) -> None:
         """As many rounds as fit the time, or those that an earlier call chose; noted for the next."""
@@ -108,29 +113,16 @@ class Trial:
 
     def _tune(self) -> None:
         """The learning rate of each method, by the late accuracy of a shorter run apart from the others."""
-        tuning = self.panel.tuning()
-        cells = [Cell(table, "") for _, _, table in tuning]
-        self._sweep("finding each method's learning rate", cells, self.folder / "rates")
+        cells = {key: Cell(table, "") for key, table in self.panel.tuning().items()}
+        self._sweep("finding each method's learning rate", list(cells.values()), self.folder / "rates")
         best: dict[str, tuple[float, float]] = {}
-        for (method, rate, _), cell in zip(tuning, cells, strict=True):
+        for (method, rate), cell in cells.items():
             reached = late_accuracy(read_run(record_path(cell, self.folder / "rates")).evaluations)
             best[method] = max(best.get(method, (-1.0, 0.0)), (reached, rate))
         self.panel = replace(self.panel, rates={method: rate for method, (_, rate) in best.items()})
         self._note()
 
-    def _play(self, stage: str, wanted: Sequence[tuple[str, int]]) -> None:
-        self._play_tables(stage, {key: self.panel.table(*key) for key in wanted})
-
-    def _play_larger(self) -> None:
-        """The leader with a larger store, on the first seeds."""
-        method = self.leader()
-        capacity = LARGER * self.panel.slots(method)
-        name = f"{method}, {capacity} samples"
-        tables = {s: self.panel.table(method, s, capacity=capacity) for s in range(FIRST_SEEDS)}
-        wanted = {(name, seed): {**table, "label": name} for seed, table in tables.items()}
-        self._play_tables(f"a store of {capacity} samples", wanted)
-
-    def _play_tables(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:
+    def _play(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:
         """Plays runs by method and seed; what is finished counts, however this ends."""
         cells, folder = {key: Cell(table, "") for key, table in wanted.items()}, self.folder / "runs"
         try:
@@ -159,9 +151,4 @@ class Trial:
         left = passed * (1 - share) / share if share > 0.02 else self.seconds
         self.tell(stage, share, min(left, max(0.0, self.seconds - passed)))
         if passed > self.seconds:
-            raise OutOfTimeError
-
-
-def as_task(data: str, extra: Table) -> Table:
-    """The task that reads DATA: a file, or `module:function`."""
-    return {"name": "own", ("source" if ":" in data else "path"): data, "test_fraction": 0.2, **extra}
+            raise KeyboardInterrupt  # the time is over: it ends as Ctrl-C ends it

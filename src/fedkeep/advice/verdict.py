@@ -25,26 +25,21 @@ class Advice:
 def recommended(trial: Trial) -> str:
     """FIFO unless the leader is shown to be ahead of it by what matters; then the simplest that is its equal."""
     leader = trial.leader()
-    if not _beaten(trial.against(leader, FIFO)):
+    lead = trial.against(leader, FIFO)
+    if lead is None or lead.verdict != "ahead" or lead.mean + (lead.half_width or 0.0) <= LEVEL:
         return FIFO
-    return next((method for method in trial.panel.candidates if _equal(trial.against(leader, method))), leader)
-
-
-def _beaten(lead: Difference | None) -> bool:
-    """Whether a lead is sure, and may be more than the point that counts as none."""
-    return lead is not None and lead.verdict == "ahead" and lead.mean + (lead.half_width or 0.0) > LEVEL
-
-
-def _equal(lead: Difference | None) -> bool:
-    """Whether a lead is sure to be within a point."""
-    return lead is not None and lead.verdict != "undecided" and lead.mean + (lead.half_width or 0.0) <= LEVEL
+    for method in trial.panel.candidates:
+        lead = trial.against(leader, method)
+        if lead is not None and lead.verdict != "undecided" and lead.mean + (lead.half_width or 0.0) <= LEVEL:
+            return method
+    return leader
 
 
 def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> Advice:
     """The advice that the finished runs bear."""
     method = recommended(trial)
     said = [describe(seen), _use(trial, method), *_others(trial, method), _gist(trial, gist_bytes)]
-    said += [*_larger(trial), _limit(trial, method)]
+    said += _more_storage(trial, method)
     doubts = [*worries(seen, trial.panel.capacity, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
     return Advice(method, tuple(sentence for sentence in said if sentence), tuple(doubts))
 
@@ -74,15 +69,26 @@ def _others(trial: Trial, method: str) -> Iterator[str]:
         decided = [(base, found) for base, found in known if found.verdict != "undecided"]
         if known:
             base, found = (decided or known)[0]
-            yield f"{_name(other)} is {_by(found)} {_name(base)}{_to_decide(found)}."
+            more = (
+                f"about {found.seeds_to_decide} seeds would decide it"
+                if found.seeds_to_decide
+                else "hardly to be decided"
+            )
+            yield f"{_name(other)} is {_by(found)} {_name(base)}{'' if decided else f'; {more}'}."
 
 
-def _larger(trial: Trial) -> Iterator[str]:
-    for method in trial.panel.candidates:
-        capacity = LARGER * trial.panel.slots(method)
-        found = trial.against(f"{method}, {capacity} samples", method)
+def _more_storage(trial: Trial, method: str) -> Iterator[str]:
+    """What a larger store would buy, and what none that has an end."""
+    for candidate in trial.panel.candidates:
+        capacity = LARGER * trial.panel.slots(candidate)
+        found = trial.against(f"{candidate}, {capacity} samples", candidate)
         if found is not None:
-            yield f"A store {LARGER} times as large ({capacity} samples, {method}) would be {_by(found)} the one tried."
+            tried = f"({capacity} samples, {candidate})"
+            yield f"A store {LARGER} times as large {tried} would be {_by(found)} the one tried."
+    found = trial.against(UNLIMITED, method)
+    if found is not None:
+        means = "what is old misleads here" if found.verdict == "behind" else "choosing samples can hardly win more"
+        yield f"Unlimited storage is {_by(found)} {_name(method)}: {means}."
 
 
 def _gist(trial: Trial, gist_bytes: int) -> str:
@@ -97,14 +103,6 @@ def _gist(trial: Trial, gist_bytes: int) -> str:
     sent = "half as much is sent each way" if best == SHARED else "nothing more is sent"
     cost = f"It takes {gist_bytes:,} bytes of the device, and {sent}."
     return f"A gist ({best}) is {_by(found)} {_name(plain)}, the best without one. {cost}"
-
-
-def _limit(trial: Trial, method: str) -> str:
-    found = trial.against(UNLIMITED, method)
-    if found is None:
-        return ""
-    means = "what is old misleads here" if found.verdict == "behind" else "choosing samples can hardly win more"
-    return f"Unlimited storage is {_by(found)} {_name(method)}: {means}."
 
 
 def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
@@ -131,13 +129,6 @@ def _by(found: Difference | None) -> str:
         "undecided": f"undecided ({100 * found.mean:+.1f}{half} points) against",
     }
     return words[found.verdict]
-
-
-def _to_decide(found: Difference) -> str:
-    if found.verdict != "undecided":
-        return ""
-    more = found.seeds_to_decide
-    return f"; about {more} seeds would decide it" if more else "; hardly to be decided"
 
 
 def _name(method: str) -> str:

@@ -61,20 +61,16 @@ def print_tables(comparison: Comparison) -> None:
     """The tables in the terminal, and how to read them."""
     console = Console()
     for table in words.tables(comparison):
-        console.print(_rich(table))
+        drawn = Table(title=Text(table.title), title_justify="left")
+        for place, name in enumerate(table.columns):
+            drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)
+        for row in table.rows:
+            drawn.add_row(*map(Text, row))
+        console.print(drawn)
     for sentence in words.sentences(comparison):
         console.print(Text(sentence))
     for note in (*comparison.notes, words.explanation(comparison)):
         console.print(Text(note, style="dim"))
-
-
-def _rich(table: words.ReportTable) -> Table:
-    drawn = Table(title=Text(table.title), title_justify="left")
-    for place, name in enumerate(table.columns):
-        drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
 
 
 def _write(path: Path, text: str) -> None:
