@@ -19,20 +19,13 @@ def forward_passes(experiment: Experiment, curve: Curve) -> float:
 
     A gist measures what is stored under the old model, the new one, and one step ahead.
     """
-    arrival = _passes_per_arrival(experiment)
+    policy, gist = experiment.names["policy"], experiment.gist.name != "none"
+    arrival = _GRADIENT if gist or policy in _GRADIENTS else 0  # to take it into a gist, or to score it
+    if not gist and (policy in _LOSSES or (policy in _GRADIENTS and "last_layers" in experiment.model)):
+        arrival = _FORWARD
     stored = curve.samples_trained / experiment.train.epochs
-    measured_again = 3 * _GRADIENT if experiment.gist.name != "none" else arrival
+    measured_again = 3 * _GRADIENT if gist else arrival
     return _GRADIENT * curve.samples_trained + arrival * curve.samples_valued + measured_again * stored
-
-
-def _passes_per_arrival(experiment: Experiment) -> int:
-    """To score a sample that arrives, or to take it into a gist."""
-    policy = experiment.names["policy"]
-    if experiment.gist.name == "none":
-        if policy in _LOSSES or (policy in _GRADIENTS and "last_layers" in experiment.model):
-            return _FORWARD
-        return _GRADIENT if policy in _GRADIENTS else 0
-    return _GRADIENT
 
 
 def bytes_at_rest(experiment: Experiment) -> int:

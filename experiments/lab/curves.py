@@ -64,17 +64,18 @@ def curve_of(run: Run) -> Curve:
         accuracy=tuple(None if e.accuracy is None else round(e.accuracy, _DIGITS) for e in evaluations),
         seconds=round(run.timings[-1].seconds, 1) if run.timings else None,
         finished=run.end is not None,
-        worst_tenth=_mean(e.worst_tenth for e in evaluations[-LAST:]),
-        rare_recall=_mean(e.rare_recall for e in evaluations[-LAST:]),
-        prequential=_mean(e.prequential for e in evaluations),
+        worst_tenth=mean_of((e.worst_tenth for e in evaluations[-LAST:]), _DIGITS),
+        rare_recall=mean_of((e.rare_recall for e in evaluations[-LAST:]), _DIGITS),
+        prequential=mean_of((e.prequential for e in evaluations), _DIGITS),
         samples_valued=evaluations[-1].samples_valued if evaluations else 0,
         samples_trained=evaluations[-1].samples_trained if evaluations else 0,
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean_of(values: Iterable[float | None], digits: int, scale: float = 1.0) -> float | None:
+    """Of what is known; None of nothing."""
     known = [value for value in values if value is not None]
-    return round(math.fsum(known) / len(known), _DIGITS) if known else None
+    return round(scale * math.fsum(known) / len(known), digits) if known else None
 
 
 class ExperimentSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,10 @@ from typing import Any
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.records.measures import Ratio
-from lab.blocks import Block, Picture, heading, html, markdown, sheet
-from lab.charts import line_chart
-from lab.choosing import choosing
+from lab.blocks import Block, Picture, heading, html, line_chart, markdown, sheet
 from lab.curves import Curves
 from lab.findings import Findings, in_words
-from lab.opening import arena_tables, opening, sweeps
+from lab.opening import arena_tables, choosing, opening, sweeps
 from lab.programme import read_programme
 from lab.results import Paper, Results, read_paper
 from lab.verdicts import verdicts

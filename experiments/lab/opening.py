@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from lab.blocks import Block, Picture, heading, sheet
-from lab.charts import bar_chart, line_chart
+from lab.blocks import Block, Picture, bar_chart, heading, line_chart, sheet
 from lab.findings import BALANCED, FIFO, GISTS, SLIGHT, UNLIMITED, Findings, Interval, in_words, share_closed
 from lab.programme import Contest
 from lab.results import mean_curve
@@ -18,6 +17,7 @@ _IN_TIME = ("-ordered", "-once", "-bursts", "-drift")
 _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
 _COMPARED = (*GISTS, BALANCED, "ode-est", "ode-default", "draw", "reservoir", *_LOSS_BASED, *_CORRECTIONS, UNLIMITED)
+_RIVALS = (FIFO, BALANCED)
 _NAMED = 3
 """Up to so many tasks a line of the verdict names."""
 
@@ -224,3 +224,35 @@ def _swept(entry: Table | None) -> str:
     if entry is None:
         return "not run"
     return f"{in_words(entry['accuracy'])} ({in_words(entry['over_fifo'], sign='+')})"
+
+
+def candidates(means: Mapping[str, Mapping[str, float]], form: str) -> list[tuple[str, dict[str, float], list[str]]]:
+    """Those of a form ("gist-local", "gist-shared") that ran on every task, the first of them to be chosen.
+
+    That is the rule of experiments/README.md: who falls more than half a point behind the better of FIFO and
+    class-balanced FIFO on fewer tasks goes first, among those the greatest mean lead. `means` are final accuracies in
+    percent, by task and method; told are the method, its leads by task, and where it falls behind.
+    """
+    found = []
+    for method in dict.fromkeys(m for row in means.values() for m in row if m.startswith(form)):
+        if all(method in row for row in means.values()):
+            leads = {task: row[method] - max(row[rival] for rival in _RIVALS) for task, row in means.items()}
+            found.append((method, leads, [task for task, lead in leads.items() if lead < -SLIGHT]))
+    return sorted(found, key=lambda each: (len(each[2]), -sum(each[1].values())))
+
+
+def choosing(table: Table) -> Iterator[Block]:
+    """The candidates as tables, and the first of each form in words; `table` is results/choice.json."""
+    means = {t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()}
+    complete = {task: row for task, row in means.items() if all(rival in row for rival in _RIVALS)}
+    for form in GISTS:
+        if ranked := candidates(complete, form):
+            yield (
+                "Points ahead of the better of FIFO and class-balanced FIFO, on seeds of the choice's own. By the rule "
+                f"the choice among the stores under a {form.removeprefix('gist-')} gist falls on `{ranked[0][0]}`."
+            )
+            rows = []
+            for method, leads, behind in ranked:
+                numbers = (*leads.values(), sum(leads.values()) / len(leads))
+                rows.append((method, *map("{:+.2f}".format, numbers), ", ".join(behind) or "nowhere"))
+            yield sheet(("candidate", *complete, "mean", "half a point behind on"), rows)

@@ -10,7 +10,7 @@ from typing import Any
 from fedkeep.config import read_toml
 from fedkeep.records.measures import Ratio, ratio
 from lab.curves import Curve, ExperimentSummary, read_summary
-from lab.findings import Interval, ahead, finals
+from lab.findings import Interval, finals
 
 _TABLES = {"curves", "gist"}
 """Folders of the programmes, which have tables of their own."""
@@ -80,7 +80,7 @@ class Results:
 
     def margin(self, experiment: str, one: str, other: str) -> Interval | None:
         """How far `one` is ahead of `other`, over the seeds that ran with both; None where none did."""
-        return ahead(self.runs(experiment, one), self.runs(experiment, other))
+        return finals(self.runs(experiment, one), self.runs(experiment, other))
 
     def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
         """The tasks of the folder where both ran: how much sooner than FIFO the one is, how far ahead of the other."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab.charts import line_chart
+from lab.blocks import line_chart
 from lab.curves import Curve, ExperimentSummary, read_summary, write_summary
 from lab.document import write_results
 from lab.findings import Interval
