@@ -1,6 +1,6 @@
 """The paper's claims, each with our verdict and the numbers that it rests on."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -19,13 +19,8 @@ class ClaimVerdict(NamedTuple):
     because: str
 
 
-class Finding(NamedTuple):
-    """Whether a claim holds somewhere (None: more seeds have to tell), and the numbers in words."""
-
-    holds: bool | None
-    words: str
-
-
+Finding = tuple[bool | None, str]
+"""Whether a claim holds somewhere (None: more seeds have to tell), and the numbers in words."""
 Check = Callable[[Results], Iterator[Finding]]
 CLAIMS: dict[str, Check] = {}
 """In the order of the paper."""
@@ -41,24 +36,21 @@ def claim(words: str) -> Callable[[Check], Check]:
     return add
 
 
-def verdicts(results: Results) -> list[ClaimVerdict]:
+def verdicts(results: Results) -> Iterator[ClaimVerdict]:
     """All claims."""
-    return [_verdict(words, check(results)) for words, check in CLAIMS.items()]
-
-
-def _verdict(words: str, findings: Iterable[Finding]) -> ClaimVerdict:
-    found = list(findings)
-    told = [finding.holds for finding in found if finding.holds is not None]
-    word: Word = "partly"
-    if not found:
-        word = "not run yet"
-    elif not told:
-        word = "undecided"
-    elif not any(told):
-        word = "not reproduced"
-    elif all(finding.holds for finding in found):
-        word = "reproduced"
-    return ClaimVerdict(words, word, "; ".join(finding.words for finding in found))
+    for claimed, check in CLAIMS.items():
+        found = list(check(results))
+        told = [holds for holds, _ in found if holds is not None]
+        word: Word = "partly"
+        if not found:
+            word = "not run yet"
+        elif not told:
+            word = "undecided"
+        elif not any(told):
+            word = "not reproduced"
+        elif all(holds for holds, _ in found):
+            word = "reproduced"
+        yield ClaimVerdict(claimed, word, "; ".join(words for _, words in found))
 
 
 @claim("ODE-Est reaches FIFO's final accuracy sooner (Table 2)")
@@ -67,14 +59,14 @@ def faster(results: Results) -> Iterator[Finding]:
         ours = "never" if ode.value is None else f"{ode.value:.2f}x"
         printed = results.paper.of("table2", "speedup", task, "ode-est")
         holds = ode.value is not None and ode.value > 1 and 2 * ode.reached > ode.seeds
-        yield Finding(holds, f"{task} {ours}" + (f" (paper {printed:.2f}x)" if printed else ""))
+        yield (holds, f"{task} {ours}" + (f" (paper {printed:.2f}x)" if printed else ""))
 
 
 def more_accurate(results: Results, method: str) -> Iterator[Finding]:
     for task, _, margin in results.pairs("table2", method, "fifo"):
         printed, base = (results.paper.of("table2", "accuracy", task, name) for name in (method, "fifo"))
         theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
-        yield Finding(margin.ahead, f"{task} {margin} points{theirs}")
+        yield (margin.ahead, f"{task} {margin} points{theirs}")
 
 
 for _name, _method in (("ODE-Est", "ode-est"), ("ODE-Exact", "ode-exact")):
@@ -93,8 +85,8 @@ def storage_costs(results: Results) -> Iterator[Finding]:
     ]
     for task, most, margin in unlimited + larger:
         speed = most.value or 0.0
-        yield Finding(margin.ahead if margin.mean >= 5 else False, f"{task} {margin} points")
-        yield Finding(speed >= 3, f"{task} {speed:.1f}x")
+        yield (margin.ahead if margin.mean >= 5 else False, f"{task} {margin} points")
+        yield (speed >= 3, f"{task} {speed:.1f}x")
 
 
 @claim("FB and SLD are above HL and GN, but below random")
@@ -105,20 +97,20 @@ def filters_between(results: Results) -> Iterator[Finding]:
         if len(found) == len(names):
             fb, sld, hl, gn, fifo = found
             holds = min(fb, sld) > max(hl, gn) and max(fb, sld) < fifo
-            yield Finding(holds, f"{task}: FB {fb:.1f}, SLD {sld:.1f}, HL {hl:.1f}, GN {gn:.1f}, FIFO {fifo:.1f}")
+            yield (holds, f"{task}: FB {fb:.1f}, SLD {sld:.1f}, HL {hl:.1f}, GN {gn:.1f}, FIFO {fifo:.1f}")
 
 
 @claim("FIFO and reservoir sampling are as good as each other")
 def fifo_is_random(results: Results) -> Iterator[Finding]:
     for task, _, margin in results.pairs("table2", "reservoir", "fifo"):
-        yield Finding(abs(margin.mean) <= LEVEL, f"{task} {margin}")
+        yield (abs(margin.mean) <= LEVEL, f"{task} {margin}")
 
 
 @claim("HL and GN never reach the accuracy of FIFO")
 def importance_fails(results: Results) -> Iterator[Finding]:
     for method in ("high-loss", "gradient-norm"):
         for task, speed, _ in results.pairs("table2", method, "fifo"):
-            yield Finding(speed.reached == 0, f"{method} on {task}: {speed.reached} of {speed.seeds} seeds reach it")
+            yield (speed.reached == 0, f"{method} on {task}: {speed.reached} of {speed.seeds} seeds reach it")
 
 
 @claim("Simplified ODE saves 44 % memory and 83 % delay for at most a point")
@@ -127,11 +119,11 @@ def simplified_is_cheap(results: Results) -> Iterator[Finding]:
     if cost:
         full, simple = cost["ode-est"], cost["ode-simplified"]
         time = 1 - simple["one_ms"] / full["one_ms"]
-        yield Finding(time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
+        yield (time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
         memory = 1 - simple["extra_mb"] / full["extra_mb"]
-        yield Finding(memory >= 0.3, f"and {100 * memory:.0f} % of the memory")
+        yield (memory >= 0.3, f"and {100 * memory:.0f} % of the memory")
     for task, _, margin in results.pairs("table2", "ode-simplified", "ode-est"):
-        yield Finding(margin.keeps_up, f"{task} {margin} points")
+        yield (margin.keeps_up, f"{task} {margin} points")
 
 
 @claim("Gains hold at low participation, more epochs, smaller storage")
@@ -141,7 +133,7 @@ def gains_hold(results: Results) -> Iterator[Finding]:
         for setting, methods in settings.items():
             if setting.startswith(swept) and "ode-est" in methods:
                 margin = Interval(*methods["ode-est"]["over_fifo"])
-                yield Finding(margin.ahead, f"{task} {setting.rpartition('.')[2]}: {margin}")
+                yield (margin.ahead, f"{task} {setting.rpartition('.')[2]}: {margin}")
 
 
 @claim("Term 2 outweighs term 1")
@@ -149,7 +141,7 @@ def term_two_rules(results: Results) -> Iterator[Finding]:
     for task, row in results.measured():
         low, high = min(row["term2_over_term1"]), max(row["term2_over_term1"])
         theirs = f" (paper about {results.paper.claim('term2_over_term1_har'):.0f})" if task == "har" else ""
-        yield Finding(low >= 10, f"{task}: {low:.1f} to {high:.1f} times{theirs}")
+        yield (low >= 10, f"{task}: {low:.1f} to {high:.1f} times{theirs}")
 
 
 @claim("Values are stable between rounds")
@@ -160,7 +152,7 @@ def values_are_stable(results: Results) -> Iterator[Finding]:
         printed = results.paper.tables["claims"].get(f"pearson_rounds_{task}")
         theirs = f" (paper {printed[0]:.2f} to {printed[1]:.2f})" if printed else ""
         far = f"{table[0][-1]:.2f} from round 0 to {rounds[-1]}"
-        yield Finding(near >= 0.85, f"{task}: at least {near:.2f} between neighbouring rounds measured, {far}{theirs}")
+        yield (near >= 0.85, f"{task}: at least {near:.2f} between neighbouring rounds measured, {far}{theirs}")
 
 
 @claim("The last layer's gradient tracks the full one")
@@ -170,7 +162,7 @@ def last_layer_tracks(results: Results) -> Iterator[Finding]:
             low, high = min(row["pearson_last_layer"]), max(row["pearson_last_layer"])
             printed = results.paper.claim(f"pearson_last_layer_{task}")
             words = f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})"
-            yield Finding(low >= 0.85, words)
+            yield (low >= 0.85, words)
 
 
 @claim("The one-step look-ahead agrees with leave-one-out and Shapley")
@@ -178,7 +170,7 @@ def look_ahead_suffices(results: Results) -> Iterator[Finding]:
     for task, row in results.measured():
         shapley, left = (row["look_ahead"][name]["mean"] for name in ("shapley", "leave_one_out"))
         words = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
-        yield Finding(min(shapley, left) >= 0.9, words)
+        yield (min(shapley, left) >= 0.9, words)
 
 
 @claim("Greedy coordination is near the optimum")
@@ -186,20 +178,17 @@ def greedy_is_near(results: Results) -> Iterator[Finding]:
     if figures := results.figures.get("coordination"):
         worst, median = figures["ratio_worst"], figures["ratio_median"]
         holds = worst >= results.paper.claim("greedy_over_optimum")
-        yield Finding(holds, f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)")
+        yield (holds, f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)")
 
 
 @claim("Theorem 1 bounds the loss reduction")
 def theorem_one(results: Results) -> Iterator[Finding]:
-    constants = {
-        "paper": "printed in the paper",
-        "appendix": "printed in its appendix",
-        "corrected": "L zeta m eta²/(2|B|)",
-    }
+    constants = {"paper": "printed in the paper", "appendix": "printed in its appendix"}
+    constants["corrected"] = "L zeta m eta²/(2|B|)"
     if part := results.figures.get("theory", {}).get("theorem1"):
         for name, broken in part["broken"].items():
             words = f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks"
-            yield Finding(broken == 0, words)
+            yield (broken == 0, words)
 
 
 @claim("Theorem 2 and Lemma 1 bound the divergence")
@@ -208,11 +197,11 @@ def divergence_bounds(results: Results) -> Iterator[Finding]:
         for name, title in (("theorem2", "Theorem 2"), ("lemma1", "Lemma 1")):
             ratio, broken = part[f"{name}_bound_over_truth_median"], part["broken"][name]
             words = f"{title} broken in {broken} of {part['checks']} checks, the bound {ratio:.1f} times the truth"
-            yield Finding(broken == 0, words)
+            yield (broken == 0, words)
 
 
 @claim("Every component matters")
 def components_matter(results: Results) -> Iterator[Finding]:
     for part in ("without-valuation", "without-estimator", "without-coordination"):
         for task, _, margin in results.pairs("ablation", "ode-est", part):
-            yield Finding(margin.ahead, f"{task} ahead of itself {part} by {margin}")
+            yield (margin.ahead, f"{task} ahead of itself {part} by {margin}")
