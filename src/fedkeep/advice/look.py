@@ -1,7 +1,6 @@
 """A first look at a fleet's data: what it is like, and what of it deserves worry."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,63 +13,41 @@ _LOOKED_AT = 1500
 """Samples whose neighbours are looked for: enough for a share, few enough for seconds."""
 
 
-@dataclass(frozen=True)
 class Look:
-    """A fleet's data in figures."""
-
-    devices: int
-    samples: int
-    """For training."""
-    tested: int
-    labels: int
-    labels_per_device: tuple[int, int, int]
-    """The fewest, the median and the most."""
-    samples_per_device: tuple[int, int, int]
-    rarest: tuple[str, float]
-    """The rarest label and its share of the samples."""
-    commonest: tuple[str, float]
-    sample_bytes: int
-    drift: float
-    """How far the labels of the first and the second half of a device's rows lie apart: 0 alike, 1 nothing shared."""
-    drift_by_chance: float
-    """What the same rows in random order would show."""
-    runs: float
-    """How often a device's next row has the label of the one before."""
-    runs_by_chance: float
-    doubtful: float
-    """The share of labels that all nearest neighbours agree to contradict."""
-
-
-def look(data: Federation, seed: int = 0) -> Look:
-    """Counts what can be counted without training anything.
+    """A fleet's data in figures: what can be counted without training anything.
 
     >>> from fedkeep.data import TASKS
-    >>> seen = look(TASKS["embedded"](devices=5).load(seed=0))
+    >>> seen = Look(TASKS["embedded"](devices=5).load(seed=0))
     >>> seen.labels_per_device, seen.sample_bytes
     ((9, 10, 10), 120)
     """
-    counts = data.label_counts
-    shares = counts.sum(axis=0) / counts.sum()
-    rng = generator(seed, "look")
-    ordered = [data.y[data.train.of(d)] for d in range(data.devices)]
-    shuffled = [rng.permutation(labels) for labels in ordered]
-    low, high = int(shares.argmin()), int(shares.argmax())
-    return Look(
-        devices=data.devices,
-        samples=len(data.train.indices),
-        tested=len(data.test.indices),
-        labels=data.labels,
-        labels_per_device=_range((counts > 0).sum(axis=1)),
-        samples_per_device=_range(data.train.sizes),
-        rarest=(data.label_names[low], float(shares[low])),
-        commonest=(data.label_names[high], float(shares[high])),
-        sample_bytes=int(data.x[:1].nbytes),
-        drift=_halves_apart(ordered, data.labels),
-        drift_by_chance=_halves_apart(shuffled, data.labels),
-        runs=_repeats(ordered),
-        runs_by_chance=_repeats(shuffled),
-        doubtful=_contradicted(data, rng),
-    )
+
+    def __init__(self, data: Federation, seed: int = 0) -> None:
+        counts = data.label_counts
+        shares = counts.sum(axis=0) / counts.sum()
+        rng = generator(seed, "look")
+        ordered = [data.y[data.train.of(d)] for d in range(data.devices)]
+        shuffled = [rng.permutation(labels) for labels in ordered]
+        self.devices, self.labels = data.devices, data.labels
+        self.samples, self.tested = len(data.train.indices), len(data.test.indices)
+        """For training, and for testing."""
+        self.labels_per_device, self.samples_per_device = (
+            (int(values.min()), int(np.median(values)), int(values.max()))
+            for values in ((counts > 0).sum(axis=1), data.train.sizes)
+        )
+        """The fewest, the median and the most."""
+        self.rarest, self.commonest = (
+            (data.label_names[n], float(shares[n])) for n in (int(shares.argmin()), int(shares.argmax()))
+        )
+        """A label and its share of the samples."""
+        self.sample_bytes = int(data.x[:1].nbytes)
+        self.drift, self.drift_by_chance = (_halves_apart(labels, data.labels) for labels in (ordered, shuffled))
+        """How far the labels of the first and the second half of a device's rows lie apart, and what the same rows in
+        random order would show: 0 alike, 1 nothing shared."""
+        self.runs, self.runs_by_chance = map(_repeats, (ordered, shuffled))
+        """How often a device's next row has the label of the one before."""
+        self.doubtful = _contradicted(data, rng)
+        """The share of labels that all nearest neighbours agree to contradict."""
 
 
 def describe(seen: Look) -> str:
@@ -112,10 +89,6 @@ def worries(seen: Look, capacity: int, *, shuffled: bool) -> Iterator[str]:
         yield f"Only {seen.tested} samples are for testing: a point of accuracy is {seen.tested / 100:.1f} of them."
     if seen.devices < 5:
         yield f"{seen.devices} devices are few for federated learning: what holds for them may not hold for a fleet."
-
-
-def _range(values: IntArray) -> tuple[int, int, int]:
-    return int(values.min()), int(np.median(values)), int(values.max())
 
 
 def _halves_apart(labels: list[IntArray], count: int) -> float:

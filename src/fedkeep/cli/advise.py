@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.advice.look import describe, look
+from fedkeep.advice.look import Look, describe
 from fedkeep.advice.panel import FIFO, Panel
 from fedkeep.advice.trial import Trial
 from fedkeep.advice.verdict import advise as judge
@@ -58,7 +58,7 @@ def advise(
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})
     federation = load_data(experiment.task, 0)
-    seen = look(federation)
+    seen = Look(federation)
     # Two vectors of the model's length: the gist, and the mean of what came since.
     gist_bytes, gist_samples = 2 * 4 * build_learner(experiment, federation).gradient_size, 0
     if bytes_ is not None:
