@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from lab.curves import Curve, Curves, ExperimentSummary, curve_of, read_summary, write_summary
+from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
 from lab.document import write_results
 from lab.findings import write_tables
 from lab.programme import read_programme
@@ -89,11 +89,12 @@ def main() -> None:
         run_one_programme(name, options)
     if options.estimate:
         return
+    results = HERE / "results"
     if options.tier == "a" and not options.only:
-        run_scripts(HERE / "results", quick=False)
-    write_tables(HERE, Curves(HERE / "results" / "curves"), HERE / "results")
-    write_results(HERE, HERE / "results", HERE)
-    write_table(HERE.parent / "README.md", HERE / "results")
+        run_scripts(results, quick=False)
+    write_tables(HERE, Curves(results / "curves"), results)
+    write_results(HERE, results, HERE)
+    write_table(HERE.parent / "README.md", results)
 
 
 def files(tiers: Sequence[str], only: str) -> list[Path]:
@@ -111,9 +112,11 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     name = name_of(path)
     print(f"{name}: {about(path)}", flush=True)
     summary_path = HERE / "results" / f"{name}.json"
-    settings: list[str] = options.settings or ([] if options.full else committed_settings(summary_path))
+    before = read_summary(summary_path) if summary_path.exists() else None
+    settings: list[str] = options.settings or (list(before.changed) if before and not options.full else [])
     cells = expand(override(read_experiment(path), settings))
-    curves = standing(summary_path) if options.add else {}
+    stands = before.curves if before and options.add and before.versions == versions() else ()
+    curves = {curve.config_hash: curve for curve in stands if curve.finished}
     chosen = [
         cell
         for cell in cells
@@ -134,21 +137,19 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     summary = summarise(path, [read_run(record_path(cell, directory)) for cell in chosen], settings)
     curves |= {curve.config_hash: curve for curve in summary.curves}
     digests = [cell.experiment.digest() for cell in cells]
-    write_summary(
-        summary_path, msgspec.structs.replace(summary, curves=tuple(curves[d] for d in digests if d in curves))
-    )
+    ordered = tuple(curves[digest] for digest in digests if digest in curves)
+    write_summary(summary_path, msgspec.structs.replace(summary, curves=ordered))
 
 
 def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> ExperimentSummary:
     """The runs of an experiment's file, what was set otherwise than in it, and how to make them."""
     name, header = name_of(path), runs[0].header
+    changes = (part for setting in settings for part in ("--set", setting))
     return ExperimentSummary(
         experiment=name,
         about=about(path),
         task=header.task,
-        command=shlex.join(
-            ["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))]
-        ),
+        command=shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *changes]),
         versions=header.versions,
         changed=tuple(settings),
         curves=tuple(map(curve_of, runs)),
@@ -166,18 +167,6 @@ def run_one_programme(name: str, options: argparse.Namespace) -> None:
             print(line, flush=True)
         return
     run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
-
-
-def committed_settings(path: Path) -> list[str]:
-    """What the committed runs set otherwise than their file."""
-    return list(read_summary(path).changed) if path.exists() else []
-
-
-def standing(path: Path) -> dict[str, Curve]:
-    """The finished runs of a committed summary by the hash of their settings, if the same versions made them."""
-    if not path.exists() or (summary := read_summary(path)).versions != versions():
-        return {}
-    return {curve.config_hash: curve for curve in summary.curves if curve.finished}
 
 
 def about(path: Path) -> str:

@@ -1,15 +1,13 @@
 """Table 3: memory and time that valuing a sample takes, every method in fresh processes of its own."""
 
 import argparse
-import dataclasses
 import json
-import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,6 @@ from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.types import Assignment, Batch
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, ModelSpec, Ownership
-from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.experiment import Experiment, resolve
 
@@ -40,22 +37,12 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 HOW = "One thread of this machine's processor; medians over fresh processes; the model itself is not counted as memory."
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The price of one method on one task."""
-
-    one_ms: float
-    """Milliseconds a sample, valued one at a time: the median."""
-    batched_ms: float
-    """Milliseconds a sample, valued all at once."""
-    extra_mb: float
-    """The process's peak while it values one at a time, above what it held with model and store in place."""
-
-
-def measure_cost(experiment: Experiment, data: Federation, samples: Batch) -> Cost:
+def measure_cost(experiment: Experiment, data: Federation, samples: Batch) -> dict[str, float]:
     """The cost of valuing `samples`; to be called in a process that has done nothing else.
 
-    A loss needs no gradient, so `high-loss` is measured without one; arrival numbers and dice need no model at all.
+    `one_ms` are milliseconds a sample, valued one at a time (the median), `batched_ms` valued all at once; `extra_mb`
+    is the process's peak while it values one at a time, above what it held with model and store in place. A loss needs
+    no gradient, so `high-loss` is measured without one; arrival numbers and dice need no model at all.
     """
     if experiment.names["policy"] == "high-loss":
         experiment = replace(experiment, model={**experiment.model, "last_layers": 1})
@@ -66,7 +53,7 @@ def measure_cost(experiment: Experiment, data: Federation, samples: Batch) -> Co
     extra = _resident("VmHWM") - before
     fresh = Batch(samples.x, samples.y, samples.ids + len(samples))
     batched = _seconds(device, fresh, len(samples)) / len(samples)
-    return Cost(1e3 * float(np.median(one[_WARM_UP:])), 1e3 * batched, extra)
+    return {"one_ms": 1e3 * float(np.median(one[_WARM_UP:])), "batched_ms": 1e3 * batched, "extra_mb": extra}
 
 
 def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> Device:
@@ -117,7 +104,7 @@ def measure_here(task: str, method: str, file: Path) -> None:
     names = tuple(map(str, range(labels)))
     data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
     cost = measure_cost(resolve(experiment_table(task, method)), data, Batch(x, y, np.arange(len(y))))
-    print(json.dumps(dataclasses.asdict(cost)))
+    print(json.dumps(cost))
 
 
 def save_samples(task: str, count: int, file: Path) -> None:
@@ -126,12 +113,6 @@ def save_samples(task: str, count: int, file: Path) -> None:
     batch = data.take(ids)
     options = json.dumps(dict(data.model.options))
     np.savez(file, x=batch.x, y=batch.y, labels=data.labels, model=data.model.name, options=options)
-
-
-def measure_apart(task: str, method: str, file: Path) -> dict[str, float]:
-    call = [sys.executable, __file__, "--child", task, method, str(file)]
-    found: dict[str, float] = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
-    return found
 
 
 def main() -> None:
@@ -144,6 +125,8 @@ def main() -> None:
     if options.child:
         measure_here(options.child[0], options.child[1], Path(options.child[2]))
         return
+    from lab.results import write_figures  # not in the child: it would weigh on its memory
+
     processes, count = (1, 40) if options.quick else (options.processes, 300)
     tasks: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -151,14 +134,13 @@ def main() -> None:
             file = Path(folder) / f"{task}.npz"
             save_samples(task, count, file)
             for method in METHODS:
-                runs = [measure_apart(task, method, file) for _ in range(processes)]
+                call = [sys.executable, __file__, "--child", task, method, str(file)]
+                told = [subprocess.run(call, check=True, capture_output=True).stdout for _ in range(processes)]
+                runs: list[dict[str, float]] = list(map(json.loads, told))
                 medians = {key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]}
                 tasks.setdefault(task, {})[method] = medians
                 print(task, method, medians, flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "experiments/table3.py", *sys.argv[1:]])
-    figures = {"command": command, "versions": versions(), "how": HOW, "processes": processes, "tasks": tasks}
-    (options.out / "table3.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures("table3", options.out, {"how": HOW, "processes": processes, "tasks": tasks})
 
 
 if __name__ == "__main__":

@@ -41,9 +41,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
         """As far as measures look at them."""
-        return tuple(
-            Evaluation(round=r, accuracy=a, loss=None) for r, a in zip(self.rounds, self.accuracy, strict=True)
-        )
+        pairs = zip(self.rounds, self.accuracy, strict=True)
+        return tuple(Evaluation(round=round_, accuracy=accuracy, loss=None) for round_, accuracy in pairs)
 
     @property
     def final(self) -> float:
@@ -127,23 +126,20 @@ class Curves:
     def add(self, task: str, curve: Curve) -> None:
         """Takes a run in and writes its task's file at once: a kill costs the run under way and no other."""
         with alone_in(self._directory):
-            self._tasks[task] = _read(self._path(task)) | {curve.config_hash: curve}
-            self._write(task)
+            self._write(task, _read(self._directory / f"{task}.json") | {curve.config_hash: curve})
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
         """Forgets all other runs: to be made again after a change that no setting tells, or no longer asked for."""
         with alone_in(self._directory):
             for task in self._tasks:
-                before = _read(self._path(task))
-                self._tasks[task] = {digest: curve for digest, curve in before.items() if wanted(curve)}
-                if len(self._tasks[task]) < len(before):
-                    self._write(task)
+                before = _read(self._directory / f"{task}.json")
+                kept = {digest: curve for digest, curve in before.items() if wanted(curve)}
+                if len(kept) < len(before):
+                    self._write(task, kept)
 
-    def _path(self, task: str) -> Path:
-        return self._directory / f"{task}.json"
-
-    def _write(self, task: str) -> None:
-        ordered = sorted(self._tasks[task].values(), key=lambda c: (c.method, c.setting, c.planned, c.seed))
+    def _write(self, task: str, curves: dict[str, Curve]) -> None:
+        self._tasks[task] = curves
+        ordered = sorted(curves.values(), key=lambda c: (c.method, c.setting, c.planned, c.seed))
         summary = ExperimentSummary(
             experiment=f"curves/{task}",
             about="Runs of the programmes, each with the hash of its settings.",
@@ -152,7 +148,7 @@ class Curves:
             versions=versions(),
             curves=tuple(ordered),
         )
-        write_summary(self._path(task), summary)
+        write_summary(self._directory / f"{task}.json", summary)
 
 
 def _read(path: Path) -> dict[str, Curve]:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from fedkeep.config import read_toml
 from fedkeep.records.measures import Ratio, ratio
+from fedkeep.records.versions import versions
 from lab.curves import Curve, ExperimentSummary, read_summary
 from lab.findings import Interval, finals
 
@@ -23,9 +26,6 @@ class Paper:
     tables: dict[str, Any]
     causes: dict[str, str] = field(default_factory=dict)
     """Why a claim did not come out, as far as we found it out."""
-
-    def source(self, table: str) -> str:
-        return str(self.tables[table]["source"])
 
     def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
         """The paper's number in a table's row and column; None where it has none. A table may have a single row."""
@@ -43,6 +43,13 @@ class Paper:
 def read_paper(path: Path) -> Paper:
     """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""
     return Paper(read_toml(path), read_toml(path.with_name("causes.toml")))
+
+
+def write_figures(script: str, out: Path, figures: dict[str, Any]) -> None:
+    """What a program measured, with the command and the versions that it was measured by."""
+    said = {"command": shlex.join(["python", f"experiments/{script}.py", *sys.argv[1:]]), "versions": versions()}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{script}.json").write_text(json.dumps(said | figures, indent=1) + "\n")
 
 
 class Results:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import partial
@@ -51,23 +52,17 @@ def next_runs(programme: Programme, curves: Curves, absent: set[str]) -> list[Pl
 
 
 def estimated(programme: Programme, curves: Curves) -> Iterator[str]:
-    """Per stage and task the runs that are lacking, and the minutes of one core that they take, by short trials."""
+    """Per stage and task the runs that are lacking, and the minutes of one core that they take, by a trial a method."""
     for number, stage in enumerate(programme.stages, start=1):
         lacking: dict[str, list[PlannedRun]] = {}
         for run in programme.wanted(stage, curves):
             if curves.find(run.digest) is None:
                 lacking.setdefault(run.task, []).append(run)
         for task, runs in lacking.items():
-            minutes = _trial_minutes(runs)
+            methods = Counter(run.cell.experiment.label for run in runs)
+            first = {run.cell.experiment.label: run.cell for run in reversed(runs)}
+            minutes = sum(estimate_seconds([first[method]], 1) * count for method, count in methods.items()) / 60
             yield f"stage {number}, {task}: {len(runs)} runs, {minutes:.1f} minutes of one core"
-
-
-def _trial_minutes(runs: Sequence[PlannedRun]) -> float:
-    """One trial a method tells for all its runs on this task."""
-    by_method: dict[str, list[PlannedRun]] = {}
-    for run in runs:
-        by_method.setdefault(run.cell.experiment.label, []).append(run)
-    return sum(estimate_seconds([own[0].cell], 1) * len(own) for own in by_method.values()) / 60
 
 
 def _played_in_processes(
