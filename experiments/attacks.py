@@ -70,28 +70,24 @@ def invert_analytically(gradient: LastLayer) -> FloatArray:
 def invert_by_matching(
     layer: LastLayer, gradient: LastLayer, labels: IntArray, start: FloatArray, steps: int = 400, rate: float = 0.05
 ) -> FloatArray:
-    """Inputs in [0, 1] whose mean gradient comes closest to the uploaded one, (n, d), by Adam from `start`."""
-    inputs, first, second = start.copy(), np.zeros_like(start), np.zeros_like(start)
+    """Inputs in [0, 1] whose mean gradient comes closest to the uploaded one, (n, d), by Adam from `start`.
+
+    The slope is the derivative by the inputs of half the squared distance between the two gradients.
+    """
+    inputs, first, second, n = start.copy(), np.zeros_like(start), np.zeros_like(start), len(start)
     for step in range(1, steps + 1):
-        slope = _slope(layer, gradient, inputs, labels)
+        errors = layer.errors(inputs, labels)
+        weight_off = errors.T @ inputs / n - gradient.weight
+        bias_off = errors.mean(axis=0) - gradient.bias
+        by_error = inputs @ weight_off.T + bias_off
+        shares = errors + np.eye(len(bias_off))[labels]
+        by_logit = shares * (by_error - (shares * by_error).sum(axis=1, keepdims=True))
+        slope = (errors @ weight_off + by_logit @ layer.weight) / n
         first = _MOMENTUM * first + (1 - _MOMENTUM) * slope
         second = _SCALE * second + (1 - _SCALE) * slope**2
         size = np.sqrt(second / (1 - _SCALE**step)) + _TINY
         inputs = np.clip(inputs - rate * first / (1 - _MOMENTUM**step) / size, 0.0, 1.0)
     return inputs
-
-
-def _slope(layer: LastLayer, gradient: LastLayer, inputs: FloatArray, labels: IntArray) -> FloatArray:
-    """The derivative by the inputs of half the squared distance between their mean gradient and the uploaded one."""
-    n = len(inputs)
-    errors = layer.errors(inputs, labels)
-    weight_off = errors.T @ inputs / n - gradient.weight
-    bias_off = errors.mean(axis=0) - gradient.bias
-    by_error = inputs @ weight_off.T + bias_off
-    shares = errors + np.eye(len(bias_off))[labels]
-    by_logit = shares * (by_error - (shares * by_error).sum(axis=1, keepdims=True))
-    slope: FloatArray = (errors @ weight_off + by_logit @ layer.weight) / n
-    return slope
 
 
 @dataclass(frozen=True, eq=False)

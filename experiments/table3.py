@@ -107,14 +107,6 @@ def measure_here(task: str, method: str, file: Path) -> None:
     print(json.dumps(cost))
 
 
-def save_samples(task: str, count: int, file: Path) -> None:
-    data = resolve(experiment_table(task, "fifo")).task.load(0)
-    ids = np.random.default_rng(0).choice(data.train.indices, count, replace=False)
-    batch = data.take(ids)
-    options = json.dumps(dict(data.model.options))
-    np.savez(file, x=batch.x, y=batch.y, labels=data.labels, model=data.model.name, options=options)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that table3.json goes to")
@@ -132,7 +124,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for task in ("tc",) if options.quick else TASKS:
             file = Path(folder) / f"{task}.npz"
-            save_samples(task, count, file)
+            data = resolve(experiment_table(task, "fifo")).task.load(0)
+            batch = data.take(np.random.default_rng(0).choice(data.train.indices, count, replace=False))
+            own = json.dumps(dict(data.model.options))
+            np.savez(file, x=batch.x, y=batch.y, labels=data.labels, model=data.model.name, options=own)
             for method in METHODS:
                 call = [sys.executable, __file__, "--child", task, method, str(file)]
                 told = [subprocess.run(call, check=True, capture_output=True).stdout for _ in range(processes)]

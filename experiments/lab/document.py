@@ -12,8 +12,7 @@ from lab.curves import Curves
 from lab.findings import Findings, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
 from lab.programme import read_programme
-from lab.results import Paper, Results, read_paper
-from lab.verdicts import verdicts
+from lab.results import Paper, Results, read_paper, verdicts
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -91,24 +90,19 @@ def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]
     names = [f"{folder}/{path.stem}" for path in sorted((experiments / folder).glob("*.toml"))]
     if folder in results.paper.tables:
         yield f"The paper's numbers: {results.paper.tables[folder]['source']}."
-    for name in names:
-        if name in results.summaries:
-            methods = read_experiment(experiments / f"{name}.toml")["methods"]
-            yield from _experiment(name, results, [m for m in methods if m not in results.methods(name)])
-    missing = [f"`experiments/{name}.toml`" for name in names if name not in results.summaries]
-    if missing:
-        yield f"Not run yet: {', '.join(missing)}."
-
-
-def _experiment(name: str, results: Results, left_out: list[str]) -> Iterator[Block]:
-    summary, settings = results.summaries[name], results.settings(name)
-    yield heading(name, 3)
-    yield summary.about
-    speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
-    yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results))
-    missing = f"; not run: {', '.join(left_out)}" if left_out else ""
-    yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
-    yield _picture(name, settings, results)
+    for name in (name for name in names if name in results.summaries):
+        summary, settings = results.summaries[name], results.settings(name)
+        yield heading(name, 3)
+        yield summary.about
+        speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
+        yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results))
+        methods = read_experiment(experiments / f"{name}.toml")["methods"]
+        left_out = ", ".join(m for m in methods if m not in results.methods(name))
+        missing = f"; not run: {left_out}" if left_out else ""
+        yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
+        yield _picture(name, settings, results)
+    if absent := ", ".join(f"`experiments/{name}.toml`" for name in names if name not in results.summaries):
+        yield f"Not run yet: {absent}."
 
 
 def _picture(name: str, settings: list[str], results: Results) -> Picture:

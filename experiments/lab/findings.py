@@ -148,33 +148,28 @@ def _lines(value: Any, indent: str) -> str:
 def arena(found: Findings) -> Table:
     """By task and method: accuracy at the task's rate and at the method's own, and the lead over FIFO at own rates."""
     table: Table = {}
-    for task in found.tasks():
-        rows = {method: _arena_row(found, Contest(task, method)) for method in found.methods(task)}
-        if ran := {method: row for method, row in rows.items() if row is not None}:
-            table[task] = ran
+    for row in (Contest(task, method) for task in found.tasks() for method in found.methods(task)):
+        shared, own = found.runs(row), found.own_runs(row)
+        tested_first = found.runs(replace(row, setting=PREQUENTIAL))
+        shown = own or shared or tested_first
+        if not shown:
+            continue
+        fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
+        times = found.programme.own_rate(row, found.curves)
+        table.setdefault(row.task, {})[row.method] = {
+            "own_rate": rounded(own),
+            "shared_rate": rounded(shared),
+            "rate": None if times is None else experiment.train.learning_rate * times,
+            "seeds": len(shown),
+            "over_fifo": rounded(own, found.own_runs(fifo)),
+            "over_fifo_shared": rounded(shared, found.runs(fifo)),
+            "rounds": max(curve.planned for curve in shown.values()),
+            "worst_tenth": mean_of((curve.worst_tenth for curve in shown.values()), 2, 100),
+            "rare_recall": mean_of((curve.rare_recall for curve in shown.values()), 2, 100),
+            "prequential": mean_of((curve.prequential for curve in tested_first.values()), 2, 100),
+            "forward_passes": mean_of((forward_passes(experiment, curve) for curve in shown.values()), 2),
+        }
     return table
-
-
-def _arena_row(found: Findings, row: Contest) -> Table | None:
-    shared, own, tested_first = found.runs(row), found.own_runs(row), found.runs(replace(row, setting=PREQUENTIAL))
-    shown = own or shared or tested_first
-    if not shown:
-        return None
-    fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
-    times = found.programme.own_rate(row, found.curves)
-    return {
-        "own_rate": rounded(own),
-        "shared_rate": rounded(shared),
-        "rate": None if times is None else experiment.train.learning_rate * times,
-        "seeds": len(shown),
-        "over_fifo": rounded(own, found.own_runs(fifo)),
-        "over_fifo_shared": rounded(shared, found.runs(fifo)),
-        "rounds": max(curve.planned for curve in shown.values()),
-        "worst_tenth": mean_of((curve.worst_tenth for curve in shown.values()), 2, 100),
-        "rare_recall": mean_of((curve.rare_recall for curve in shown.values()), 2, 100),
-        "prequential": mean_of((curve.prequential for curve in tested_first.values()), 2, 100),
-        "forward_passes": mean_of((forward_passes(experiment, curve) for curve in shown.values()), 2),
-    }
 
 
 def gist_rows(found: Findings, task: str) -> Table:

@@ -1,6 +1,6 @@
 """What RESULTS opens with: the verdict in ten lines, each following paired intervals, and three figures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -83,21 +83,16 @@ def _all_leads(arena: Table) -> Iterator[Block]:
     """Every task in one table: FIFO's accuracy and the others' leads over it."""
     for key, accuracy, rate in (("over_fifo", "own_rate", "own"), ("over_fifo_shared", "shared_rate", "the task's")):
         methods = [m for m in _COMPARED if any(row.get(m, {}).get(key) for row in arena.values())]
-        rows = (
-            (task, _number((row[FIFO][accuracy] or (None,))[0]), *(_lead(row.get(m, {}).get(key)) for m in methods))
-            for task, row in arena.items()
-            if FIFO in row
-        )
+        rows = []
+        for task, row in ((task, row) for task, row in arena.items() if FIFO in row):
+            leads = []
+            for lead in (row.get(m, {}).get(key) for m in methods):
+                words = "" if lead is None else f"{lead[0] or 0.0:+.1f}"
+                leads.append(f"({words})" if lead is not None and Interval(*lead).ahead is None else words)
+            rows.append((task, _number((row[FIFO][accuracy] or (None,))[0]), *leads))
         yield heading(f"Every task, at {rate} rate", 3)
         yield "FIFO's accuracy, and how far the others are from it; in brackets where the interval holds 0."
         yield sheet(("task", "FIFO", *methods), rows)
-
-
-def _lead(found: Sequence[Any] | None) -> str:
-    if found is None:
-        return ""
-    words = f"{found[0] or 0.0:+.1f}"
-    return f"({words})" if Interval(*found).ahead is None else words
 
 
 def _shares(arena: Table, *, ordered: bool) -> str:

@@ -145,9 +145,8 @@ class Stream:
                 self._orders.clear()
             order = generator(self._seed, "pass", device, number).permutation(len(owned))
             if self._options.burst:
-                length = max(1.0, self._options.burst * self.rate(device))
                 rng = generator(self._seed, "burst", device, number)
-                order = order[_in_bursts(self._data.y[owned[order]], length, rng)]
+                order = _in_bursts(order, self._data.y[owned[order]], self._options.burst * self.rate(device), rng)
             known = self._orders[device] = (number, order)
         return known[1]
 
@@ -165,13 +164,13 @@ class Stream:
         return Batch(x, y, ids)
 
 
-def _in_bursts(labels: IntArray, length: float, rng: np.random.Generator) -> IntArray:
-    """Places of the samples such that labels come in stretches of geometric length, `length` on average.
+def _in_bursts(order: IntArray, labels: IntArray, length: float, rng: np.random.Generator) -> IntArray:
+    """The same samples, such that labels come in stretches of geometric length, `length` on average.
 
     Two stretches of one label may follow each other: where a device has few labels, they last longer.
     """
     grouped = np.argsort(labels, kind="stable")
-    begins = rng.random(len(labels)) < 1 / length
+    begins = rng.random(len(labels)) < 1 / max(1.0, length)
     begins |= np.diff(labels[grouped], prepend=-1) != 0
     stretch = np.cumsum(begins) - 1
-    return grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]
+    return order[grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]]

@@ -318,23 +318,17 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]
             notes.append(f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed")
         else:
             seeds[header.seed] = run
-            notes += _mostly_refused(run)
+            reasons: Counter[str] = Counter()
+            for line in run.of(Round):
+                reasons.update(line.refused_reports)
+            reports = sum(line.participations or len(line.participants) for line in run.of(Round))
+            refused = reasons.total() - reasons["weight-cut"]
+            if 2 * refused > reports:  # then its accuracy says little of its method
+                most = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]))
+                told = f"{refused} of {reports} reports were refused, most of them for '{most}'"
+                notes.append(f"{header.run}: {told}")
             if run.end is None:
                 unfinished.append(f"{header.run} (round {evaluations[-1].round})")
     if unfinished:
         notes.append(f"not finished, counted as far as they got: {', '.join(unfinished)}")
     return groups, notes
-
-
-def _mostly_refused(run: Run) -> list[str]:
-    """A note if most of a run's reports did not count: its accuracy then says little of its method."""
-    reasons: Counter[str] = Counter()
-    reports = 0
-    for line in run.of(Round):
-        reasons.update(line.refused_reports)
-        reports += line.participations or len(line.participants)
-    refused = reasons.total() - reasons["weight-cut"]
-    if 2 * refused <= reports:
-        return []
-    reason = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]))
-    return [f"{run.header.run}: {refused} of {reports} reports were refused, most of them for '{reason}'"]

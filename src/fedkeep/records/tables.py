@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedkeep.records.measures import Comparison, Difference, MeanOverSeeds, Ratio, Row
+from fedkeep.records.measures import Comparison, MeanOverSeeds, Ratio, Row
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,24 @@ def _speedup(ratio: Ratio) -> str:
 
 def sentences(comparison: Comparison) -> list[str]:
     """What the final accuracies say against the first base, a sentence a method."""
-    return [
-        _sentence(row, comparison.bases[0], row.differences[0]["final"])
-        for row in comparison.rows
-        if row.differences and row.differences[0] is not None
-    ]
-
-
-def _sentence(row: Row, base: str, found: Difference) -> str:
-    where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
-    if found.verdict in ("ahead", "behind"):
-        word, points = "of " if found.verdict == "ahead" else "", f"{abs(100 * found.mean):.2f}{_half(found)} points"
-        return f"{row.method} is {found.verdict} {word}{base} by {points}{where}."
-    if found.verdict == "level":
-        return f"{row.method} is level with {base} to within a point{where}."
-    decides = f"about {found.seeds_to_decide} seeds would decide it"
-    if found.half_width is None:
-        decides = "one seed decides nothing, run three or more"
-    elif found.seeds_to_decide is None:
-        decides = "no reasonable number of seeds would tell them apart"
-    return f"{row.method} against {base} is undecided{where} ({_points(found)} points): {decides}."
+    said = []
+    for row in (row for row in comparison.rows if row.differences and row.differences[0] is not None):
+        found, base = row.differences[0]["final"], comparison.bases[0]
+        where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
+        points = f"{abs(100 * found.mean):.2f}{_half(found)} points"
+        decides = f"about {found.seeds_to_decide} seeds would decide it"
+        if found.half_width is None:
+            decides = "one seed decides nothing, run three or more"
+        elif found.seeds_to_decide is None:
+            decides = "no reasonable number of seeds would tell them apart"
+        words = {
+            "ahead": f"is ahead of {base} by {points}{where}",
+            "behind": f"is behind {base} by {points}{where}",
+            "level": f"is level with {base} to within a point{where}",
+            "undecided": f"against {base} is undecided{where} ({_points(found)} points): {decides}",
+        }
+        said.append(f"{row.method} {words[found.verdict]}.")
+    return said
 
 
 def markdown(comparison: Comparison) -> str:
