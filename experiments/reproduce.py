@@ -32,9 +32,8 @@ import msgspec
 from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
 from lab.document import write_results
 from lab.findings import write_tables
-from lab.programme import read_programme
+from lab.programme import estimated, read_programme, run_programme
 from lab.readme import write_table
-from lab.running import estimated, run_programme
 
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError

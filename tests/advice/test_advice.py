@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import fedkeep
 from fedkeep.advice.look import Look, worries
-from fedkeep.advice.panel import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, as_toml
-from fedkeep.advice.trial import Trial
+from fedkeep.advice.trial import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, Trial, as_toml
 from fedkeep.advice.verdict import advise, recommended
 from fedkeep.agent.assembly import budget_for, read_config
 from fedkeep.agent.layout import plan as plan_store

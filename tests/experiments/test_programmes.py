@@ -10,8 +10,7 @@ from lab.costs import bytes_at_rest, forward_passes, vector_bytes
 from lab.curves import Curve, Curves
 from lab.findings import Findings, arena, bytes_table, gist_summary, share_closed, write_table
 from lab.opening import candidates, opening
-from lab.programme import Contest, PlannedRun, Programme, read_programme
-from lab.running import next_runs, run_programme
+from lab.programme import Contest, PlannedRun, Programme, next_runs, read_programme, run_programme
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.sim.experiment import resolve

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedkeep.advice.look import Look, describe, worries
-from fedkeep.advice.panel import FIFO, LOCAL, RATES, SHARED, UNLIMITED
-from fedkeep.advice.trial import LARGER, Trial
+from fedkeep.advice.trial import FIFO, LARGER, LOCAL, RATES, SHARED, UNLIMITED, Trial
 from fedkeep.records.measures import LEVEL, Difference
 
 

@@ -14,7 +14,6 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.names import did_you_mean
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
-from fedkeep.records.frame import as_csv
 from fedkeep.web.report import html as page
 
 
@@ -45,7 +44,7 @@ def report(
     if markdown is not None:
         _write(markdown, words.markdown(comparison))
     if csv is not None:
-        _write(csv, as_csv(runs))
+        _write(csv, words.as_csv(runs))
     if json is not None:
         _write(json, msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode() + "\n")
     if html is not None:

@@ -15,9 +15,9 @@ from msgspec import structs
 
 from fedkeep.config import flat
 from fedkeep.records import lines
-from fedkeep.records.frame import EVALUATED
 from fedkeep.records.measures import GIST, pooled
 from fedkeep.records.runs import Run
+from fedkeep.records.tables import EVALUATED
 
 POINTS = 300
 """Evaluations a curve shows at most, about."""
