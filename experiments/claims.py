@@ -39,7 +39,6 @@ def setting(task: str, *, quick: bool) -> Table:
 
 
 def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any]:
-    """All claims on one task."""
     experiment = resolve(setting(task, quick=quick))
     simulator = Simulator(experiment)
     data, learner = simulator.parts.data, simulator.parts.learner

@@ -181,11 +181,22 @@ def run_quickly(out: Path, only: str) -> None:
         table = read_experiment(path)
         if table["task"]["name"] in absent:
             continue
+        name, kind = name_of(path), table["task"]["name"]
+        settings = ["train.rounds=2", "record.every=2"]
+        settings += [f"task.{key}={value}" for key, value in TINY.get(kind, {}).items()]
+        table = override(table, settings)
+        table["sweep"] = {key: values[:1] for key, values in table["sweep"].items()}
+        if name.startswith(SHORTENED):
+            shown = next((method for method in table["methods"] if method.startswith("ode")), "fifo")
+            table["methods"] = {shown: table["methods"][shown]}
         try:
-            play_tiny(path, table, out)
+            runs = [read_run(play(cell, out / name)) for cell in expand(table)]
         except DataError as error:
-            absent.add(table["task"]["name"])
-            print(f"without {table['task']['name']}: {error}", flush=True)
+            absent.add(kind)
+            print(f"without {kind}: {error}", flush=True)
+            continue
+        write_summary(results / f"{name}.json", summarise(path, runs, settings))
+        print(f"{name}: {len(runs)} runs", flush=True)
     if not only:
         run_scripts(results, quick=True)
     curves = Curves(results / "curves")
@@ -193,20 +204,6 @@ def run_quickly(out: Path, only: str) -> None:
         programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY, everywhere=name == "arena")
         run_programme(programme, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
-
-
-def play_tiny(path: Path, table: Table, out: Path) -> None:
-    name = name_of(path)
-    settings = ["train.rounds=2", "record.every=2"]
-    settings += [f"task.{key}={value}" for key, value in TINY.get(table["task"]["name"], {}).items()]
-    table = override(table, settings)
-    table["sweep"] = {key: values[:1] for key, values in table["sweep"].items()}
-    if name.startswith(SHORTENED):
-        shown = next((name for name in table["methods"] if name.startswith("ode")), "fifo")
-        table["methods"] = {shown: table["methods"][shown]}
-    runs = [read_run(play(cell, out / name)) for cell in expand(table)]
-    write_summary(out / "results" / f"{name}.json", summarise(path, runs, settings))
-    print(f"{name}: {len(runs)} runs", flush=True)
 
 
 def run_scripts(results: Path, *, quick: bool) -> None:

@@ -37,15 +37,24 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 HOW = "One thread of this machine's processor; medians over fresh processes; the model itself is not counted as memory."
 
 
-def measure_cost(experiment: Experiment, data: Federation, samples: Batch) -> dict[str, float]:
-    """The cost of valuing `samples`; to be called in a process that has done nothing else.
+def measure_here(task: str, method: str, file: Path) -> dict[str, float]:
+    """The cost of one method, from a file with a few samples; for a child that has done nothing else.
 
-    `one_ms` are milliseconds a sample, valued one at a time (the median), `batched_ms` valued all at once; `extra_mb`
-    is the process's peak while it values one at a time, above what it held with model and store in place. A loss needs
-    no gradient, so `high-loss` is measured without one; arrival numbers and dice need no model at all.
+    So no data set weighs on its memory. `one_ms` are milliseconds a sample, valued one at a time (the median),
+    `batched_ms` valued all at once; `extra_mb` is the process's peak while it values one at a time, above what it held
+    with model and store in place. A loss needs no gradient, so `high-loss` is measured without one; arrival numbers and
+    dice need no model at all.
     """
-    if experiment.names["policy"] == "high-loss":
+    with np.load(file, allow_pickle=False) as arrays:
+        x, y, labels, model = arrays["x"], arrays["y"], int(arrays["labels"]), str(arrays["model"])
+        options = json.loads(str(arrays["options"]))
+    everyone = Ownership(np.arange(len(y)), np.array([0, len(y)]))
+    names = tuple(map(str, range(labels)))
+    data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
+    experiment = resolve(experiment_table(task, method))
+    if method == "high-loss":
         experiment = replace(experiment, model={**experiment.model, "last_layers": 1})
+    samples = Batch(x, y, np.arange(len(y)))
     device = _device(experiment, data, build_learner(experiment, data))
     before = _resident("VmRSS")
     _RESET.write_text("5")
@@ -95,18 +104,6 @@ def experiment_table(task: str, method: str) -> Table:
     return {**table, "preset": "paper", **METHODS[method]}
 
 
-def measure_here(task: str, method: str, file: Path) -> None:
-    """The child's work: one method, from a file with a few samples, so that no data set weighs on its memory."""
-    with np.load(file, allow_pickle=False) as arrays:
-        x, y, labels, model = arrays["x"], arrays["y"], int(arrays["labels"]), str(arrays["model"])
-        options = json.loads(str(arrays["options"]))
-    everyone = Ownership(np.arange(len(y)), np.array([0, len(y)]))
-    names = tuple(map(str, range(labels)))
-    data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
-    cost = measure_cost(resolve(experiment_table(task, method)), data, Batch(x, y, np.arange(len(y))))
-    print(json.dumps(cost))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that table3.json goes to")
@@ -115,7 +112,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        measure_here(options.child[0], options.child[1], Path(options.child[2]))
+        print(json.dumps(measure_here(options.child[0], options.child[1], Path(options.child[2]))))
         return
     from lab.results import write_figures  # not in the child: it would weigh on its memory
 

@@ -40,7 +40,6 @@ def bytes_at_rest(experiment: Experiment) -> int:
 
 
 def vector_bytes(numbers: int, encoding: str) -> int:
-    """A vector in this encoding."""
     if encoding == "int8":
         return numbers + _FLOAT * math.ceil(numbers / _BLOCK)
     return numbers * (_FLOAT if encoding == "float32" else _FLOAT // 2)

@@ -51,7 +51,6 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def curve_of(run: Run) -> Curve:
-    """A run as one line of a summary."""
     header, evaluations = run.header, run.evaluations
     return Curve(
         method=header.method,
@@ -102,7 +101,6 @@ def write_summary(path: Path, summary: ExperimentSummary) -> None:
 
 
 def read_summary(path: Path) -> ExperimentSummary:
-    """What `write_summary` wrote."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ExperimentSummary)
     except (OSError, msgspec.DecodeError) as error:

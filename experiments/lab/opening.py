@@ -154,7 +154,6 @@ def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Pictur
 
 
 def arena_tables(arena: Table) -> Iterator[Block]:
-    """One table a task."""
     accuracies = ("own rate", "over FIFO", "task's rate", "over FIFO", "worst tenth", "rarest labels", "prequential")
     for task, methods in arena.items():
         yield heading(task, 3)

@@ -83,8 +83,6 @@ class PlannedRun:
 
 @dataclass(frozen=True, eq=False)
 class Programme:
-    """The file as a whole."""
-
     name: str
     about: str
     tasks: dict[str, Table]

@@ -122,8 +122,6 @@ _TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
 
 
 class ClaimVerdict(NamedTuple):
-    """A claim and what became of it."""
-
     claim: str
     word: Word
     because: str
@@ -147,7 +145,6 @@ def claim(words: str) -> Callable[[Check], Check]:
 
 
 def verdicts(results: Results) -> Iterator[ClaimVerdict]:
-    """All claims."""
     for claimed, check in CLAIMS.items():
         found = list(check(results))
         told = [holds for holds, _ in found if holds is not None]

@@ -71,7 +71,6 @@ class Panel:
         return self.capacity - (self.gist_samples if method in (LOCAL, SHARED) else 0)
 
     def table(self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None) -> Table:
-        """The experiment of one run."""
         own = {"label": method, "seed": seed, "train": {"learning_rate": rate or self.rates.get(method, RATES[1])}}
         own["storage"] = {"capacity": capacity or self.slots(method)}
         return merged(merged(self.shared(), self.methods[method]), own)

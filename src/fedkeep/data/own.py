@@ -289,8 +289,6 @@ def _prepared(dataset: str, checksum: str, source: str) -> RemoteFile:
 
 @dataclass(frozen=True)
 class PreparedSet:
-    """Such a set."""
-
     model: str = "mlp"
     """A model by its name, or `module:factory`."""
 

@@ -76,9 +76,10 @@ class Traffic:
             raise ValueError("partition.name must not be 'natural': USTC-TFC2016 has no devices of its own")
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
+        names: tuple[str, ...] = ustc.LABELS
         if self.dataset == "ustc":  # 784 bytes a session as an image of 28x28, so that LeNet fits
             x, y = ustc.load_sessions(progress)
-            members, names, model = partition_from(self.partition).divide(y, None, seed), ustc.LABELS, "lenet"
+            members, model = partition_from(self.partition).divide(y, None, seed), "lenet"
         else:
             x, y, terminals = self._flows()
             members, model = Ownership.from_assignment(terminals, self.devices), "traffic-cnn"

@@ -32,8 +32,6 @@ GIST = ("trust", "likeness", "worth", "reach")
 
 @dataclass(frozen=True)
 class MeanOverSeeds:
-    """A mean over seeds."""
-
     mean: float
     half_width: float | None
     """Of its 95 % interval by Student's t; None of a single seed."""

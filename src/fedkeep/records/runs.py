@@ -3,6 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,7 @@ def timing_path(path: Path) -> Path:
     return path.with_suffix(".timing.jsonl")
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """The one writer of a run's file, and of the clock's beside it.
 
     A new run calls `start`, a resumed one `truncate_after` with its checkpoint's round; both then `write`.
@@ -76,9 +77,6 @@ class Recorder:
         for file in self._files:
             os.close(file)
 
-    def __enter__(self) -> "Recorder":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -108,7 +106,6 @@ class Run:
     timings: tuple[Timing, ...] = ()
 
     def of(self, kind: type[Kind]) -> tuple[Kind, ...]:
-        """The lines of one kind."""
         return tuple(line for line in self.lines if isinstance(line, kind))
 
     @property

@@ -37,7 +37,6 @@ def frame(runs: Path | str | Iterable[Run]) -> "DataFrame":
 
 
 def rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """One dictionary an evaluation."""
     return [
         {
             **{name: getattr(run.header, name) for name in _RUN},
@@ -121,8 +120,10 @@ def _speedup(ratio: Ratio) -> str:
 def sentences(comparison: Comparison) -> list[str]:
     """What the final accuracies say against the first base, a sentence a method."""
     said = []
-    for row in (row for row in comparison.rows if row.differences and row.differences[0] is not None):
-        found, base = row.differences[0]["final"], comparison.bases[0]
+    for row, differences in ((row, row.differences[0]) for row in comparison.rows if row.differences):
+        if differences is None:
+            continue
+        found, base = differences["final"], comparison.bases[0]
         where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
         points = f"{abs(100 * found.mean):.2f}{_half(found)} points"
         decides = f"about {found.seeds_to_decide} seeds would decide it"

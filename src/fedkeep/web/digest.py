@@ -116,8 +116,6 @@ def _summed(early: lines.Round, late: lines.Round) -> lines.Round:
 
 @dataclass
 class Digest:
-    """One run so far."""
-
     header: lines.Header
     evaluations: list[lines.Evaluation] = field(default_factory=list)
     activity: Thinned[lines.Round] = field(default_factory=lambda: Thinned(BINS, _summed))
@@ -135,7 +133,6 @@ class Digest:
     damaged: int = 0
 
     def add(self, line: lines.Line) -> None:
-        """Takes in the next line."""
         match line:
             case lines.Header():
                 return
