@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from fedkeep.records.measures import interval
 from fedkeep.sim.experiment import Experiment
-from lab.costs import forward_passes
-from lab.curves import Curve, Curves, mean_of
+from lab.curves import Curve, Curves, forward_passes, mean_of
 from lab.programme import Contest, Programme, read_programme
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"

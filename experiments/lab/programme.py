@@ -23,8 +23,7 @@ from fedkeep.records import read_run
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import play
 from fedkeep.sim.sweep import estimate_seconds
-from lab.costs import bytes_at_rest
-from lab.curves import Curve, Curves, curve_of
+from lab.curves import Curve, Curves, bytes_at_rest, curve_of
 
 EVALUATIONS = 20
 """How often a run is evaluated, whatever its length."""

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from lab.blocks import bar_chart
-from lab.costs import bytes_at_rest, forward_passes, vector_bytes
-from lab.curves import Curve, Curves
+from lab.curves import Curve, Curves, bytes_at_rest, forward_passes, vector_bytes
 from lab.findings import Findings, arena, bytes_table, gist_summary, share_closed, write_table
 from lab.opening import candidates, opening
 from lab.programme import Contest, PlannedRun, Programme, next_runs, read_programme, run_programme

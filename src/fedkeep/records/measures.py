@@ -274,7 +274,13 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
     for base in bases:
         others = {seed: run.evaluations for seed, run in groups.get((*key[:2], base), {}).items()}
         ratios.append(ratio(curves, base, others))
-        differences.append(None if base == key[2] else _differences(curves, others))
+        paired = []
+        for seed in sorted(curves.keys() & others.keys()) if base != key[2] else ():  # as far as both runs of it got
+            both = (curves[seed], others[seed])
+            last = min(curve[-1].round for curve in both)
+            paired.append([[e for e in curve if e.round <= last] or curve[:1] for curve in both])
+        found = {name: [of(own) - of(other) for own, other in paired] for name, of in MEASURES.items()}
+        differences.append({name: difference(each) for name, each in found.items()} if paired else None)
     return Row(*key, len(runs), finished, measures, tuple(ratios), tuple(differences), gist)
 
 
@@ -288,18 +294,6 @@ def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
             logs.append(math.log(others / own))
     value = math.exp(math.fsum(logs) / len(logs)) if logs else None
     return Ratio(base, value, len(logs), len(paired))
-
-
-def _differences(curves: _Curves, base_curves: _Curves) -> dict[str, Difference] | None:
-    """Seed by seed, as far as both runs of a seed got."""
-    paired = []
-    for seed in sorted(curves.keys() & base_curves.keys()):
-        both = (curves[seed], base_curves[seed])
-        last = min(curve[-1].round for curve in both)
-        paired.append([[e for e in curve if e.round <= last] or curve[:1] for curve in both])
-    if not paired:
-        return None
-    return {name: difference([of(own) - of(others) for own, others in paired]) for name, of in MEASURES.items()}
 
 
 def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]]:
