@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fedkeep
-from fedkeep.advice.look import Look, worries
 from fedkeep.advice.trial import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, Trial, as_toml
-from fedkeep.advice.verdict import advise, recommended
+from fedkeep.advice.verdict import Look, advise, recommended, worries
 from fedkeep.agent.assembly import budget_for, read_config
 from fedkeep.agent.layout import plan as plan_store
 from fedkeep.cli.app import app

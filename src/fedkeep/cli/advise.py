@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.advice.look import Look, describe
 from fedkeep.advice.trial import FIFO, Panel, Trial
+from fedkeep.advice.verdict import Look, describe
 from fedkeep.advice.verdict import advise as judge
 from fedkeep.cli.progress import stage_progress
 from fedkeep.cli.report import write_page
