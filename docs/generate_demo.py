@@ -115,4 +115,7 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.stderr.write("name the folder that the demo wrote to, as in: python docs/generate_demo.py runs/demo\n")
+        sys.exit(2)
     main(Path(sys.argv[1]))

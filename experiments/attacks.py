@@ -2,29 +2,25 @@
 
     FEDKEEP_DATA=... python experiments/attacks.py [--json FILE] [--figure FILE] [--trials 20]
 
-The model is softmax regression on the pixels: the input of its last layer is the image itself, which is the worst case.
-It was trained for a while on other images, and the attacker knows the labels of the samples.
+What a curious server can learn from an upload: to be tried before one trusts a setting. The last layer is linear with
+weight W (Y, d) and bias b, under softmax cross-entropy: a sample with input h and error e = softmax(W h + b) -
+onehot(y) has the gradient e (h, 1)^T, and g_hat_c is the mean over n of them. The model is softmax regression on the
+pixels: the input of its last layer is the image itself, which is the worst case. It was trained for a while on other
+images, and the attacker knows the labels of the samples.
 """
 
 import argparse
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from lab.attacks import (
-    LastLayer,
-    MembershipAttack,
-    advantage,
-    invert_analytically,
-    invert_by_matching,
-    similarity,
-)
 
-from fedkeep.core.estimators import mean_gradient
-from fedkeep.core.ports import Job
-from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder, Vector
+from fedkeep.core.estimators import clip_weights, mean_gradient
+from fedkeep.core.ports import Job, Measurements
+from fedkeep.core.types import Batch, FloatArray, IntArray, LocalTraining, Report, Scores, TrainOrder, Vector
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.privacy.guard import Guard
@@ -36,6 +32,106 @@ EPSILONS: tuple[float | None, ...] = (None, 100.0, 8.0, 1.0)
 CLASSES, PIXELS = 10, 784
 SHOWN = (1, 2, 5, 20)
 LEARNER = DenseLearner((PIXELS, CLASSES))
+_MOMENTUM, _SCALE, _TINY = 0.9, 0.999, 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class LastLayer:
+    """The layer that the server knows, since it sent it."""
+
+    weight: FloatArray
+    bias: FloatArray
+
+    @classmethod
+    def of(cls, vector: Vector, classes: int) -> Self:
+        """The layer, or its gradient, in the flat order of weight (Y, d), then bias."""
+        values = vector.astype(np.float64)
+        return cls(values[:-classes].reshape(classes, -1), values[-classes:])
+
+    def errors(self, inputs: FloatArray, labels: IntArray) -> FloatArray:
+        """softmax(W h + b) - onehot(y) per sample, (n, Y)."""
+        logits = inputs @ self.weight.T + self.bias
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        errors: FloatArray = shares - np.eye(len(self.bias))[labels]
+        return errors
+
+
+def invert_analytically(gradient: LastLayer) -> FloatArray:
+    """The input behind the gradient of one sample, (d,): a row of the weight's gradient over its bias's.
+
+    Exact for n = 1. For more it gives the mean of the inputs, weighted by their errors in the most telling class.
+    """
+    row = int(np.abs(gradient.bias).argmax())
+    inputs: FloatArray = gradient.weight[row] / gradient.bias[row]
+    return inputs
+
+
+def invert_by_matching(
+    layer: LastLayer, gradient: LastLayer, labels: IntArray, start: FloatArray, steps: int = 400, rate: float = 0.05
+) -> FloatArray:
+    """Inputs in [0, 1] whose mean gradient comes closest to the uploaded one, (n, d), by Adam from `start`.
+
+    The slope is the derivative by the inputs of half the squared distance between the two gradients.
+    """
+    inputs, first, second, n = start.copy(), np.zeros_like(start), np.zeros_like(start), len(start)
+    for step in range(1, steps + 1):
+        errors = layer.errors(inputs, labels)
+        weight_off = errors.T @ inputs / n - gradient.weight
+        bias_off = errors.mean(axis=0) - gradient.bias
+        by_error = inputs @ weight_off.T + bias_off
+        shares = errors + np.eye(len(bias_off))[labels]
+        by_logit = shares * (by_error - (shares * by_error).sum(axis=1, keepdims=True))
+        slope = (errors @ weight_off + by_logit @ layer.weight) / n
+        first = _MOMENTUM * first + (1 - _MOMENTUM) * slope
+        second = _SCALE * second + (1 - _SCALE) * slope**2
+        size = np.sqrt(second / (1 - _SCALE**step)) + _TINY
+        inputs = np.clip(inputs - rate * first / (1 - _MOMENTUM**step) / size, 0.0, 1.0)
+    return inputs
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipAttack:
+    """An attacker who holds an upload, knows how many samples it is of and their labels, and has data like theirs."""
+
+    uploaded: Vector
+    labels: IntArray
+    typical: FloatArray
+    """The mean gradient of each label, (Y, P), from the attacker's own data."""
+    clip: float
+    """The clip of the devices, infinity for none."""
+
+    def scores(self, candidates: Measurements, labels: IntArray) -> Scores:
+        """How much better the upload is explained with each candidate among its samples than without it.
+
+        Without it, the mean of the labels' typical gradients is expected; with it, that mean moved by what is
+        particular to the candidate, over n. The score is the squared distance gained, over what there was to gain.
+        """
+        n = len(self.labels)
+        lean = self.uploaded - self.typical[self.labels].mean(axis=0)
+        weights = clip_weights(candidates.norms(), self.clip) if np.isfinite(self.clip) else np.ones(len(labels))
+        along = weights * candidates.projections(lean.astype(np.float32))
+        squares = (weights * candidates.norms()) ** 2
+        for label, usual in enumerate(self.typical):
+            own = labels == label
+            along[own] -= float(lean @ usual)
+            shared = weights[own] * candidates.projections(usual.astype(np.float32))[own]
+            squares[own] += float(usual @ usual) - 2 * shared
+        return (2 * along / n - squares / n**2) / max(float(lean @ lean), _TINY)
+
+
+def advantage(members: Scores, others: Scores) -> float:
+    """The chance that a member outscores another (area under the ROC curve): 0.5 is guessing."""
+    wins = (members[:, None] > others[None, :]).mean() + 0.5 * (members[:, None] == others[None, :]).mean()
+    return float(wins)
+
+
+def similarity(guesses: FloatArray, truths: FloatArray) -> FloatArray:
+    """For each true input the correlation with the guess that is most like it, (n,)."""
+    centred = [rows - rows.mean(axis=1, keepdims=True) for rows in (truths, guesses)]
+    unit = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _TINY) for rows in centred]
+    best: FloatArray = (unit[0] @ unit[1].T).max(axis=1)
+    return best
 
 
 def images() -> Batch:
@@ -45,23 +141,17 @@ def images() -> Batch:
     return Batch(data.x.reshape(-1, PIXELS), data.y, np.arange(len(data.y))).take(order)
 
 
-def trained(public: Batch) -> Vector:
-    """A model after some training on images that are not attacked."""
-    local = LocalTraining(learning_rate=0.1, epochs=5, batch_size=64)
-    return LEARNER.train(LEARNER.initial(0), Job(public, np.ones(len(public)), 0), local)
-
-
 class Attack:
     """The attacker's knowledge: the model, and other images of the same kind."""
 
     def __init__(self, everything: Batch) -> None:
         self.public, self.private = everything.take(slice(0, 5000)), everything.take(slice(5000, None))
-        self.model = trained(self.public)
+        local = LocalTraining(learning_rate=0.1, epochs=5, batch_size=64)
+        self.model = LEARNER.train(LEARNER.initial(0), Job(self.public, np.ones(len(self.public)), 0), local)
         self.layer = LastLayer.of(self.model, CLASSES)
         self.probe = LEARNER.probe(self.model)
-        by_label = [self.public.take(self.public.y == y) for y in range(CLASSES)]
-        self._by_label = by_label
-        self.usual_images = np.stack([batch.x.mean(axis=0) for batch in by_label]).astype(np.float64)
+        self._by_label = [self.public.take(self.public.y == y) for y in range(CLASSES)]
+        self.usual_images = np.stack([batch.x.mean(axis=0) for batch in self._by_label]).astype(np.float64)
 
     @cache  # noqa: B019 - one attacker lives as long as the program
     def typical(self, epsilon: float | None) -> FloatArray:
@@ -71,8 +161,7 @@ class Attack:
     def upload(self, batch: Batch, epsilon: float | None, seed: int) -> Vector:
         """What leaves a device that saw this batch, by the code that real devices run."""
         options = PrivacyOptions(epsilon=epsilon)
-        gradient = told(self.model, batch, epsilon)
-        report = Report(0, self.model, 1.0, 1, 1, gradient, len(batch))
+        report = Report(0, self.model, 1.0, 1, 1, told(self.model, batch, epsilon), len(batch))
         order = TrainOrder(0, self.model, None, LocalTraining(0.1, 1))
         noise = np.random.default_rng(seed).standard_normal
         sent = Guard(options, Ledger(), lambda _: None, noise).release(report, order).local_gradient
@@ -106,11 +195,7 @@ def run(attack: Attack, n: int, epsilon: float | None, trials: int) -> dict[str,
     """Both attacks on `trials` devices with n samples each."""
     likeness, usual, members, others = [], [], [], []
     for trial in range(trials):
-        start = 2 * trial * n
-        batch, strangers = (
-            attack.private.take(slice(start, start + n)),
-            attack.private.take(slice(start + n, start + 2 * n)),
-        )
+        batch, strangers = (attack.private.take(slice(at * n, at * n + n)) for at in (2 * trial, 2 * trial + 1))
         upload = unscaled(attack.upload(batch, epsilon, trial), epsilon, n)
         if trial * n < 200:
             truth = batch.x.astype(np.float64)
@@ -158,12 +243,10 @@ def draw(runs: list[dict[str, Any]], pictures: dict[str, list[np.ndarray]], path
     for epsilon, colour in zip(EPSILONS, ("#c0392b", "#e08e0b", "#2471a3", "#1e8449"), strict=True):
         own = [r for r in runs if r["epsilon"] == epsilon]
         name = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
-        left.plot([r["n"] for r in own], [r["likeness"] for r in own], "o-", ms=4, color=colour, label=name)
-        right.plot([r["n"] for r in own], [r["membership"] for r in own], "o-", ms=4, color=colour, label=name)
-    base = [r for r in runs if r["epsilon"] is None]
-    left.plot(
-        [r["n"] for r in base], [r["likeness_of_usual_images"] for r in base], "k:", label="mean image of the label"
-    )
+        for axes, key in ((left, "likeness"), (right, "membership")):
+            axes.plot([r["n"] for r in own], [r[key] for r in own], "o-", ms=4, color=colour, label=name)
+    base = [(r["n"], r["likeness_of_usual_images"]) for r in runs if r["epsilon"] is None]
+    left.plot(*zip(*base, strict=True), "k:", label="mean image of the label")
     right.axhline(0.5, color="k", ls=":", label="guessing")
     left.set(xscale="log", xlabel="samples in the estimator", ylabel="correlation with the true image", ylim=(0, 1.03))
     right.set(xscale="log", xlabel="samples in the estimator", ylabel="membership: area under ROC", ylim=(0.45, 1.03))

@@ -6,20 +6,17 @@ setting of Table 2.
 
 import argparse
 import itertools
-import json
 import math
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lab.results import write_figures
 
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.ports import Job, Learner
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
-from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
@@ -42,7 +39,6 @@ def setting(task: str, *, quick: bool) -> Table:
 
 
 def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any]:
-    """All claims on one task."""
     experiment = resolve(setting(task, quick=quick))
     simulator = Simulator(experiment)
     data, learner = simulator.parts.data, simulator.parts.learner
@@ -62,12 +58,13 @@ def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any
         tails.append(head.probe(model).measure(batch).projections(Oracle(head, data, None, 0).gradient(model)))
         ratios.append(float(np.abs(values[-1]).mean() / (seen.norms() ** 2).mean()))
         curvatures.append(curvature(learner, model, batch.take(slice(None, None, 5))))
+    # beta / alpha of Theorem 1, with the alpha that holds: L zeta m eta^2 / (2 |B|), beta being zeta eta / |B|.
     return {
         "rounds": list(rounds),
         "term2_over_term1_raw": ratios,
         "curvature": curvatures,
         "term2_over_term1": [
-            ratio * outweighs(smoothness, experiment.train.learning_rate, experiment.train.epochs)
+            ratio * (2 / (max(smoothness, 1e-12) * experiment.train.epochs * experiment.train.learning_rate))
             for ratio, smoothness in zip(ratios, curvatures, strict=True)
         ],
         "pearson_rounds": [[pearson(a, b) for b in values] for a in values],
@@ -82,11 +79,6 @@ def distance(estimate: Vector, truth: Vector) -> dict[str, float]:
     lengths = np.linalg.norm(estimate), np.linalg.norm(truth)
     error = np.linalg.norm(estimate - truth) / lengths[1]
     return {"error": float(error), "cosine": float(estimate @ truth / (lengths[0] * lengths[1]))}
-
-
-def outweighs(smoothness: float, rate: float, epochs: int) -> float:
-    """beta / alpha of Theorem 1, with the alpha that holds: L zeta m eta^2 / (2 |B|), beta being zeta eta / |B|."""
-    return 2 / (max(smoothness, 1e-12) * epochs * rate)
 
 
 def curvature(learner: Learner, model: Vector, batch: Batch, steps: int = 12) -> float:
@@ -166,10 +158,7 @@ def main() -> None:
     options = parser.parse_args()
     tasks = options.tasks or (("st",) if options.quick else TASKS)
     found = {task: measure(task, (0, 2) if options.quick else ROUNDS, quick=options.quick) for task in tasks}
-    options.out.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "experiments/claims.py", *sys.argv[1:]])
-    figures = {"command": command, "versions": versions(), "samples": SAMPLES, "subset": SUBSET, "tasks": found}
-    (options.out / "claims.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures("claims", options.out, {"samples": SAMPLES, "subset": SUBSET, "tasks": found})
     for task, row in found.items():
         print(task, {key: row[key] for key in ("term2_over_term1", "pearson_last_layer", "look_ahead")})
 

@@ -29,12 +29,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from lab.curves import Curve, Curves, ExperimentSummary, curve_of, read_summary, write_summary
+from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
 from lab.document import write_results
-from lab.programme import read_programme
+from lab.findings import write_tables
+from lab.programme import estimated, read_programme, run_programme
 from lab.readme import write_table
-from lab.running import estimated, run_programme
-from lab.tables import write_tables
 
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
@@ -89,11 +88,12 @@ def main() -> None:
         run_one_programme(name, options)
     if options.estimate:
         return
+    results = HERE / "results"
     if options.tier == "a" and not options.only:
-        run_scripts(HERE / "results", quick=False)
-    write_tables(HERE, Curves(HERE / "results" / "curves"), HERE / "results")
-    write_results(HERE, HERE / "results", HERE)
-    write_table(HERE.parent / "README.md", HERE / "results")
+        run_scripts(results, quick=False)
+    write_tables(HERE, Curves(results / "curves"), results)
+    write_results(HERE, results, HERE)
+    write_table(HERE.parent / "README.md", results)
 
 
 def files(tiers: Sequence[str], only: str) -> list[Path]:
@@ -111,9 +111,11 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     name = name_of(path)
     print(f"{name}: {about(path)}", flush=True)
     summary_path = HERE / "results" / f"{name}.json"
-    settings: list[str] = options.settings or ([] if options.full else committed_settings(summary_path))
+    before = read_summary(summary_path) if summary_path.exists() else None
+    settings: list[str] = options.settings or (list(before.changed) if before and not options.full else [])
     cells = expand(override(read_experiment(path), settings))
-    curves = standing(summary_path) if options.add else {}
+    stands = before.curves if before and options.add and before.versions == versions() else ()
+    curves = {curve.config_hash: curve for curve in stands if curve.finished}
     chosen = [
         cell
         for cell in cells
@@ -134,21 +136,19 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     summary = summarise(path, [read_run(record_path(cell, directory)) for cell in chosen], settings)
     curves |= {curve.config_hash: curve for curve in summary.curves}
     digests = [cell.experiment.digest() for cell in cells]
-    write_summary(
-        summary_path, msgspec.structs.replace(summary, curves=tuple(curves[d] for d in digests if d in curves))
-    )
+    ordered = tuple(curves[digest] for digest in digests if digest in curves)
+    write_summary(summary_path, msgspec.structs.replace(summary, curves=ordered))
 
 
 def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> ExperimentSummary:
     """The runs of an experiment's file, what was set otherwise than in it, and how to make them."""
     name, header = name_of(path), runs[0].header
+    changes = (part for setting in settings for part in ("--set", setting))
     return ExperimentSummary(
         experiment=name,
         about=about(path),
         task=header.task,
-        command=shlex.join(
-            ["fedkeep", "run", f"experiments/{name}.toml", *(p for s in settings for p in ("--set", s))]
-        ),
+        command=shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *changes]),
         versions=header.versions,
         changed=tuple(settings),
         curves=tuple(map(curve_of, runs)),
@@ -168,18 +168,6 @@ def run_one_programme(name: str, options: argparse.Namespace) -> None:
     run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
 
 
-def committed_settings(path: Path) -> list[str]:
-    """What the committed runs set otherwise than their file."""
-    return list(read_summary(path).changed) if path.exists() else []
-
-
-def standing(path: Path) -> dict[str, Curve]:
-    """The finished runs of a committed summary by the hash of their settings, if the same versions made them."""
-    if not path.exists() or (summary := read_summary(path)).versions != versions():
-        return {}
-    return {curve.config_hash: curve for curve in summary.curves if curve.finished}
-
-
 def about(path: Path) -> str:
     """The comment that the file begins with."""
     return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
@@ -193,11 +181,22 @@ def run_quickly(out: Path, only: str) -> None:
         table = read_experiment(path)
         if table["task"]["name"] in absent:
             continue
+        name, kind = name_of(path), table["task"]["name"]
+        settings = ["train.rounds=2", "record.every=2"]
+        settings += [f"task.{key}={value}" for key, value in TINY.get(kind, {}).items()]
+        table = override(table, settings)
+        table["sweep"] = {key: values[:1] for key, values in table["sweep"].items()}
+        if name.startswith(SHORTENED):
+            shown = next((method for method in table["methods"] if method.startswith("ode")), "fifo")
+            table["methods"] = {shown: table["methods"][shown]}
         try:
-            play_tiny(path, table, out)
+            runs = [read_run(play(cell, out / name)) for cell in expand(table)]
         except DataError as error:
-            absent.add(table["task"]["name"])
-            print(f"without {table['task']['name']}: {error}", flush=True)
+            absent.add(kind)
+            print(f"without {kind}: {error}", flush=True)
+            continue
+        write_summary(results / f"{name}.json", summarise(path, runs, settings))
+        print(f"{name}: {len(runs)} runs", flush=True)
     if not only:
         run_scripts(results, quick=True)
     curves = Curves(results / "curves")
@@ -205,20 +204,6 @@ def run_quickly(out: Path, only: str) -> None:
         programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY, everywhere=name == "arena")
         run_programme(programme, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
-
-
-def play_tiny(path: Path, table: Table, out: Path) -> None:
-    name = name_of(path)
-    settings = ["train.rounds=2", "record.every=2"]
-    settings += [f"task.{key}={value}" for key, value in TINY.get(table["task"]["name"], {}).items()]
-    table = override(table, settings)
-    table["sweep"] = {key: values[:1] for key, values in table["sweep"].items()}
-    if name.startswith(SHORTENED):
-        shown = next((name for name in table["methods"] if name.startswith("ode")), "fifo")
-        table["methods"] = {shown: table["methods"][shown]}
-    runs = [read_run(play(cell, out / name)) for cell in expand(table)]
-    write_summary(out / "results" / f"{name}.json", summarise(path, runs, settings))
-    print(f"{name}: {len(runs)} runs", flush=True)
 
 
 def run_scripts(results: Path, *, quick: bool) -> None:

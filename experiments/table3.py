@@ -1,15 +1,13 @@
 """Table 3: memory and time that valuing a sample takes, every method in fresh processes of its own."""
 
 import argparse
-import dataclasses
 import json
-import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,6 @@ from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.types import Assignment, Batch
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, ModelSpec, Ownership
-from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.experiment import Experiment, resolve
 
@@ -40,25 +37,24 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 HOW = "One thread of this machine's processor; medians over fresh processes; the model itself is not counted as memory."
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The price of one method on one task."""
+def measure_here(task: str, method: str, file: Path) -> dict[str, float]:
+    """The cost of one method, from a file with a few samples; for a child that has done nothing else.
 
-    one_ms: float
-    """Milliseconds a sample, valued one at a time: the median."""
-    batched_ms: float
-    """Milliseconds a sample, valued all at once."""
-    extra_mb: float
-    """The process's peak while it values one at a time, above what it held with model and store in place."""
-
-
-def measure_cost(experiment: Experiment, data: Federation, samples: Batch) -> Cost:
-    """The cost of valuing `samples`; to be called in a process that has done nothing else.
-
-    A loss needs no gradient, so `high-loss` is measured without one; arrival numbers and dice need no model at all.
+    So no data set weighs on its memory. `one_ms` are milliseconds a sample, valued one at a time (the median),
+    `batched_ms` valued all at once; `extra_mb` is the process's peak while it values one at a time, above what it held
+    with model and store in place. A loss needs no gradient, so `high-loss` is measured without one; arrival numbers and
+    dice need no model at all.
     """
-    if experiment.names["policy"] == "high-loss":
+    with np.load(file, allow_pickle=False) as arrays:
+        x, y, labels, model = arrays["x"], arrays["y"], int(arrays["labels"]), str(arrays["model"])
+        options = json.loads(str(arrays["options"]))
+    everyone = Ownership(np.arange(len(y)), np.array([0, len(y)]))
+    names = tuple(map(str, range(labels)))
+    data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
+    experiment = resolve(experiment_table(task, method))
+    if method == "high-loss":
         experiment = replace(experiment, model={**experiment.model, "last_layers": 1})
+    samples = Batch(x, y, np.arange(len(y)))
     device = _device(experiment, data, build_learner(experiment, data))
     before = _resident("VmRSS")
     _RESET.write_text("5")
@@ -66,7 +62,7 @@ def measure_cost(experiment: Experiment, data: Federation, samples: Batch) -> Co
     extra = _resident("VmHWM") - before
     fresh = Batch(samples.x, samples.y, samples.ids + len(samples))
     batched = _seconds(device, fresh, len(samples)) / len(samples)
-    return Cost(1e3 * float(np.median(one[_WARM_UP:])), 1e3 * batched, extra)
+    return {"one_ms": 1e3 * float(np.median(one[_WARM_UP:])), "batched_ms": 1e3 * batched, "extra_mb": extra}
 
 
 def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> Device:
@@ -108,32 +104,6 @@ def experiment_table(task: str, method: str) -> Table:
     return {**table, "preset": "paper", **METHODS[method]}
 
 
-def measure_here(task: str, method: str, file: Path) -> None:
-    """The child's work: one method, from a file with a few samples, so that no data set weighs on its memory."""
-    with np.load(file, allow_pickle=False) as arrays:
-        x, y, labels, model = arrays["x"], arrays["y"], int(arrays["labels"]), str(arrays["model"])
-        options = json.loads(str(arrays["options"]))
-    everyone = Ownership(np.arange(len(y)), np.array([0, len(y)]))
-    names = tuple(map(str, range(labels)))
-    data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
-    cost = measure_cost(resolve(experiment_table(task, method)), data, Batch(x, y, np.arange(len(y))))
-    print(json.dumps(dataclasses.asdict(cost)))
-
-
-def save_samples(task: str, count: int, file: Path) -> None:
-    data = resolve(experiment_table(task, "fifo")).task.load(0)
-    ids = np.random.default_rng(0).choice(data.train.indices, count, replace=False)
-    batch = data.take(ids)
-    options = json.dumps(dict(data.model.options))
-    np.savez(file, x=batch.x, y=batch.y, labels=data.labels, model=data.model.name, options=options)
-
-
-def measure_apart(task: str, method: str, file: Path) -> dict[str, float]:
-    call = [sys.executable, __file__, "--child", task, method, str(file)]
-    found: dict[str, float] = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that table3.json goes to")
@@ -142,23 +112,27 @@ def main() -> None:
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        measure_here(options.child[0], options.child[1], Path(options.child[2]))
+        print(json.dumps(measure_here(options.child[0], options.child[1], Path(options.child[2]))))
         return
+    from lab.results import write_figures  # not in the child: it would weigh on its memory
+
     processes, count = (1, 40) if options.quick else (options.processes, 300)
     tasks: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for task in ("tc",) if options.quick else TASKS:
             file = Path(folder) / f"{task}.npz"
-            save_samples(task, count, file)
+            data = resolve(experiment_table(task, "fifo")).task.load(0)
+            batch = data.take(np.random.default_rng(0).choice(data.train.indices, count, replace=False))
+            own = json.dumps(dict(data.model.options))
+            np.savez(file, x=batch.x, y=batch.y, labels=data.labels, model=data.model.name, options=own)
             for method in METHODS:
-                runs = [measure_apart(task, method, file) for _ in range(processes)]
+                call = [sys.executable, __file__, "--child", task, method, str(file)]
+                told = [subprocess.run(call, check=True, capture_output=True).stdout for _ in range(processes)]
+                runs: list[dict[str, float]] = list(map(json.loads, told))
                 medians = {key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]}
                 tasks.setdefault(task, {})[method] = medians
                 print(task, method, medians, flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "experiments/table3.py", *sys.argv[1:]])
-    figures = {"command": command, "versions": versions(), "how": HOW, "processes": processes, "tasks": tasks}
-    (options.out / "table3.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures("table3", options.out, {"how": HOW, "processes": processes, "tasks": tasks})
 
 
 if __name__ == "__main__":

@@ -5,20 +5,18 @@ is known and every inequality can be checked as it stands.
 """
 
 import argparse
+import itertools
 import json
-import shlex
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lab.results import write_figures
 
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.data import Federation
-from fedkeep.records.versions import versions
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.evaluation import evaluate
@@ -34,30 +32,21 @@ METHODS = ("fifo", "reservoir", "high-loss", "gradient-norm", "ode", "full-data"
 
 
 def setting(*, quick: bool) -> Table:
-    size = (
-        ["task.devices=10", "task.smallest=60", "task.largest=80"]
-        if quick
-        else ["task.devices=40", "task.smallest=500", "task.largest=600"]
-    )
-    table = override(read_experiment(HERE / "tasks" / "st-all-labels.toml"), size)
-    return override(
-        table,
-        [
-            "train.participation=0.25",
-            f"train.rounds={4 if quick else 200}",
-            "train.decay=1.0",
-            "stream.rounds_per_pass=40",
-        ],
-    )
+    devices, smallest, largest, rounds = (10, 60, 80, 4) if quick else (40, 500, 600, 200)
+    size = [f"task.devices={devices}", f"task.smallest={smallest}", f"task.largest={largest}"]
+    run = ["train.participation=0.25", f"train.rounds={rounds}", "train.decay=1.0", "stream.rounds_per_pass=40"]
+    return override(read_experiment(HERE / "tasks" / "st-all-labels.toml"), size + run)
 
 
-@dataclass(frozen=True, eq=False)
 class Scene:
     """A model, the whole fleet's data, and the smoothness of its loss."""
 
-    learner: FleetLearner
-    everything: Batch
-    smoothness: float
+    def __init__(self, data: Federation, learner: FleetLearner, samples: int) -> None:
+        known = data.train.indices
+        ids = np.random.default_rng(0).choice(known, min(samples, len(known)), replace=False)
+        self.learner, self.everything = learner, data.take(np.sort(ids))
+        inputs = np.concatenate([np.ones((len(ids), 1)), self.everything.x], axis=1)
+        self.smoothness = 0.5 * float(np.linalg.eigvalsh(inputs.T @ inputs / len(inputs))[-1])
 
     def loss(self, model: Vector) -> float:
         return float(self.learner.probe(model).measure(self.everything).losses().mean())
@@ -69,13 +58,6 @@ class Scene:
         """Every sample's gradient, (n, P)."""
         probe = self.learner.probe(model)
         return np.stack([probe.measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(len(batch))])
-
-
-def scene(data: Federation, learner: FleetLearner, samples: int) -> Scene:
-    ids = np.random.default_rng(0).choice(data.train.indices, min(samples, len(data.train.indices)), replace=False)
-    everything = data.take(np.sort(ids))
-    inputs = np.concatenate([np.ones((len(everything), 1)), everything.x], axis=1)
-    return Scene(learner, everything, 0.5 * float(np.linalg.eigvalsh(inputs.T @ inputs / len(inputs))[-1]))
 
 
 def local_steps(here: Scene, model: Vector, batch: Batch, rate: float, epochs: int) -> list[Vector]:
@@ -91,23 +73,19 @@ def check_loss_reduction(here: Scene, data: Federation, model: Vector, draws: in
     rng = np.random.default_rng(1)
     broken = {"paper": 0, "appendix": 0, "corrected": 0}
     excess: dict[str, float] = dict.fromkeys(broken, 0.0)
-    cases = [(rate, epochs, k) for rate in RATES for epochs in EPOCHS for k in SHARES]
-    direction, before, checks = here.gradient(model), here.loss(model), 0
-    for rate, epochs, k in cases:
-        for _ in range(draws):
-            stores = [draw_store(data, rng) for _ in range(k)]
-            paths = [local_steps(here, model, store, rate, epochs) for store in stores]
-            merged = np.mean([path[-1].astype(np.float64) for path in paths], axis=0).astype(np.float32)
-            reduction = before - here.loss(merged)
-            squares, projections = terms(here, paths, stores, direction)
-            for name, alpha in constants(here.smoothness, rate, epochs, 1 / k).items():
-                bound = -alpha * squares + rate / (k * CAPACITY) * projections
-                over = bound - reduction
-                tolerance = 1e-6 + 1e-4 * abs(reduction)
-                broken[name] += over > tolerance
-                excess[name] = max(excess[name], over)
-            checks += 1
-    return {"checks": checks, "broken": {n: int(b) for n, b in broken.items()}, "largest_excess": excess}
+    direction, before = here.gradient(model), here.loss(model)
+    cases = list(itertools.product(RATES, EPOCHS, SHARES, range(draws)))
+    for rate, epochs, k, _ in cases:
+        stores = [draw_store(data, rng) for _ in range(k)]
+        paths = [local_steps(here, model, store, rate, epochs) for store in stores]
+        merged = np.mean([path[-1].astype(np.float64) for path in paths], axis=0).astype(np.float32)
+        reduction = before - here.loss(merged)
+        squares, projections = terms(here, paths, stores, direction)
+        for name, alpha in constants(here.smoothness, rate, epochs, 1 / k).items():
+            over = -alpha * squares + rate / (k * CAPACITY) * projections - reduction
+            broken[name] += over > 1e-6 + 1e-4 * abs(reduction)
+            excess[name] = max(excess[name], over)
+    return {"checks": len(cases), "broken": {n: int(b) for n, b in broken.items()}, "largest_excess": excess}
 
 
 def constants(smoothness: float, rate: float, epochs: int, share: float) -> dict[str, float]:
@@ -167,37 +145,28 @@ def check_divergence(here: Scene, data: Federation, model: Vector, draws: int) -
 def distances(table: Table, seeds: tuple[int, ...], every: int) -> dict[str, Any]:
     """How far each method's model is from the centrally trained one after as many steps, and both accuracies."""
     found: dict[str, Any] = {}
+    reference: list[list[FloatArray]] = []
     for method in ("central", *METHODS):
-        rows = []
+        models, accuracies = [], []
         for seed in seeds:
             part = {"policy": {"name": method}, "preset": "paper", "seed": seed}
             if method == "central":
                 part["train"] = {**table["train"], "participation": 1.0}
             simulator = Simulator(resolve({**table, **part}))
-            models = [record_model(simulator) for record in simulator.run() if record.round % every == 0]
-            accuracy = evaluate(simulator.parts.learner, simulator.server.model, simulator.parts.data).accuracy
-            rows.append((models, accuracy))
-        found[method] = rows
-    reference = found.pop("central")
-    central = {"accuracy": float(np.mean([accuracy for _, accuracy in reference]))}
-    return {"central": central} | {
-        method: {
-            "rounds": [every * (n + 1) for n in range(len(rows[0][0]))],
-            "distance": np.mean(
-                [
-                    [float(np.linalg.norm(a - b)) for a, b in zip(m, c, strict=True)]
-                    for (m, _), (c, _) in zip(rows, reference, strict=True)
-                ],
-                axis=0,
-            ).tolist(),
-            "accuracy": float(np.mean([accuracy for _, accuracy in rows])),
+            models.append([simulator.server.model.astype(np.float64) for r in simulator.run() if r.round % every == 0])
+            accuracies.append(evaluate(simulator.parts.learner, simulator.server.model, simulator.parts.data).accuracy)
+        reference = reference or models
+        apart = [
+            [float(np.linalg.norm(a - b)) for a, b in zip(own, central, strict=True)]
+            for own, central in zip(models, reference, strict=True)
+        ]
+        found[method] = {
+            "rounds": [every * (n + 1) for n in range(len(models[0]))],
+            "distance": np.mean(apart, axis=0).tolist(),
+            "accuracy": float(np.mean(accuracies)),
         }
-        for method, rows in found.items()
-    }
-
-
-def record_model(simulator: Simulator) -> FloatArray:
-    return simulator.server.model.astype(np.float64)
+    found["central"] = {"accuracy": found["central"]["accuracy"]}
+    return found
 
 
 def main() -> None:
@@ -209,18 +178,15 @@ def main() -> None:
     experiment = resolve({**table, "policy": {"name": "fifo"}})
     data = experiment.task.load(0)
     learner = build_learner(experiment, data)
-    here = scene(data, learner, 200 if options.quick else 2000)
+    here = Scene(data, learner, 200 if options.quick else 2000)
     model = learner.initial(0)
     figures = {
-        "command": shlex.join(["python", "experiments/theory.py", *sys.argv[1:]]),
-        "versions": versions(),
         "smoothness": here.smoothness,
         "theorem1": check_loss_reduction(here, data, model, 1 if options.quick else 10),
         "divergence": check_divergence(here, data, model, 4 if options.quick else 100),
         "theorem2_distance": distances(table, (0,) if options.quick else (0, 1, 2), 2 if options.quick else 20),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "theory.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures("theory", options.out, figures)
     print(json.dumps({key: figures[key] for key in ("theorem1", "divergence")}, indent=1))
 
 

@@ -1,6 +1,9 @@
-"""A document as a list of blocks of Markdown and pictures, written with the pictures beside it or as one HTML page."""
+"""A document as a list of blocks of Markdown and pictures, written with the pictures beside it or as one HTML page.
 
-from collections.abc import Iterable, Sequence
+Charts are SVG text, without a drawing library; their text takes the colour of its surroundings.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
@@ -14,6 +17,14 @@ _STYLE = (
     "th,td{border-bottom:1px solid #8884;padding:.25rem .6rem;text-align:left;vertical-align:top}"
     "code{font-size:.9em}@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}}"
 )
+Points: TypeAlias = Sequence[tuple[float, float]]
+
+_WIDTH, _LEAST_HEIGHT = 720, 340
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 236, 34, 42
+_LEGEND_LINE = 17
+_COLOURS = (
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#7b5c3e", "#888888", "#cc6600", "#3a3a9c",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,3 +62,89 @@ def html(blocks: Iterable[Block], title: str) -> str:
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(title)}</title><style>{_STYLE}</style>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def line_chart(title: str, series: Mapping[str, Points], x_name: str, y_name: str) -> str:
+    """One line per series, with a legend that it is high enough for; the first series is drawn last, on top."""
+    high = max(_LEAST_HEIGHT, _TOP + _LEGEND_LINE * (len(series) + 1))
+    points = [point for line in series.values() for point in line]
+    x_low, x_high = _range([x for x, _ in points])
+    y_low, y_high = _range([y for _, y in points])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = _LEFT + (x - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+        return across, high - _BOTTOM - (y - y_low) / (y_high - y_low) * (high - _TOP - _BOTTOM)
+
+    parts = [_opened(title, high, _LEFT)]
+    for y in _ticks(y_low, y_high):
+        left, height = place(x_low, y)
+        parts.append(f'<path d="M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity="0.15"/>')
+        parts.append(f'<text x="{left - 6:.0f}" y="{height + 4:.1f}" text-anchor="end">{y:g}</text>')
+    for x in _ticks(x_low, x_high):
+        across, floor = place(x, y_low)
+        parts.append(f'<text x="{across:.1f}" y="{floor + 16:.1f}" text-anchor="middle">{x:g}</text>')
+    for number, (name, line) in reversed(list(enumerate(series.items()))):
+        parts.append(_line(name, number, [place(x, y) for x, y in line]))
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(f'<text x="{middle:.0f}" y="{high - 8}" text-anchor="middle">{escape(x_name)}</text>')
+    turned = f'transform="rotate(-90 14 {high / 2:.0f})" text-anchor="middle"'
+    parts.append(f'<text x="14" y="{high / 2:.0f}" {turned}>{escape(y_name)}</text></svg>\n')
+    return "".join(parts)
+
+
+def _opened(title: str, high: int, left: int) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" role="img"'
+        f' font-family="system-ui, sans-serif" font-size="11" fill="currentColor"><title>{escape(title)}</title>'
+        f'<text x="{left}" y="18" font-size="13" font-weight="600">{escape(title)}</text>'
+    )
+
+
+def _line(name: str, number: int, places: Sequence[tuple[float, float]]) -> str:
+    colour = _COLOURS[number % len(_COLOURS)]
+    dashes = ' stroke-dasharray="5 3"' if number >= len(_COLOURS) else ""
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    if len(places) == 1:
+        path += "m-3 0h6m-3 -3v6"
+    y = _TOP + 10 + _LEGEND_LINE * number
+    left = _WIDTH - _RIGHT + 10
+    return (
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+        f'<path d="M{left} {y - 4}h16" stroke="{colour}" stroke-width="2.4"{dashes}/>'
+        f'<text x="{left + 21}" y="{y}">{escape(name)}</text>'
+    )
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to six round numbers between the ends."""
+    power = 10.0**-20
+    while (high - low) / power > 100:
+        power *= 10
+    step = next(s for s in (power * f for f in (1, 2, 5, 10, 20, 50, 100)) if (high - low) / s <= 6)
+    first = -(-low // step)
+    return [round((first + k) * step, 12) for k in range(int((high - first * step) / step + 1e-9) + 1)]
+
+
+def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
+    """One horizontal bar per name, with its number beside it; zero is marked, and bars below it go to the left."""
+    high, row = _TOP + 22 * len(bars) + 14, 22
+    low, top = min(0.0, *bars.values()), max(1e-9, *bars.values())
+    left, right = 190, _WIDTH - 70
+
+    def across(value: float) -> float:
+        return left + (value - low) / (top - low) * (right - left)
+
+    parts = [_opened(title, high, 10)]
+    for number, (name, value) in enumerate(bars.items()):
+        y, start, end = _TOP + row * number, across(min(0.0, value)), across(max(0.0, value))
+        colour = _COLOURS[2] if value > 0 else _COLOURS[1]
+        parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<rect x="{start:.1f}" y="{y + 2}" width="{end - start:.1f}" height="15" fill="{colour}"/>')
+        parts.append(f'<text x="{end + 5:.1f}" y="{y + 13}">{value:.0f}{escape(unit)}</text>')
+    parts.append(f'<path d="M{across(0):.1f} {_TOP}V{high - 12}" stroke="currentColor" opacity="0.4"/></svg>\n')
+    return "".join(parts)

@@ -1,4 +1,7 @@
-"""Finished runs as curves, a line each in one file a task; those of programmes go by the hash of their settings."""
+"""Finished runs as curves, a line each in one file a task; those of programmes go by the hash of their settings.
+
+What a method asks of a device is counted in forward passes of one sample (a backward pass is two) and bytes at rest.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -6,13 +9,21 @@ from pathlib import Path
 
 import msgspec
 
+from fedkeep.core.encoding import SCALE_BYTES, SampleCodec
 from fedkeep.core.errors import DataError
 from fedkeep.files import alone_in
 from fedkeep.records import Evaluation, Run
 from fedkeep.records.measures import LAST, late_accuracy
 from fedkeep.records.versions import versions
+from fedkeep.sim.assembly import build_learner, load_data
+from fedkeep.sim.experiment import Experiment
 
 _DIGITS = 5
+_FORWARD, _GRADIENT = 1, 3
+_LOSSES = {"high-loss", "fedbalancer"}
+_GRADIENTS = {"ode", "gradient-norm", "sld"}
+_FLOAT, _BLOCK = 4, 64
+"""Bytes of a number in full, and numbers that share a scale in int8."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,9 +52,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
         """As far as measures look at them."""
-        return tuple(
-            Evaluation(round=r, accuracy=a, loss=None) for r, a in zip(self.rounds, self.accuracy, strict=True)
-        )
+        pairs = zip(self.rounds, self.accuracy, strict=True)
+        return tuple(Evaluation(round=round_, accuracy=accuracy, loss=None) for round_, accuracy in pairs)
 
     @property
     def final(self) -> float:
@@ -52,7 +62,6 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def curve_of(run: Run) -> Curve:
-    """A run as one line of a summary."""
     header, evaluations = run.header, run.evaluations
     return Curve(
         method=header.method,
@@ -64,17 +73,18 @@ def curve_of(run: Run) -> Curve:
         accuracy=tuple(None if e.accuracy is None else round(e.accuracy, _DIGITS) for e in evaluations),
         seconds=round(run.timings[-1].seconds, 1) if run.timings else None,
         finished=run.end is not None,
-        worst_tenth=_mean(e.worst_tenth for e in evaluations[-LAST:]),
-        rare_recall=_mean(e.rare_recall for e in evaluations[-LAST:]),
-        prequential=_mean(e.prequential for e in evaluations),
+        worst_tenth=mean_of((e.worst_tenth for e in evaluations[-LAST:]), _DIGITS),
+        rare_recall=mean_of((e.rare_recall for e in evaluations[-LAST:]), _DIGITS),
+        prequential=mean_of((e.prequential for e in evaluations), _DIGITS),
         samples_valued=evaluations[-1].samples_valued if evaluations else 0,
         samples_trained=evaluations[-1].samples_trained if evaluations else 0,
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean_of(values: Iterable[float | None], digits: int, scale: float = 1.0) -> float | None:
+    """Of what is known; None of nothing."""
     known = [value for value in values if value is not None]
-    return round(math.fsum(known) / len(known), _DIGITS) if known else None
+    return round(scale * math.fsum(known) / len(known), digits) if known else None
 
 
 class ExperimentSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +112,6 @@ def write_summary(path: Path, summary: ExperimentSummary) -> None:
 
 
 def read_summary(path: Path) -> ExperimentSummary:
-    """What `write_summary` wrote."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ExperimentSummary)
     except (OSError, msgspec.DecodeError) as error:
@@ -126,23 +135,20 @@ class Curves:
     def add(self, task: str, curve: Curve) -> None:
         """Takes a run in and writes its task's file at once: a kill costs the run under way and no other."""
         with alone_in(self._directory):
-            self._tasks[task] = _read(self._path(task)) | {curve.config_hash: curve}
-            self._write(task)
+            self._write(task, _read(self._directory / f"{task}.json") | {curve.config_hash: curve})
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
         """Forgets all other runs: to be made again after a change that no setting tells, or no longer asked for."""
         with alone_in(self._directory):
             for task in self._tasks:
-                before = _read(self._path(task))
-                self._tasks[task] = {digest: curve for digest, curve in before.items() if wanted(curve)}
-                if len(self._tasks[task]) < len(before):
-                    self._write(task)
+                before = _read(self._directory / f"{task}.json")
+                kept = {digest: curve for digest, curve in before.items() if wanted(curve)}
+                if len(kept) < len(before):
+                    self._write(task, kept)
 
-    def _path(self, task: str) -> Path:
-        return self._directory / f"{task}.json"
-
-    def _write(self, task: str) -> None:
-        ordered = sorted(self._tasks[task].values(), key=lambda c: (c.method, c.setting, c.planned, c.seed))
+    def _write(self, task: str, curves: dict[str, Curve]) -> None:
+        self._tasks[task] = curves
+        ordered = sorted(curves.values(), key=lambda c: (c.method, c.setting, c.planned, c.seed))
         summary = ExperimentSummary(
             experiment=f"curves/{task}",
             about="Runs of the programmes, each with the hash of its settings.",
@@ -151,8 +157,39 @@ class Curves:
             versions=versions(),
             curves=tuple(ordered),
         )
-        write_summary(self._path(task), summary)
+        write_summary(self._directory / f"{task}.json", summary)
 
 
 def _read(path: Path) -> dict[str, Curve]:
     return {curve.config_hash: curve for curve in read_summary(path).curves} if path.exists() else {}
+
+
+def forward_passes(experiment: Experiment, curve: Curve) -> float:
+    """Over a whole run: training, measuring what arrives, and measuring what is stored under every new model.
+
+    A gist measures what is stored under the old model, the new one, and one step ahead.
+    """
+    policy, gist = experiment.names["policy"], experiment.gist.name != "none"
+    arrival = _GRADIENT if gist or policy in _GRADIENTS else 0  # to take it into a gist, or to score it
+    if not gist and (policy in _LOSSES or (policy in _GRADIENTS and "last_layers" in experiment.model)):
+        arrival = _FORWARD
+    stored = curve.samples_trained / experiment.train.epochs
+    measured_again = 3 * _GRADIENT if gist else arrival
+    return _GRADIENT * curve.samples_trained + arrival * curve.samples_valued + measured_again * stored
+
+
+def bytes_at_rest(experiment: Experiment) -> int:
+    """The stored samples and the gist as they are kept; the model is on every device anyway."""
+    data = load_data(experiment.task, experiment.seed)
+    codec = SampleCodec(data.sample_shape, encoding=experiment.stream.encoding)
+    samples = experiment.storage.capacity * codec.nbytes
+    samples += SCALE_BYTES * math.prod(data.sample_shape) if codec.quantised else 0
+    if experiment.gist.name == "none":
+        return samples
+    return samples + vector_bytes(build_learner(experiment, data).gradient_size, experiment.gist.encoding)
+
+
+def vector_bytes(numbers: int, encoding: str) -> int:
+    if encoding == "int8":
+        return numbers + _FLOAT * math.ceil(numbers / _BLOCK)
+    return numbers * (_FLOAT if encoding == "float32" else _FLOAT // 2)

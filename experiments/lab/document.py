@@ -6,16 +6,13 @@ from typing import Any
 
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.records.metrics import Ratio
-from lab.blocks import Block, Picture, heading, html, markdown, sheet
-from lab.charts import line_chart
-from lab.choosing import choosing
+from fedkeep.records.measures import Ratio
+from lab.blocks import Block, Picture, heading, html, line_chart, markdown, sheet
 from lab.curves import Curves
 from lab.findings import Findings, in_words
-from lab.opening import arena_tables, opening, sweeps
+from lab.opening import arena_tables, choosing, opening, sweeps
 from lab.programme import read_programme
-from lab.results import Paper, Results, read_paper
-from lab.verdicts import verdicts
+from lab.results import Paper, Results, read_paper, verdicts
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -74,7 +71,11 @@ def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield from arena_tables(results.figures.get("paper", {}))
     yield heading("The paper's claims")
     yield _INTRODUCTION
-    yield sheet(("claim", "verdict", "numbers", "cause, where found"), _judged(results), numbers=False)
+    judged = []
+    for v in verdicts(results):
+        settled = v.word in {"reproduced", "not run yet"}
+        judged.append((v.claim, v.word, v.because, "" if settled else results.paper.causes.get(v.claim, "")))
+    yield sheet(("claim", "verdict", "numbers", "cause, where found"), judged, numbers=False)
     for folder, title in _FOLDERS.items():
         yield heading(title)
         yield from _folder(experiments, folder, results)
@@ -85,34 +86,23 @@ def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield from sorted({", ".join(f"{name} {version}" for name, version in sorted(v.items())) for v in versions})
 
 
-def _judged(results: Results) -> Iterator[tuple[str, ...]]:
-    for v in verdicts(results):
-        settled = v.word in {"reproduced", "not run yet"}
-        yield v.claim, v.word, v.because, "" if settled else results.paper.causes.get(v.claim, "")
-
-
 def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]:
     names = [f"{folder}/{path.stem}" for path in sorted((experiments / folder).glob("*.toml"))]
     if folder in results.paper.tables:
-        yield f"The paper's numbers: {results.paper.source(folder)}."
-    for name in names:
-        if name in results.summaries:
-            methods = read_experiment(experiments / f"{name}.toml")["methods"]
-            yield from _experiment(name, results, [m for m in methods if m not in results.methods(name)])
-    missing = [f"`experiments/{name}.toml`" for name in names if name not in results.summaries]
-    if missing:
-        yield f"Not run yet: {', '.join(missing)}."
-
-
-def _experiment(name: str, results: Results, left_out: list[str]) -> Iterator[Block]:
-    summary, settings = results.summaries[name], results.settings(name)
-    yield heading(name, 3)
-    yield summary.about
-    speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
-    yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results))
-    missing = f"; not run: {', '.join(left_out)}" if left_out else ""
-    yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
-    yield _picture(name, settings, results)
+        yield f"The paper's numbers: {results.paper.tables[folder]['source']}."
+    for name in (name for name in names if name in results.summaries):
+        summary, settings = results.summaries[name], results.settings(name)
+        yield heading(name, 3)
+        yield summary.about
+        speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
+        yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results))
+        methods = read_experiment(experiments / f"{name}.toml")["methods"]
+        left_out = ", ".join(m for m in methods if m not in results.methods(name))
+        missing = f"; not run: {left_out}" if left_out else ""
+        yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
+        yield _picture(name, settings, results)
+    if absent := ", ".join(f"`experiments/{name}.toml`" for name in names if name not in results.summaries):
+        yield f"Not run yet: {absent}."
 
 
 def _picture(name: str, settings: list[str], results: Results) -> Picture:
@@ -198,7 +188,7 @@ def _programs(results: Results) -> Iterator[Block]:
 
 
 def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
-    yield f"In brackets the paper's phone ({paper.source('table3')}). {figures['how']}"
+    yield f"In brackets the paper's phone ({paper.tables['table3']['source']}). {figures['how']}"
     columns = paper.tables["table3"]["columns"]
     for quantity, (title, printed) in _COSTS.items():
 
@@ -217,8 +207,8 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
         rounds = [f"round {r}" for r in row["rounds"]]
         lines = [(name, *map("{:.2f}".format, row["pearson_rounds"][k])) for k, name in enumerate(rounds)]
         lines.append(("last layer against all", *map("{:.2f}".format, row["pearson_last_layer"])))
-        lines.append(("term 2 over term 1, weighted", *map("{:.3g}".format, row["term2_over_term1"])))
-        lines.append(("term 2 over term 1, bare", *map("{:.3g}".format, row["term2_over_term1_raw"])))
+        for key, name in (("term2_over_term1", "weighted"), ("term2_over_term1_raw", "bare")):
+            lines.append((f"term 2 over term 1, {name}", *map("{:.3g}".format, row[key])))
         yield sheet((task, *rounds), lines)
     yield "One-step values of eight samples, their correlation with what they stand for, over 20 draws:"
     ahead = {task: (row["look_ahead"]["leave_one_out"], row["look_ahead"]["shapley"]) for task, row in tasks.items()}
@@ -229,13 +219,11 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
         "at the worst of these rounds: its error against the gradient's length, the cosine between the two, and the "
         "correlation of the values that they give:"
     )
-    yield sheet(("task", "error", "cosine", "values"), (_subset(task, row) for task, row in tasks.items()))
-
-
-def _subset(task: str, row: dict[str, Any]) -> tuple[str, ...]:
-    found = row["exact_on_a_subset"]
-    worst = max(f["error"] for f in found), min(f["cosine"] for f in found), min(f["pearson"] for f in found)
-    return (task, *map("{:.3f}".format, worst))
+    subsets = []
+    for task, found in ((task, row["exact_on_a_subset"]) for task, row in tasks.items()):
+        worst = max(f["error"] for f in found), min(f["cosine"] for f in found), min(f["pearson"] for f in found)
+        subsets.append((task, *map("{:.3f}".format, worst)))
+    yield sheet(("task", "error", "cosine", "values"), subsets)
 
 
 def _theory(figures: dict[str, Any], _: Paper) -> Iterator[Block]:

@@ -1,14 +1,16 @@
-"""What the runs of a programme say: means with their intervals, and differences seed by seed."""
+"""What the runs of a programme say: means with their intervals, differences seed by seed, and the tables of them."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fedkeep.records.measures import interval
 from fedkeep.sim.experiment import Experiment
-from lab.curves import Curve, Curves
-from lab.programme import Contest, Programme
+from lab.curves import Curve, Curves, forward_passes, mean_of
+from lab.programme import Contest, Programme, read_programme
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
@@ -16,6 +18,7 @@ PREQUENTIAL = (("record.prequential", True),)
 """The setting in which runs are also tested on what arrives."""
 LEVEL, SLIGHT = 1.0, 0.5
 """Points of accuracy within which two methods count as level, and a gap as none."""
+Table = dict[str, Any]
 
 
 class Interval(NamedTuple):
@@ -36,9 +39,6 @@ class Interval(NamedTuple):
             return True
         return False if self.ahead is False else None
 
-    def rounded(self) -> "Interval":
-        return Interval(round(self.mean, 2), None if self.half_width is None else round(self.half_width, 2))
-
     def __str__(self) -> str:
         return in_words(self, "+")
 
@@ -56,16 +56,15 @@ class Findings:
         return [task for task in self.programme.tasks if task in named]
 
     def methods(self, task: str) -> list[str]:
-        named = [m for stage in self.programme.stages if task in stage.tasks for m in stage.methods]
-        return list(dict.fromkeys(named))
+        return list(dict.fromkeys(m for stage in self.programme.stages if task in stage.tasks for m in stage.methods))
 
     def runs(self, row: Contest, rate: float = 1.0) -> dict[int, Curve]:
         """By seed, at this many times the task's learning rate; none of what the programme does not have."""
         if row.task not in self.programme.tasks or row.method not in self.programme.methods:
             return {}
         seeds = sorted({seed for stage in self.programme.stages for seed in stage.seeds})
-        found = [self.curves.find(run.digest) for run in self.programme.reported(row, rate, seeds)]
-        return {curve.seed: curve for curve in found if curve is not None}
+        wanted = self.programme.reported(row, rate, seeds)
+        return {curve.seed: curve for run in wanted if (curve := self.curves.find(run.digest)) is not None}
 
     def ran(self) -> Iterator[tuple[Contest, dict[int, Curve]]]:
         """Every row of the stages that has runs at the task's rate."""
@@ -77,31 +76,26 @@ class Findings:
         own = self.programme.own_rate(row, self.curves)
         return {} if own is None else self.runs(row, own)
 
-    def own_rate(self, row: Contest) -> float | None:
-        """The method's own learning rate, None until it is found."""
-        own = self.programme.own_rate(row, self.curves)
-        shared = float(self.programme.tasks[row.task]["train"]["learning_rate"])
-        return None if own is None else shared * own
-
     def experiment(self, row: Contest) -> Experiment:
         """The row's settings, at any seed."""
         return self.programme.reported(row, 1.0, (0,))[0].cell.experiment
 
 
-def summed(values: Iterable[float]) -> Interval | None:
-    """None of nothing."""
-    known = list(values)
+def finals(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None) -> Interval | None:
+    """The final accuracy, or how far it is ahead of the others' over the seeds that both have; None of nothing."""
+    if others is None:
+        known = [curve.final for curve in runs.values()]
+    else:
+        known = [runs[seed].final - others[seed].final for seed in sorted(runs.keys() & others.keys())]
     return Interval(math.fsum(known) / len(known), interval(known)) if known else None
 
 
-def finals(runs: Mapping[int, Curve]) -> Interval | None:
-    """The final accuracy."""
-    return summed(curve.final for curve in runs.values())
-
-
-def ahead(runs: Mapping[int, Curve], others: Mapping[int, Curve]) -> Interval | None:
-    """The difference in final accuracy over the seeds that both have."""
-    return summed(runs[seed].final - others[seed].final for seed in sorted(runs.keys() & others.keys()))
+def rounded(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None) -> Interval | None:
+    """The same to two digits, as tables have it."""
+    found = finals(runs, others)
+    if found is None:
+        return None
+    return Interval(round(found.mean, 2), None if found.half_width is None else round(found.half_width, 2))
 
 
 def in_words(value: Sequence[float | None] | None, sign: str = "") -> str:
@@ -116,3 +110,128 @@ def share_closed(fifo: float | None, method: float | None, unlimited: float | No
     if fifo is None or method is None or unlimited is None or unlimited <= fifo:
         return None
     return round((method - fifo) / (unlimited - fifo), 3)
+
+
+def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
+    """Writes what every programme ends in, as far as its runs were made, into the folder `out`."""
+
+    def findings(name: str) -> Findings:
+        return Findings(read_programme(experiments / "programmes" / f"{name}.toml"), curves)
+
+    tables: dict[Callable[[Findings], Table], tuple[str, ...]]
+    tables = {arena: ("arena", "paper"), bytes_table: ("bytes",), settings_table: ("helps", "choice")}
+    for make, names in tables.items():
+        for name in names:
+            write_table(out / f"{name}.json", make(findings(name)))
+    gist = findings("gist")
+    for task in gist.tasks():
+        write_table(out / "gist" / f"{task}.json", gist_rows(gist, task))
+    write_table(out / "gist" / "summary.json", gist_summary(gist))
+
+
+def write_table(path: Path, table: Table) -> None:
+    """One line a row, so that a change shows as a change; nothing where nothing has run."""
+    if not table:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_lines(table, "") + "\n", encoding="utf-8")
+
+
+def _lines(value: Any, indent: str) -> str:
+    if not isinstance(value, dict) or not any(isinstance(each, dict) for each in value.values()):
+        return json.dumps(value)
+    body = ",\n".join(f"{indent} {json.dumps(key)}: {_lines(each, indent + ' ')}" for key, each in value.items())
+    return f"{{\n{body}\n{indent}}}"
+
+
+def arena(found: Findings) -> Table:
+    """By task and method: accuracy at the task's rate and at the method's own, and the lead over FIFO at own rates."""
+    table: Table = {}
+    for row in (Contest(task, method) for task in found.tasks() for method in found.methods(task)):
+        shared, own = found.runs(row), found.own_runs(row)
+        tested_first = found.runs(replace(row, setting=PREQUENTIAL))
+        shown = own or shared or tested_first
+        if not shown:
+            continue
+        fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
+        times = found.programme.own_rate(row, found.curves)
+        table.setdefault(row.task, {})[row.method] = {
+            "own_rate": rounded(own),
+            "shared_rate": rounded(shared),
+            "rate": None if times is None else experiment.train.learning_rate * times,
+            "seeds": len(shown),
+            "over_fifo": rounded(own, found.own_runs(fifo)),
+            "over_fifo_shared": rounded(shared, found.runs(fifo)),
+            "rounds": max(curve.planned for curve in shown.values()),
+            "worst_tenth": mean_of((curve.worst_tenth for curve in shown.values()), 2, 100),
+            "rare_recall": mean_of((curve.rare_recall for curve in shown.values()), 2, 100),
+            "prequential": mean_of((curve.prequential for curve in tested_first.values()), 2, 100),
+            "forward_passes": mean_of((forward_passes(experiment, curve) for curve in shown.values()), 2),
+        }
+    return table
+
+
+def gist_rows(found: Findings, task: str) -> Table:
+    """Every method of a task at every rate: the finals of all seeds, and the lead over FIFO at the same rate."""
+    table: Table = {}
+    for method in found.methods(task):
+        for rate in found.programme.choice.rates:
+            if runs := found.runs(Contest(task, method), rate):
+                row = _beside(runs, found.runs(Contest(task, FIFO), rate)) | {"seeds": list(runs)}
+                row["finals"] = [round(curve.final, 2) for curve in runs.values()]
+                table.setdefault(method, {})[f"{rate:.3g}"] = row
+    return table
+
+
+def _beside(runs: Mapping[int, Curve], fifo: Mapping[int, Curve]) -> Table:
+    return {
+        "accuracy": rounded(runs),
+        "over_fifo": rounded(runs, fifo),
+        "rounds": max(curve.planned for curve in runs.values()),
+    }
+
+
+def gist_summary(found: Findings) -> Table:
+    """By task, at its rate and in percent; `gap_closed` is the better gist's share of what FIFO lacks."""
+    table: Table = {}
+    for task in found.tasks():
+        runs = {method: found.runs(Contest(task, method)).values() for method in (FIFO, UNLIMITED, *GISTS)}
+        means = {method: mean_of((curve.final for curve in curves), 2) for method, curves in runs.items()}
+        fifo, unlimited = means.pop(FIFO), means.pop(UNLIMITED)
+        best = max((value for value in means.values() if value is not None), default=None)
+        if best is not None:
+            table[task] = {
+                "fifo": fifo,
+                **{method.replace("-", "_"): value for method, value in means.items()},
+                "unlimited": unlimited,
+                "gap_closed": share_closed(fifo, best, unlimited),
+            }
+    return table
+
+
+def settings_table(found: Findings) -> Table:
+    """By task, setting and method: accuracy at the task's rate, and the lead over FIFO."""
+    table: Table = {}
+    for row, runs in found.ran():
+        place = table.setdefault(row.task, {}).setdefault(row.setting_name or "as it is", {})
+        place[row.method] = _beside(runs, found.runs(replace(row, method=FIFO))) | {"seeds": len(runs)}
+    return table
+
+
+def bytes_table(found: Findings) -> Table:
+    """By task and method: [bytes at rest, slots, accuracy, half of its interval], smallest first; and the worth.
+
+    That is, by slots under a gist, the smallest FIFO store that is as accurate; None where no size that was tried is.
+    """
+    table: Table = {}
+    for row, runs in found.ran():
+        at_rest = max(curve.bytes_at_rest for curve in runs.values())
+        point = [at_rest, found.experiment(row).storage.capacity, *(rounded(runs) or ())]
+        table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
+    for methods in table.values():
+        worth: dict[str, dict[str, int | None]] = {m: {} for m in methods if "gist" in m}
+        for method, slots, accuracy in ((m, point[1], point[2]) for m in worth for point in methods[m]):
+            enough = (point[1] for point in methods.get(FIFO, []) if point[2] >= accuracy)
+            worth[method][str(slots)] = min(enough, default=None)
+        methods["worth"] = worth
+    return table

@@ -1,11 +1,10 @@
 """What RESULTS opens with: the verdict in ten lines, each following paired intervals, and three figures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from lab.blocks import Block, Picture, heading, sheet
-from lab.charts import bar_chart, line_chart
+from lab.blocks import Block, Picture, bar_chart, heading, line_chart, sheet
 from lab.findings import BALANCED, FIFO, GISTS, SLIGHT, UNLIMITED, Findings, Interval, in_words, share_closed
 from lab.programme import Contest
 from lab.results import mean_curve
@@ -18,6 +17,7 @@ _IN_TIME = ("-ordered", "-once", "-bursts", "-drift")
 _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
 _COMPARED = (*GISTS, BALANCED, "ode-est", "ode-default", "draw", "reservoir", *_LOSS_BASED, *_CORRECTIONS, UNLIMITED)
+_RIVALS = (FIFO, BALANCED)
 _NAMED = 3
 """Up to so many tasks a line of the verdict names."""
 
@@ -28,12 +28,7 @@ def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
     yield heading("The verdict")
     lines = [f"{number}. {line}" for number, line in enumerate(_verdict(arena, figures.get("bytes", {})), start=1)]
     yield "\n".join(lines) or "Nothing of the arena has run yet: `python experiments/reproduce.py gist`."
-    yield from _by_rounds(found)
-    if percents := {task: 100 * share for task, row in arena.items() if (share := _closed(row)) is not None}:
-        chart = bar_chart("How much of the way from FIFO to unlimited storage the better gist goes", percents, " %")
-        yield Picture("gap-closed", chart, "share of the gap closed, per task")
-    yield from _by_bytes(figures.get("bytes", {}))
-    yield from _by_compute(arena)
+    yield from _pictures(arena, figures.get("bytes", {}), found)
     yield heading("The arena")
     if found.programme.note:
         yield found.programme.note
@@ -71,46 +66,39 @@ def _leads(arena: Table, method: str, key: str) -> str:
     found = {task: Interval(*lead) for task, row in arena.items() if (lead := row.get(method, {}).get(key))}
     if not found:
         return "not run yet"
-    words = {"ahead": True, "behind": False, "undecided": None}
-    groups = {w: {t: lead.mean for t, lead in found.items() if lead.ahead is ahead} for w, ahead in words.items()}
-    return ", ".join(f"{word} on {_few(word, leads, len(found))}" for word, leads in groups.items())
-
-
-def _few(word: str, leads: Mapping[str, float], tasks: int) -> str:
-    if len(leads) <= _NAMED:
-        return " and ".join(f"{task} ({lead:+.1f})" for task, lead in leads.items()) or "none"
-    if word == "undecided":
-        return f"{len(leads)}"
-    low, high = sorted((min(leads.values()), max(leads.values())), key=abs)
-    return f"{len(leads)} of {tasks} tasks ({low:+.1f} to {high:+.1f}, median {median(leads.values()):+.1f})"
+    words = []
+    for word, ahead in {"ahead": True, "behind": False, "undecided": None}.items():
+        leads = {task: lead.mean for task, lead in found.items() if lead.ahead is ahead}
+        where = f"{len(leads)}"
+        if len(leads) <= _NAMED:
+            where = " and ".join(f"{task} ({lead:+.1f})" for task, lead in leads.items()) or "none"
+        elif word != "undecided":
+            low, high = sorted((min(leads.values()), max(leads.values())), key=abs)
+            where += f" of {len(found)} tasks ({low:+.1f} to {high:+.1f}, median {median(leads.values()):+.1f})"
+        words.append(f"{word} on {where}")
+    return ", ".join(words)
 
 
 def _all_leads(arena: Table) -> Iterator[Block]:
     """Every task in one table: FIFO's accuracy and the others' leads over it."""
     for key, accuracy, rate in (("over_fifo", "own_rate", "own"), ("over_fifo_shared", "shared_rate", "the task's")):
         methods = [m for m in _COMPARED if any(row.get(m, {}).get(key) for row in arena.values())]
-        rows = (
-            (task, _number((row[FIFO][accuracy] or (None,))[0]), *(_lead(row.get(m, {}).get(key)) for m in methods))
-            for task, row in arena.items()
-            if FIFO in row
-        )
+        rows = []
+        for task, row in ((task, row) for task, row in arena.items() if FIFO in row):
+            leads = []
+            for lead in (row.get(m, {}).get(key) for m in methods):
+                words = "" if lead is None else f"{lead[0] or 0.0:+.1f}"
+                leads.append(f"({words})" if lead is not None and Interval(*lead).ahead is None else words)
+            rows.append((task, _number((row[FIFO][accuracy] or (None,))[0]), *leads))
         yield heading(f"Every task, at {rate} rate", 3)
         yield "FIFO's accuracy, and how far the others are from it; in brackets where the interval holds 0."
         yield sheet(("task", "FIFO", *methods), rows)
 
 
-def _lead(found: Sequence[Any] | None) -> str:
-    if found is None:
-        return ""
-    words = f"{found[0] or 0.0:+.1f}"
-    return f"({words})" if Interval(*found).ahead is None else words
-
-
 def _shares(arena: Table, *, ordered: bool) -> str:
     named = {task: _closed(row) for task, row in arena.items() if task.endswith(_IN_TIME) == ordered}
-    return (
-        ", ".join(f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None) or "not run yet"
-    )
+    said = ", ".join(f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None)
+    return said or "not run yet"
 
 
 def _closed(row: Table) -> float | None:
@@ -124,40 +112,35 @@ def _closed(row: Table) -> float | None:
 
 def _better_buys(table: Table) -> str:
     """Tasks with a FIFO store that takes no more bytes than a gist's and is more accurate, and by how much."""
-    found = {task: worst for task, methods in table.items() if (worst := max(_buys(methods), default=None))}
-    said = ", ".join(f"{task} ({words})" for task, (_, words) in found.items()) or "none of what ran"
-    rest = ", ".join(task for task in table if task not in found)
+    found = {}
+    for task, methods in table.items():
+        stores = [point for m, points in methods.items() if m.startswith(FIFO) for point in points]
+        buys = []
+        for method in (m for m in methods if m.startswith("gist")):
+            for size, slots, accuracy, _ in methods[method]:
+                best = max((p for p in stores if p[0] <= size), key=lambda point: float(point[2]), default=None)
+                if best is not None and best[2] > accuracy:
+                    words = f"FIFO with {best[1]} slots {best[2]:.1f}, {method} with {slots} {accuracy:.1f}"
+                    buys.append((best[2] - accuracy, words))
+        if buys:
+            found[task] = f"{task} ({max(buys)[1]})"
+    said, rest = ", ".join(found.values()) or "none of what ran", ", ".join(task for task in table if task not in found)
     return f"{said}; on none of {rest}" if found and rest else said if table else "not run yet"
 
 
-def _buys(methods: Table) -> Iterator[tuple[float, str]]:
-    """By how much the best FIFO store of no more bytes is ahead of a gist's store, and of which."""
-    stores = [point for m, points in methods.items() if m.startswith(FIFO) for point in points]
-    gists = [(m, *point) for m, points in methods.items() if m.startswith("gist") for point in points]
-    for method, size, slots, accuracy, _ in gists:
-        best = max((point for point in stores if point[0] <= size), key=lambda point: float(point[2]), default=None)
-        if best is not None and best[2] > accuracy:
-            yield best[2] - accuracy, f"FIFO with {best[1]} slots {best[2]:.1f}, {method} with {slots} {accuracy:.1f}"
-
-
-def _by_rounds(found: Findings) -> Iterator[Block]:
+def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Picture]:
+    """Accuracy by round, the gap closed by task, and accuracy by bytes and by compute, a cross a method."""
     runs = {method: found.runs(Contest(SHOWN, method)) for method in (FIFO, BALANCED, *GISTS, UNLIMITED)}
     if series := {method: mean_curve(list(own.values())) for method, own in runs.items() if own}:
         title = f"{SHOWN}: accuracy by round, in the order of time"
         yield Picture("by-rounds", line_chart(title, series, "round", "accuracy, %"), title)
-
-
-def _by_bytes(table: Table) -> Iterator[Block]:
-    task = next((name for name in ("har-ordered", "uji-indoor-ordered", "embedded") if name in table), None)
-    if task is None:
-        return
-    series = {m: [(p[0] / 1024, p[2]) for p in points] for m, points in table[task].items() if m != "worth"}
-    title = f"{task}: accuracy by kilobytes at rest"
-    yield Picture("by-bytes", line_chart(title, series, "kB at rest", "accuracy, %"), title)
-
-
-def _by_compute(arena: Table) -> Iterator[Block]:
-    """One cross a method: what it reaches, and what it asks of the devices."""
+    if percents := {task: 100 * share for task, row in arena.items() if (share := _closed(row)) is not None}:
+        chart = bar_chart("How much of the way from FIFO to unlimited storage the better gist goes", percents, " %")
+        yield Picture("gap-closed", chart, "share of the gap closed, per task")
+    for task in [name for name in ("har-ordered", "uji-indoor-ordered", "embedded") if name in by_bytes][:1]:
+        series = {m: [(p[0] / 1024, p[2]) for p in points] for m, points in by_bytes[task].items() if m != "worth"}
+        title = f"{task}: accuracy by kilobytes at rest"
+        yield Picture("by-bytes", line_chart(title, series, "kB at rest", "accuracy, %"), title)
     methods = arena.get(SHOWN, {})
     fifo = methods.get(FIFO, {}).get("forward_passes")
     crosses = {
@@ -171,7 +154,6 @@ def _by_compute(arena: Table) -> Iterator[Block]:
 
 
 def arena_tables(arena: Table) -> Iterator[Block]:
-    """One table a task."""
     accuracies = ("own rate", "over FIFO", "task's rate", "over FIFO", "worst tenth", "rarest labels", "prequential")
     for task, methods in arena.items():
         yield heading(task, 3)
@@ -206,21 +188,46 @@ def sweeps(helps: Table) -> Iterator[Block]:
             key, _, value = setting.partition("=")
             by_key.setdefault(key, {})[value] = methods
         for key, values in by_key.items():
-            yield from _sweep(task, key, values)
+            cells: dict[str, list[str]] = {method: [] for row in values.values() for method in row}
+            for method, row in ((method, row) for method in cells for row in values.values()):
+                known = row.get(method)
+                lead = f" ({in_words(known['over_fifo'], sign='+')})" if known else ""
+                cells[method].append(in_words(known and known["accuracy"]) + lead)
+            yield heading(f"{task}, {key}", 3)
+            yield sheet(("method", *values), ((method, *said) for method, said in cells.items()))
+            if all(value.replace(".", "", 1).isdigit() for value in values):
+                series = {m: [(float(v), r[m]["accuracy"][0]) for v, r in values.items() if m in r] for m in cells}
+                title = f"{task}: accuracy by {key}"
+                yield Picture(f"{task}-{key}", line_chart(title, series, key, "accuracy, %"), title)
 
 
-def _sweep(task: str, key: str, values: Mapping[str, Table]) -> Iterator[Block]:
-    methods = list(dict.fromkeys(method for row in values.values() for method in row))
-    yield heading(f"{task}, {key}", 3)
-    rows = tuple((m, *(_swept(row.get(m)) for row in values.values())) for m in methods)
-    yield sheet(("method", *values), rows)
-    if all(value.replace(".", "", 1).isdigit() for value in values):
-        series = {m: [(float(v), row[m]["accuracy"][0]) for v, row in values.items() if m in row] for m in methods}
-        title = f"{task}: accuracy by {key}"
-        yield Picture(f"{task}-{key}", line_chart(title, series, key, "accuracy, %"), title)
+def candidates(means: Mapping[str, Mapping[str, float]], form: str) -> list[tuple[str, dict[str, float], list[str]]]:
+    """Those of a form ("gist-local", "gist-shared") that ran on every task, the first of them to be chosen.
+
+    That is the rule of experiments/README.md: who falls more than half a point behind the better of FIFO and
+    class-balanced FIFO on fewer tasks goes first, among those the greatest mean lead. `means` are final accuracies in
+    percent, by task and method; told are the method, its leads by task, and where it falls behind.
+    """
+    found = []
+    for method in dict.fromkeys(m for row in means.values() for m in row if m.startswith(form)):
+        if all(method in row for row in means.values()):
+            leads = {task: row[method] - max(row[rival] for rival in _RIVALS) for task, row in means.items()}
+            found.append((method, leads, [task for task, lead in leads.items() if lead < -SLIGHT]))
+    return sorted(found, key=lambda each: (len(each[2]), -sum(each[1].values())))
 
 
-def _swept(entry: Table | None) -> str:
-    if entry is None:
-        return "not run"
-    return f"{in_words(entry['accuracy'])} ({in_words(entry['over_fifo'], sign='+')})"
+def choosing(table: Table) -> Iterator[Block]:
+    """The candidates as tables, and the first of each form in words; `table` is results/choice.json."""
+    means = {t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()}
+    complete = {task: row for task, row in means.items() if all(rival in row for rival in _RIVALS)}
+    for form in GISTS:
+        if ranked := candidates(complete, form):
+            yield (
+                "Points ahead of the better of FIFO and class-balanced FIFO, on seeds of the choice's own. By the rule "
+                f"the choice among the stores under a {form.removeprefix('gist-')} gist falls on `{ranked[0][0]}`."
+            )
+            rows = []
+            for method, leads, behind in ranked:
+                numbers = (*leads.values(), sum(leads.values()) / len(leads))
+                rows.append((method, *map("{:+.2f}".format, numbers), ", ".join(behind) or "nowhere"))
+            yield sheet(("candidate", *complete, "mean", "half a point behind on"), rows)

@@ -1,15 +1,29 @@
-"""A programme of runs in one file: tasks, methods, and the stages in which they are run, the weightiest first."""
+"""A programme of runs in one file: tasks, methods, and the stages in which they are run, the weightiest first.
+
+Run is what a programme wants and nobody has run yet, stage by stage, in parallel processes, until the time is up.
+"""
 
 import itertools
+import multiprocessing
+import os
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import msgspec
+
 from fedkeep.config import Table, build, merged, put, read_experiment, read_toml
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.records import read_run
 from fedkeep.sim.experiment import Cell
-from lab.curves import Curve, Curves
+from fedkeep.sim.runner import play
+from fedkeep.sim.sweep import estimate_seconds
+from lab.curves import Curve, Curves, bytes_at_rest, curve_of
 
 EVALUATIONS = 20
 """How often a run is evaluated, whatever its length."""
@@ -66,10 +80,8 @@ class PlannedRun:
         return self.cell.experiment.digest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Programme:
-    """The file as a whole."""
-
     name: str
     about: str
     tasks: dict[str, Table]
@@ -78,19 +90,14 @@ class Programme:
     choice: Choice
     note: str = ""
     """What a reader of its table should know."""
-    made: dict[tuple[Contest, float, int, int], PlannedRun] = field(default_factory=dict, repr=False)
-    """Cells made before: their settings are resolved once."""
 
     def only(self, tasks: Sequence[str], methods: Sequence[str]) -> Self:
         """The part of it on these tasks with these methods; all of them where none are named."""
-        stages = (
-            replace(
-                stage,
-                tasks=tuple(name for name in stage.tasks if name in (tasks or stage.tasks)),
-                methods=tuple(name for name in stage.methods if name in (methods or stage.methods)),
-            )
-            for stage in self.stages
-        )
+        stages = []
+        for stage in self.stages:
+            on = tuple(name for name in stage.tasks if name in (tasks or stage.tasks))
+            by = tuple(name for name in stage.methods if name in (methods or stage.methods))
+            stages.append(replace(stage, tasks=on, methods=by))
         return replace(self, stages=tuple(stages))
 
     def tiny(self, smaller: Mapping[str, Table], *, everywhere: bool) -> Self:
@@ -106,7 +113,7 @@ class Programme:
             first = replace(stage, seeds=stage.seeds[:1], settings=settings, tasks=stage.tasks[:1])
             others = stage.tasks[1:] if everywhere else ()
             stages += [first, replace(first, tasks=others, methods=stage.methods[:1])]
-        return replace(self, tasks=tasks, stages=tuple(stages), choice=once, made={})
+        return replace(self, tasks=tasks, stages=tuple(stages), choice=once)
 
     def rows(self, stage: Stage) -> Iterator[Contest]:
         for task in stage.tasks:
@@ -126,60 +133,46 @@ class Programme:
                     yield from self.reported(row, rate, stage.seeds)
 
     def reported(self, row: Contest, rate: float, seeds: Sequence[int]) -> list[PlannedRun]:
-        rounds = int(self._table(row)["train"]["rounds"])
-        return [self._cell(row, rate, seed, rounds) for seed in seeds]
+        return [self._planned(row, rate, seed, None) for seed in seeds]
 
     def choosing(self, row: Contest, curves: Curves) -> list[PlannedRun]:
         """The runs that find the method's own rate: the farther one only where the largest of the others wins."""
-        near = self._tried(row, self.choice.rates)
-        if self._best(row, self.choice.rates, curves) != max(self.choice.rates):
-            return near
-        return near + self._tried(row, (self.choice.farther,))
+        rates = self.choice.rates
+        if self._best(row, rates, curves) == max(rates):
+            rates = (*rates, self.choice.farther)
+        return [run for rate in rates for run in self._tried(row, rate)]
 
     def own_rate(self, row: Contest, curves: Curves) -> float | None:
         """Times the task's rate; None until it is found."""
-        best = self._best(row, self.choice.rates, curves)
-        if best != max(self.choice.rates):
-            return best
-        return self._best(row, (*self.choice.rates, self.choice.farther), curves)
+        rates = self.choice.rates
+        best = self._best(row, rates, curves)
+        return self._best(row, (*rates, self.choice.farther), curves) if best == max(rates) else best
 
     def _best(self, row: Contest, rates: Sequence[float], curves: Curves) -> float | None:
-        areas = {}
+        """The rate with the largest area under the curve: the mean accuracy over all evaluations after the start."""
+        areas = dict.fromkeys(rates, 0.0)
         for rate in rates:
-            found = [curve for run in self._tried(row, (rate,)) if (curve := curves.find(run.digest)) is not None]
-            if len(found) < len(self.choice.seeds):
-                return None
-            areas[rate] = sum(map(area, found))
+            for run in self._tried(row, rate):
+                if (curve := curves.find(run.digest)) is None:
+                    return None
+                trained = [evaluation.accuracy or 0.0 for evaluation in curve.evaluations if evaluation.round > 0]
+                areas[rate] += sum(trained) / max(1, len(trained))
         return max(areas, key=lambda rate: areas[rate])
 
-    def _tried(self, row: Contest, rates: Sequence[float]) -> list[PlannedRun]:
-        rounds = min(self.choice.rounds, int(self._table(row)["train"]["rounds"]))
-        return [self._cell(row, rate, seed, rounds) for rate in rates for seed in self.choice.seeds]
+    def _tried(self, row: Contest, rate: float) -> list[PlannedRun]:
+        return [self._planned(row, rate, seed, self.choice.rounds) for seed in self.choice.seeds]
 
-    def _cell(self, row: Contest, rate: float, seed: int, rounds: int) -> PlannedRun:
-        key = (row, rate, seed, rounds)
-        if key not in self.made:
-            self.made[key] = self._make(*key)
-        return self.made[key]
-
-    def _make(self, row: Contest, rate: float, seed: int, rounds: int) -> PlannedRun:
-        table = self._table(row)
+    @cache  # noqa: B019 - settings are resolved once; a program reads few programmes
+    def _planned(self, row: Contest, rate: float, seed: int, most_rounds: int | None) -> PlannedRun:
+        table = merged(self.tasks[row.task], {"label": row.method, **self.methods[row.method]})
+        for key, value in row.setting:
+            put(table, key, value)
+        rounds = int(table["train"]["rounds"])
+        rounds = min(most_rounds or rounds, rounds)
         table["seed"] = seed
         table["train"] |= {"rounds": rounds, "learning_rate": float(table["train"]["learning_rate"]) * rate}
         table["record"] = {**table.get("record", {}), "every": max(1, rounds // EVALUATIONS), "devices": 0}
         return PlannedRun(row.task, Cell(table, f"{row.setting_name} rate={rate:.3g}".strip()))
-
-    def _table(self, row: Contest) -> Table:
-        table = merged(self.tasks[row.task], {"label": row.method, **self.methods[row.method]})
-        for key, value in row.setting:
-            put(table, key, value)
-        return table
-
-
-def area(curve: Curve) -> float:
-    """The mean accuracy over all evaluations after the start: the area under the curve, its width taken as 1."""
-    trained = [evaluation.accuracy or 0.0 for evaluation in curve.evaluations if evaluation.round > 0]
-    return sum(trained) / max(1, len(trained))
 
 
 def read_programme(path: Path) -> Programme:
@@ -193,21 +186,81 @@ def read_programme(path: Path) -> Programme:
     listed = table["tasks"]
     if isinstance(listed, str):
         listed = read_toml(path.parent / listed)["tasks"]
-    tasks = {name: merged(_task(path.parent, task), common) for name, task in listed.items()}
+    tasks = {}
+    for name, task in listed.items():
+        base = read_experiment(path.parent / str(task.pop("base")))
+        tasks[name] = merged(merged(base, task), common)
     stages = tuple(build(Stage, stage, f"{path.name}: stages") for stage in table["stages"])
     for stage in stages:
-        _refuse_unknown(path, "task", stage.tasks, tasks)
-        _refuse_unknown(path, "method", stage.methods, methods)
+        for kind, named, known in (("task", stage.tasks, tasks), ("method", stage.methods, methods)):
+            for name in (name for name in named if name not in known):
+                raise ConfigError(f"{path}: a stage names the {kind} '{name}', which the file does not have")
     choice = build(Choice, table.get("choice", {}), f"{path.name}: choice")
     return Programme(path.stem, str(table["about"]), tasks, methods, stages, choice, str(table.get("note", "")))
 
 
-def _task(folder: Path, table: Table) -> Table:
-    base = read_experiment(folder / str(table["base"]))
-    return merged(base, {key: value for key, value in table.items() if key != "base"})
+def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: int, minutes: float | None) -> None:
+    """Runs the stages one after the other; tasks whose data is not here are named, and left out."""
+    deadline = time.monotonic() + 60 * minutes if minutes is not None else None
+    absent: set[str] = set()
+    while waiting := next_runs(programme, curves, absent):
+        print(f"{programme.name}: {len(waiting)} runs to do before the next step", flush=True)
+        here = ((run, _play(run, records)) for run in waiting)
+        for run, outcome in _played_in_processes(waiting, records, jobs) if jobs > 1 else here:
+            if isinstance(outcome, str):
+                absent.add(run.task)
+                print(f"without {run.task}: {outcome}", flush=True)
+                break
+            curves.add(run.task, outcome)
+            seconds = f"{outcome.seconds or 0:.0f} s"
+            what = f"{outcome.method} {outcome.setting} seed {outcome.seed}"
+            print(f"{run.task}: {what}: {outcome.final:.1f} %, {seconds}", flush=True)
+            if deadline is not None and time.monotonic() > deadline:
+                print("the time is up; the same command goes on from here", flush=True)
+                return
 
 
-def _refuse_unknown(path: Path, kind: str, names: Sequence[str], known: Mapping[str, Table]) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{path}: a stage names the {kind} '{name}', which the file does not have")
+def next_runs(programme: Programme, curves: Curves, absent: set[str]) -> list[PlannedRun]:
+    """The runs of the first stage that lacks any, those on the same data side by side."""
+    for stage in programme.stages:
+        wanted = [run for run in programme.wanted(stage, curves) if run.task not in absent]
+        waiting = {run.digest: run for run in wanted if curves.find(run.digest) is None}
+        if waiting:
+            return sorted(waiting.values(), key=lambda run: (stage.tasks.index(run.task), run.cell.experiment.seed))
+    return []
+
+
+def estimated(programme: Programme, curves: Curves) -> Iterator[str]:
+    """Per stage and task the runs that are lacking, and the minutes of one core that they take, by a trial a method."""
+    for number, stage in enumerate(programme.stages, start=1):
+        lacking: dict[str, list[PlannedRun]] = {}
+        for run in programme.wanted(stage, curves):
+            if curves.find(run.digest) is None:
+                lacking.setdefault(run.task, []).append(run)
+        for task, runs in lacking.items():
+            methods = Counter(run.cell.experiment.label for run in runs)
+            first = {run.cell.experiment.label: run.cell for run in reversed(runs)}
+            minutes = sum(estimate_seconds([first[method]], 1) * count for method, count in methods.items()) / 60
+            yield f"stage {number}, {task}: {len(runs)} runs, {minutes:.1f} minutes of one core"
+
+
+def _played_in_processes(
+    runs: Sequence[PlannedRun], records: Path, jobs: int
+) -> Iterator[tuple[PlannedRun, Curve | str]]:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    futures: dict[Future[Curve | str], PlannedRun] = {pool.submit(partial(_play, run, records)): run for run in runs}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _play(run: PlannedRun, records: Path) -> Curve | str:
+    """The run's curve; where its data is not here, what to do about it."""
+    try:
+        curve = curve_of(read_run(play(run.cell, records / run.task, resume=True)))
+        return msgspec.structs.replace(curve, bytes_at_rest=bytes_at_rest(run.cell.experiment))
+    except DataError as error:
+        return str(error)

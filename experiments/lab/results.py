@@ -1,16 +1,23 @@
-"""The committed results, summaries of experiments and figures of programs, and what the paper reports beside them."""
+"""The committed results, and the paper's claims, each with our verdict and the numbers that it rests on.
+
+Results are summaries of experiments and figures of programs, with what the paper reports beside them.
+"""
 
 import json
 import math
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from fedkeep.config import read_toml
-from fedkeep.records.metrics import Ratio, ratio
+from fedkeep.records.measures import Ratio, ratio
+from fedkeep.records.versions import versions
 from lab.curves import Curve, ExperimentSummary, read_summary
-from lab.findings import Interval, ahead, finals
+from lab.findings import LEVEL, Interval, finals
 
 _TABLES = {"curves", "gist"}
 """Folders of the programmes, which have tables of their own."""
@@ -23,9 +30,6 @@ class Paper:
     tables: dict[str, Any]
     causes: dict[str, str] = field(default_factory=dict)
     """Why a claim did not come out, as far as we found it out."""
-
-    def source(self, table: str) -> str:
-        return str(self.tables[table]["source"])
 
     def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
         """The paper's number in a table's row and column; None where it has none. A table may have a single row."""
@@ -43,6 +47,13 @@ class Paper:
 def read_paper(path: Path) -> Paper:
     """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""
     return Paper(read_toml(path), read_toml(path.with_name("causes.toml")))
+
+
+def write_figures(script: str, out: Path, figures: dict[str, Any]) -> None:
+    """What a program measured, with the command and the versions that it was measured by."""
+    said = {"command": shlex.join(["python", f"experiments/{script}.py", *sys.argv[1:]]), "versions": versions()}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{script}.json").write_text(json.dumps(said | figures, indent=1) + "\n")
 
 
 class Results:
@@ -75,11 +86,12 @@ class Results:
 
     def speedup(self, experiment: str, method: str) -> Ratio:
         """How much sooner than FIFO a method gets to where FIFO ends."""
-        return ratio(self.runs(experiment, method), "fifo", self.runs(experiment, "fifo"))
+        own, fifo = ({s: c.evaluations for s, c in self.runs(experiment, m).items()} for m in (method, "fifo"))
+        return ratio(own, "fifo", fifo)
 
     def margin(self, experiment: str, one: str, other: str) -> Interval | None:
         """How far `one` is ahead of `other`, over the seeds that ran with both; None where none did."""
-        return ahead(self.runs(experiment, one), self.runs(experiment, other))
+        return finals(self.runs(experiment, one), self.runs(experiment, other))
 
     def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
         """The tasks of the folder where both ran: how much sooner than FIFO the one is, how far ahead of the other."""
@@ -103,3 +115,200 @@ def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     heights = zip(*(curve.accuracy for curve in curves), strict=False)
     rounds = min((curve.rounds for curve in curves), key=len)
     return [(float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at)) for r, at in zip(rounds, heights, strict=True)]
+
+
+Word = Literal["reproduced", "partly", "not reproduced", "undecided", "not run yet"]
+_TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
+
+
+class ClaimVerdict(NamedTuple):
+    claim: str
+    word: Word
+    because: str
+
+
+Finding = tuple[bool | None, str]
+"""Whether a claim holds somewhere (None: more seeds have to tell), and the numbers in words."""
+Check = Callable[[Results], Iterator[Finding]]
+CLAIMS: dict[str, Check] = {}
+"""In the order of the paper."""
+
+
+def claim(words: str) -> Callable[[Check], Check]:
+    """Puts the check below it under the claim that it is of."""
+
+    def add(check: Check) -> Check:
+        CLAIMS[words] = check
+        return check
+
+    return add
+
+
+def verdicts(results: Results) -> Iterator[ClaimVerdict]:
+    for claimed, check in CLAIMS.items():
+        found = list(check(results))
+        told = [holds for holds, _ in found if holds is not None]
+        word: Word = "partly"
+        if not found:
+            word = "not run yet"
+        elif not told:
+            word = "undecided"
+        elif not any(told):
+            word = "not reproduced"
+        elif all(holds for holds, _ in found):
+            word = "reproduced"
+        yield ClaimVerdict(claimed, word, "; ".join(words for _, words in found))
+
+
+@claim("ODE-Est reaches FIFO's final accuracy sooner (Table 2)")
+def faster(results: Results) -> Iterator[Finding]:
+    for task, ode, _ in results.pairs("table2", "ode-est", "fifo"):
+        ours = "never" if ode.value is None else f"{ode.value:.2f}x"
+        printed = results.paper.of("table2", "speedup", task, "ode-est")
+        holds = ode.value is not None and ode.value > 1 and 2 * ode.reached > ode.seeds
+        yield (holds, f"{task} {ours}" + (f" (paper {printed:.2f}x)" if printed else ""))
+
+
+def more_accurate(results: Results, method: str) -> Iterator[Finding]:
+    for task, _, margin in results.pairs("table2", method, "fifo"):
+        printed, base = (results.paper.of("table2", "accuracy", task, name) for name in (method, "fifo"))
+        theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
+        yield (margin.ahead, f"{task} {margin} points{theirs}")
+
+
+for _name, _method in (("ODE-Est", "ode-est"), ("ODE-Exact", "ode-exact")):
+    claim(f"{_name} ends more accurate than FIFO (Table 2)")(partial(more_accurate, method=_method))
+
+
+@claim("Limited storage costs up to 4 times the training time and 7 % accuracy")
+def storage_costs(results: Results) -> Iterator[Finding]:
+    """Against unlimited storage; where that ran once or not at all, against a larger store too."""
+    unlimited = [found for folder in ("table2", "motivation") for found in results.pairs(folder, "full-data", "fifo")]
+    known = {task for task, _, margin in unlimited if margin.half_width is not None}
+    larger = [
+        (f"{task} with 20 slots", most, margin)
+        for task, most, margin in results.pairs("motivation", "fifo-20", "fifo")
+        if task not in known
+    ]
+    for task, most, margin in unlimited + larger:
+        speed = most.value or 0.0
+        yield (margin.ahead if margin.mean >= 5 else False, f"{task} {margin} points")
+        yield (speed >= 3, f"{task} {speed:.1f}x")
+
+
+@claim("FB and SLD are above HL and GN, but below random")
+def filters_between(results: Results) -> Iterator[Finding]:
+    for task in _TASKS:
+        names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
+        found = [reached.mean for name in names if (reached := results.accuracy(f"table2/{task}", name))]
+        if len(found) == len(names):
+            fb, sld, hl, gn, fifo = found
+            holds = min(fb, sld) > max(hl, gn) and max(fb, sld) < fifo
+            yield (holds, f"{task}: FB {fb:.1f}, SLD {sld:.1f}, HL {hl:.1f}, GN {gn:.1f}, FIFO {fifo:.1f}")
+
+
+@claim("FIFO and reservoir sampling are as good as each other")
+def fifo_is_random(results: Results) -> Iterator[Finding]:
+    for task, _, margin in results.pairs("table2", "reservoir", "fifo"):
+        yield (abs(margin.mean) <= LEVEL, f"{task} {margin}")
+
+
+@claim("HL and GN never reach the accuracy of FIFO")
+def importance_fails(results: Results) -> Iterator[Finding]:
+    for method in ("high-loss", "gradient-norm"):
+        for task, speed, _ in results.pairs("table2", method, "fifo"):
+            yield (speed.reached == 0, f"{method} on {task}: {speed.reached} of {speed.seeds} seeds reach it")
+
+
+@claim("Simplified ODE saves 44 % memory and 83 % delay for at most a point")
+def simplified_is_cheap(results: Results) -> Iterator[Finding]:
+    cost = results.figures.get("table3", {}).get("tasks", {}).get("tc")
+    if cost:
+        full, simple = cost["ode-est"], cost["ode-simplified"]
+        time = 1 - simple["one_ms"] / full["one_ms"]
+        yield (time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
+        memory = 1 - simple["extra_mb"] / full["extra_mb"]
+        yield (memory >= 0.3, f"and {100 * memory:.0f} % of the memory")
+    for task, _, margin in results.pairs("table2", "ode-simplified", "ode-est"):
+        yield (margin.keeps_up, f"{task} {margin} points")
+
+
+@claim("Gains hold at low participation, more epochs, smaller storage")
+def gains_hold(results: Results) -> Iterator[Finding]:
+    swept = ("train.participation", "train.epochs", "storage.capacity")
+    for task, settings in results.figures.get("helps", {}).items():
+        for setting, methods in settings.items():
+            if setting.startswith(swept) and "ode-est" in methods:
+                margin = Interval(*methods["ode-est"]["over_fifo"])
+                yield (margin.ahead, f"{task} {setting.rpartition('.')[2]}: {margin}")
+
+
+@claim("Term 2 outweighs term 1")
+def term_two_rules(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
+        low, high = min(row["term2_over_term1"]), max(row["term2_over_term1"])
+        theirs = f" (paper about {results.paper.claim('term2_over_term1_har'):.0f})" if task == "har" else ""
+        yield (low >= 10, f"{task}: {low:.1f} to {high:.1f} times{theirs}")
+
+
+@claim("Values are stable between rounds")
+def values_are_stable(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
+        rounds, table = row["rounds"], row["pearson_rounds"]
+        near = min(table[i][i + 1] for i in range(len(rounds) - 1))
+        printed = results.paper.tables["claims"].get(f"pearson_rounds_{task}")
+        theirs = f" (paper {printed[0]:.2f} to {printed[1]:.2f})" if printed else ""
+        far = f"{table[0][-1]:.2f} from round 0 to {rounds[-1]}"
+        yield (near >= 0.85, f"{task}: at least {near:.2f} between neighbouring rounds measured, {far}{theirs}")
+
+
+@claim("The last layer's gradient tracks the full one")
+def last_layer_tracks(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
+        if not task.startswith("st"):
+            low, high = min(row["pearson_last_layer"]), max(row["pearson_last_layer"])
+            printed = results.paper.claim(f"pearson_last_layer_{task}")
+            words = f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})"
+            yield (low >= 0.85, words)
+
+
+@claim("The one-step look-ahead agrees with leave-one-out and Shapley")
+def look_ahead_suffices(results: Results) -> Iterator[Finding]:
+    for task, row in results.measured():
+        shapley, left = (row["look_ahead"][name]["mean"] for name in ("shapley", "leave_one_out"))
+        words = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
+        yield (min(shapley, left) >= 0.9, words)
+
+
+@claim("Greedy coordination is near the optimum")
+def greedy_is_near(results: Results) -> Iterator[Finding]:
+    if figures := results.figures.get("coordination"):
+        worst, median = figures["ratio_worst"], figures["ratio_median"]
+        holds = worst >= results.paper.claim("greedy_over_optimum")
+        yield (holds, f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)")
+
+
+@claim("Theorem 1 bounds the loss reduction")
+def theorem_one(results: Results) -> Iterator[Finding]:
+    constants = {"paper": "printed in the paper", "appendix": "printed in its appendix"}
+    constants["corrected"] = "L zeta m eta²/(2|B|)"
+    if part := results.figures.get("theory", {}).get("theorem1"):
+        for name, broken in part["broken"].items():
+            words = f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks"
+            yield (broken == 0, words)
+
+
+@claim("Theorem 2 and Lemma 1 bound the divergence")
+def divergence_bounds(results: Results) -> Iterator[Finding]:
+    if part := results.figures.get("theory", {}).get("divergence"):
+        for name, title in (("theorem2", "Theorem 2"), ("lemma1", "Lemma 1")):
+            ratio, broken = part[f"{name}_bound_over_truth_median"], part["broken"][name]
+            words = f"{title} broken in {broken} of {part['checks']} checks, the bound {ratio:.1f} times the truth"
+            yield (broken == 0, words)
+
+
+@claim("Every component matters")
+def components_matter(results: Results) -> Iterator[Finding]:
+    for part in ("without-valuation", "without-estimator", "without-coordination"):
+        for task, _, margin in results.pairs("ablation", "ode-est", part):
+            yield (margin.ahead, f"{task} ahead of itself {part} by {margin}")

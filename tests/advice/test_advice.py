@@ -12,11 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fedkeep
-from fedkeep.advice.files import as_toml
-from fedkeep.advice.look import look, worries
-from fedkeep.advice.panel import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel
-from fedkeep.advice.trial import Trial
-from fedkeep.advice.verdict import advise, recommended
+from fedkeep.advice.trial import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, Trial, as_toml
+from fedkeep.advice.verdict import Look, advise, recommended, worries
 from fedkeep.agent.assembly import budget_for, read_config
 from fedkeep.agent.layout import plan as plan_store
 from fedkeep.cli.app import app
@@ -48,7 +45,7 @@ def trial(finals: dict[str, list[float]], tmp_path: Path) -> Trial:
 def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
     rng = np.random.default_rng(1)
     y = rng.integers(0, 4, 4000)
-    even, ordered = look(fleet(y)), look(fleet(np.sort(y)))
+    even, ordered = Look(fleet(y)), Look(fleet(np.sort(y)))
     assert even.drift == pytest.approx(even.drift_by_chance, abs=0.1)
     assert [worry.split(":")[0] for worry in worries(even, 10, shuffled=False)] == [
         "4 devices are few for federated learning"
@@ -63,7 +60,7 @@ def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
 
 
 def test_a_store_that_holds_everything_leaves_nothing_to_choose() -> None:
-    seen = look(fleet(np.arange(40) % 4))  # ten a device
+    seen = Look(fleet(np.arange(40) % 4))  # ten a device
     assert "there is nothing to choose" in next(worries(seen, 10, shuffled=True))
     assert "there is nothing to choose" not in next(worries(seen, 9, shuffled=True))
 
@@ -74,14 +71,14 @@ def test_wrong_labels_are_seen_and_counted() -> None:
     x = np.eye(4, 8, dtype=np.float32)[y] * 9
     wrong = rng.random(3000) < 0.1
     y[wrong] = (y[wrong] + 1) % 4
-    assert look(fleet(y, x=x)).doubtful == pytest.approx(0.1 * 0.9**5, abs=0.03)
-    assert look(fleet(np.arange(3000) % 4)).doubtful == 0.0
+    assert Look(fleet(y, x=x)).doubtful == pytest.approx(0.1 * 0.9**5, abs=0.03)
+    assert Look(fleet(np.arange(3000) % 4)).doubtful == 0.0
 
 
 def test_a_better_method_is_advised_with_its_interval(tmp_path: Path) -> None:
     tried = trial({FIFO: [0.70, 0.71, 0.72], "ode": [0.75, 0.77, 0.76], UNLIMITED: [0.8, 0.8, 0.8]}, tmp_path)
     assert recommended(tried) == "ode"
-    said = advise(tried, look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True).sentences
+    said = advise(tried, Look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True).sentences
     assert said[1] == "Use ode: 5.0 ± 2.5 points ahead of FIFO. It reached 76.0% with 10 samples a device (3 seeds)."
     assert said[-1].startswith("Unlimited storage is 4.0 ± 2.5 points ahead of ode")
 
@@ -89,7 +86,7 @@ def test_a_better_method_is_advised_with_its_interval(tmp_path: Path) -> None:
 def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> None:
     ahead = trial({FIFO: [0.75, 0.77, 0.76], "ode": [0.70, 0.71, 0.72]}, tmp_path)
     assert recommended(ahead) == FIFO
-    seen = look(fleet(np.arange(4000) % 4))
+    seen = Look(fleet(np.arange(4000) % 4))
     assert "Use FIFO: no other way of choosing did better" in str(
         advise(ahead, seen, 800, shuffled=True, complete=True)
     )
@@ -122,7 +119,7 @@ def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
     panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, gist_samples=10)
     assert LOCAL not in panel.methods
     tried = Trial(panel, tmp_path, 60, 1, lambda *_: None, finals={m: {0: 0.5} for m in panel.methods})
-    said = advise(tried, look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
+    said = advise(tried, Look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
     assert "A gist takes 800 bytes, which leaves no room for samples." in said.sentences
 
 

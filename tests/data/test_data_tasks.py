@@ -15,7 +15,7 @@ from fedkeep.core.types import AnyArray
 from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, ustc
 from fedkeep.data.cache import RemoteFile, find, read_idx
 from fedkeep.data.har import GEOTEC_PACKED, HARBOX, geotec_federation, harbox_federation, read_geotec, read_harbox
-from fedkeep.data.prepared import AudioMnist, UjiIndoor, Westermo
+from fedkeep.data.own import AudioMnist, UjiIndoor, Westermo
 from fedkeep.data.traffic import Traffic
 
 

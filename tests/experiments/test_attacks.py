@@ -2,14 +2,7 @@
 
 import numpy as np
 import pytest
-from lab.attacks import (
-    LastLayer,
-    MembershipAttack,
-    advantage,
-    invert_analytically,
-    invert_by_matching,
-    similarity,
-)
+from attacks import LastLayer, MembershipAttack, advantage, invert_analytically, invert_by_matching, similarity
 
 from fedkeep.core.estimators import mean_gradient
 from fedkeep.core.types import Batch, LocalTraining, Report, TrainOrder, Vector

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab.charts import line_chart
+from lab.blocks import line_chart
 from lab.curves import Curve, ExperimentSummary, read_summary, write_summary
 from lab.document import write_results
 from lab.findings import Interval
-from lab.results import Results, read_paper
-from lab.verdicts import CLAIMS, verdicts
+from lab.results import CLAIMS, Results, read_paper, verdicts
 from msgspec.structs import replace
 
 from fedkeep.config import read_experiment

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from lab.charts import bar_chart
-from lab.choosing import candidates
-from lab.costs import bytes_at_rest, forward_passes, vector_bytes
-from lab.curves import Curve, Curves
-from lab.findings import Findings, share_closed
-from lab.opening import opening
-from lab.programme import Contest, PlannedRun, Programme, read_programme
-from lab.running import next_runs, run_programme
-from lab.tables import arena, bytes_table, gist_summary, write_table
+from lab.blocks import bar_chart
+from lab.curves import Curve, Curves, bytes_at_rest, forward_passes, vector_bytes
+from lab.findings import Findings, arena, bytes_table, gist_summary, share_closed, write_table
+from lab.opening import candidates, opening
+from lab.programme import Contest, PlannedRun, Programme, next_runs, read_programme, run_programme
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.sim.experiment import resolve
@@ -276,9 +272,9 @@ def test_the_default_is_the_candidate_that_falls_behind_least_then_leads_most() 
         "b": {"fifo": 60, "class-balanced-fifo": 50, "gist-local": 59.6, "gist-local-bold": 55, "gist-local-dull": 60},
     }
     ranked = candidates(means, "gist-local")
-    assert [c.method for c in ranked] == ["gist-local", "gist-local-dull", "gist-local-bold"]
-    assert ranked[2].falls_behind == ("b",)
-    assert ranked[0].leads == pytest.approx({"a": 1.0, "b": -0.4})
+    assert [method for method, _, _ in ranked] == ["gist-local", "gist-local-dull", "gist-local-bold"]
+    assert ranked[2][2] == ["b"]
+    assert ranked[0][1] == pytest.approx({"a": 1.0, "b": -0.4})
 
 
 def test_bars_go_both_ways() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from fedkeep.core.errors import MissingExtraError
 from fedkeep.records import End, Evaluation, GistLine, Header, Line, Round, Run, compare, frame
-from fedkeep.records.frame import as_csv
 from fedkeep.records.measures import (
     area,
     best_accuracy,
@@ -20,9 +19,9 @@ from fedkeep.records.measures import (
     late_accuracy,
     pooled,
     quantile,
+    rounds_to,
 )
-from fedkeep.records.metrics import rounds_to
-from fedkeep.records.tables import explanation, markdown, sentences, tables
+from fedkeep.records.tables import as_csv, explanation, markdown, sentences, tables
 
 
 def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = "") -> Run:

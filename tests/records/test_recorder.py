@@ -33,8 +33,7 @@ from fedkeep.records import (
     read_runs,
 )
 from fedkeep.records.lines import decode, encode
-from fedkeep.records.reader import Tail
-from fedkeep.records.recorder import timing_path
+from fedkeep.records.runs import Tail, timing_path
 
 HEADER = Header(
     run="ode-0",

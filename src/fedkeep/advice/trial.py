@@ -1,4 +1,4 @@
-"""Tries the methods of a panel seed by seed, stops those that are decided, and keeps to a time."""
+"""The methods that are tried and the trial of them: seed by seed, until they are decided or the time is over."""
 
 import json
 import time
@@ -6,22 +6,135 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedkeep.advice.panel import FIFO, RATES, Panel
-from fedkeep.config import Table
-from fedkeep.records import Run, read_run, read_runs
+from fedkeep.agent.assembly import budget_for, parse_config
+from fedkeep.config import Table, merged
+from fedkeep.data import Federation
+from fedkeep.keys import bare, toml
+from fedkeep.records import read_run
 from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import Place, estimate_seconds, run_sweep
 
+FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = "fifo", "balanced-fifo", "gist-local", "gist-shared", "full-data"
+CANDIDATES: dict[str, Table] = {
+    FIFO: {"policy": {"name": "fifo"}},
+    BALANCED: {
+        "policy": {"name": "fifo"},
+        "coordinator": {"name": "greedy", "applies_to": "all", "clients_per_label": 1_000_000},
+        "weights": {"client_label": 1.0},
+    },
+    "draw": {"policy": {"name": "draw"}, "gist": {"name": "none"}},
+    LOCAL: {"policy": {"name": "draw"}, "gist": {"name": "local"}},
+    "ode": {"policy": {"name": "ode"}},
+    SHARED: {"policy": {"name": "draw"}, "gist": {"name": "shared"}},
+}
+"""From the simplest to the most elaborate: among equals the first is advised."""
+REFERENCE: Table = {"policy": {"name": "full-data"}}
+RATES = (0.01, 0.03, 0.1, 0.3)
+"""Learning rates that every method may choose from: none is judged at another's best."""
+_EVALUATIONS, _TUNING_SEED = 15, 1000
+_CONFIRMING = 5
+"""Seeds of the experiment that should confirm an advice."""
+_SECTIONS = ("methods", "sweep")
 FIRST_SEEDS, MOST_SEEDS = 3, 16
 LARGER = 4
 """How many times the store is, of which it is asked what it would buy."""
 _FEWEST_ROUNDS, _MOST_ROUNDS = 40, 300
 
 
-class OutOfTimeError(Exception):
-    """The time given is over; what is finished counts."""
+@dataclass(frozen=True)
+class Panel:
+    """One trial of all methods: what they share, and the learning rate of each."""
+
+    task: Table
+    capacity: int
+    participation: float
+    rounds: int
+    stream: Table = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    gist_samples: int = 0
+    """How many samples fewer a store holds that shares its bytes with a gist; 0 where samples are counted."""
+
+    @property
+    def candidates(self) -> dict[str, Table]:
+        """The methods to choose from: a gist only where it leaves room for a sample."""
+        room = self.capacity > self.gist_samples
+        return {name: table for name, table in CANDIDATES.items() if room or name not in (LOCAL, SHARED)}
+
+    @property
+    def methods(self) -> dict[str, Table]:
+        return {**self.candidates, UNLIMITED: REFERENCE}
+
+    def slots(self, method: str) -> int:
+        """The samples that a method's store holds."""
+        return self.capacity - (self.gist_samples if method in (LOCAL, SHARED) else 0)
+
+    def table(self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None) -> Table:
+        own = {"label": method, "seed": seed, "train": {"learning_rate": rate or self.rates.get(method, RATES[1])}}
+        own["storage"] = {"capacity": capacity or self.slots(method)}
+        return merged(merged(self.shared(), self.methods[method]), own)
+
+    def shared(self) -> Table:
+        """What all methods have in common."""
+        return {
+            "task": {**self.task, "rounds_per_pass": self.rounds},
+            "storage": {"capacity": self.capacity},
+            "train": {"rounds": self.rounds, "participation": self.participation, "epochs": 5, "decay": 1.0},
+            "stream": self.stream,
+            "record": {"every": max(1, self.rounds // _EVALUATIONS), "checkpoint_every": max(1, self.rounds // 3)},
+        }
+
+    def tuning(self) -> dict[tuple[str, float], Table]:
+        """Shorter runs of every method at every rate, on a split that the trial itself never uses."""
+        shorter = replace(self, rounds=max(10, self.rounds // 2))
+        return {
+            (method, rate): {**shorter.table(method, _TUNING_SEED, rate=rate), "label": f"{method} at {rate}"}
+            for method in self.methods
+            for rate in RATES
+        }
+
+    def write_files(self, folder: Path, method: str, data: Federation, first_seed: int) -> list[Path]:
+        """Writes the experiment that should confirm the advice of a method, and configurations that use it.
+
+        The experiment has seeds that the advice has not seen; the device's file takes as few bytes as hold its samples.
+        """
+        methods = {}
+        for name, table in self.methods.items():
+            own = {"train": {"learning_rate": self.rates[name]}, "storage": {"capacity": self.slots(name)}}
+            methods[name] = merged(table, own)
+        sweep = {"seed": list(range(first_seed, first_seed + _CONFIRMING))}
+        samples = {"shape": list(data.sample_shape), "labels": data.labels}
+        model = {"name": data.model.name, **data.model.options}
+        said = {key: table for key, table in self.methods[method].items() if key in ("policy", "weights", "gist")}
+        agent = {"samples": samples, "model": model, **said, "store": {"path": "samples.store"}}
+        agent["agent"] = {"socket": "agent.sock"}
+        agent["store"]["budget"] = budget_for(parse_config(agent), self.slots(method))
+        fleet = {"samples": {**samples, "names": list(data.label_names)}, "model": model, **self.methods[method]}
+        fleet["storage"] = {"capacity": self.slots(method)}
+        fleet["train"] = {**self.shared()["train"], "learning_rate": self.rates[method]}
+        source = '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n'
+        texts = {
+            "experiment.toml": "# Confirms the advice on seeds that it has not seen: fedkeep run experiment.toml\n"
+            + as_toml({**self.shared(), "methods": methods, "sweep": sweep}),
+            "agent.toml": "# What a device runs: fedkeep agent run agent.toml\n" + as_toml(agent) + source,
+            "fleet.toml": "# What the server runs: fedkeep serve fleet.toml\n" + as_toml(fleet),
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        return [folder / name for name in texts]
+
+
+def as_toml(table: Table) -> str:
+    """A table of tables as a TOML file, one line a table; methods and what is swept have a line each.
+
+    >>> print(as_toml({"train": {"rounds": 9}, "stream": {}, "sweep": {"seed": [3, 4]}}), end="")
+    train = { rounds = 9 }
+    sweep.seed = [3, 4]
+    """
+    plain = {key: value for key, value in table.items() if key not in _SECTIONS and value != {}}
+    spread = {f"{key}.{bare(name)}": value for key in _SECTIONS for name, value in table.get(key, {}).items()}
+    return "".join(f"{key} = {toml(value)}\n" for key, value in (plain | spread).items())
 
 
 @dataclass
@@ -43,21 +156,34 @@ class Trial:
         self._began = time.monotonic()
         self._done, self._planned = 0.0, 1.0
 
-    def run(self) -> None:
-        """Rounds and rates are chosen, then seeds run until nothing is open, or the time is over."""
+    def run(self) -> bool:
+        """Whether it came to its end: time and Ctrl-C end it early, and what is finished counts."""
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def _run(self) -> None:
+        """Rounds and rates are chosen, then seeds run until nothing is open."""
         self._choose_rounds()
         runs = len(self.panel.methods) * len(RATES) / 2 + FIRST_SEEDS * (len(self.panel.methods) + 1)
         self._planned = runs * self.panel.rounds
         if not self.panel.rates:
             self._tune()
-        self._play("seeds 0 to 2", [(m, s) for s in range(FIRST_SEEDS) for m in self.panel.methods])
-        self._play_larger()
+        table, first = self.panel.table, range(FIRST_SEEDS)
+        self._play("seeds 0 to 2", {(m, s): table(m, s) for s in first for m in self.panel.methods})
+        method = self.leader()
+        capacity = LARGER * self.panel.slots(method)
+        name = f"{method}, {capacity} samples"
+        larger = {(name, s): {**table(method, s, capacity=capacity), "label": name} for s in first}
+        self._play(f"a store of {capacity} samples", larger)
         for seed in range(FIRST_SEEDS, MOST_SEEDS):
             undecided = self.open()
             if not undecided:
                 return
             self._planned += len(undecided) * self.panel.rounds
-            wanted = [(method, seed) for method in (self.leader(), *undecided)]
+            wanted = {(method, seed): table(method, seed) for method in (self.leader(), *undecided)}
             self._play(f"seed {seed}: {', '.join(undecided)} undecided", wanted)
 
     def leader(self) -> str:
@@ -80,10 +206,6 @@ class Trial:
         leader = self.leader()
         found = {m: self.against(m, leader) for m in self.panel.candidates if m != leader}
         return [m for m, stands in found.items() if stands is None or stands.verdict == "undecided"]
-
-    def runs(self) -> list[Run]:
-        """The finished runs of the panel, for tables and charts."""
-        return read_runs(self.folder / "runs")
 
     def _choose_rounds(self) -> None:
         """As many rounds as fit the time, or those that an earlier call chose; noted for the next."""
@@ -108,29 +230,16 @@ class Trial:
 
     def _tune(self) -> None:
         """The learning rate of each method, by the late accuracy of a shorter run apart from the others."""
-        tuning = self.panel.tuning()
-        cells = [Cell(table, "") for _, _, table in tuning]
-        self._sweep("finding each method's learning rate", cells, self.folder / "rates")
+        cells = {key: Cell(table, "") for key, table in self.panel.tuning().items()}
+        self._sweep("finding each method's learning rate", list(cells.values()), self.folder / "rates")
         best: dict[str, tuple[float, float]] = {}
-        for (method, rate, _), cell in zip(tuning, cells, strict=True):
+        for (method, rate), cell in cells.items():
             reached = late_accuracy(read_run(record_path(cell, self.folder / "rates")).evaluations)
             best[method] = max(best.get(method, (-1.0, 0.0)), (reached, rate))
         self.panel = replace(self.panel, rates={method: rate for method, (_, rate) in best.items()})
         self._note()
 
-    def _play(self, stage: str, wanted: Sequence[tuple[str, int]]) -> None:
-        self._play_tables(stage, {key: self.panel.table(*key) for key in wanted})
-
-    def _play_larger(self) -> None:
-        """The leader with a larger store, on the first seeds."""
-        method = self.leader()
-        capacity = LARGER * self.panel.slots(method)
-        name = f"{method}, {capacity} samples"
-        tables = {s: self.panel.table(method, s, capacity=capacity) for s in range(FIRST_SEEDS)}
-        wanted = {(name, seed): {**table, "label": name} for seed, table in tables.items()}
-        self._play_tables(f"a store of {capacity} samples", wanted)
-
-    def _play_tables(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:
+    def _play(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:
         """Plays runs by method and seed; what is finished counts, however this ends."""
         cells, folder = {key: Cell(table, "") for key, table in wanted.items()}, self.folder / "runs"
         try:
@@ -159,9 +268,4 @@ class Trial:
         left = passed * (1 - share) / share if share > 0.02 else self.seconds
         self.tell(stage, share, min(left, max(0.0, self.seconds - passed)))
         if passed > self.seconds:
-            raise OutOfTimeError
-
-
-def as_task(data: str, extra: Table) -> Table:
-    """The task that reads DATA: a file, or `module:function`."""
-    return {"name": "own", ("source" if ":" in data else "path"): data, "test_fraction": 0.2, **extra}
+            raise KeyboardInterrupt  # the time is over: it ends as Ctrl-C ends it

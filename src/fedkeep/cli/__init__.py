@@ -16,12 +16,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except FedkeepError as error:
-        sys.exit(_told(str(error)))
+        mistake = str(error)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
-        parts = (error.filename, error.strerror or error)
-        sys.exit(_told(": ".join(str(part) for part in parts if part is not None)))
-
-
-def _told(mistake: str) -> int:
+        mistake = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None)
+    else:
+        return
     print(f"fedkeep: {mistake}", file=sys.stderr)
-    return 2
+    sys.exit(2)

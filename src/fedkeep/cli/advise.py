@@ -1,31 +1,23 @@
 """`fedkeep advise`: what to keep, on one's own data, in words."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from fedkeep.advice.files import write_files
-from fedkeep.advice.look import describe, look
-from fedkeep.advice.panel import FIFO, Panel
-from fedkeep.advice.trial import OutOfTimeError, Trial, as_task
+from fedkeep.advice.trial import FIFO, Panel, Trial
+from fedkeep.advice.verdict import Look, describe
 from fedkeep.advice.verdict import advise as judge
-from fedkeep.cli.progress import time_in_words
+from fedkeep.cli.progress import stage_progress
 from fedkeep.cli.report import write_page
 from fedkeep.cli.run import PROCESSORS, Jobs, On, make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.records import compare
+from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import build_learner, load_data
 from fedkeep.sim.cluster import processors
 from fedkeep.sim.experiment import resolve
 
-_GIST_VECTORS = 2
-"""Of the model's length: the gist, and the mean of what came since."""
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
 
 
@@ -59,22 +51,24 @@ def advise(
     """
     folder = out if out is not None else Path("advice") / Path(data.partition(":")[0]).stem
     make_folder(folder)
-    extra = {"partition": {"name": "dirichlet", "devices": devices, "alpha": 0.3}} if devices else {}
-    task = as_task(data, {"device": device, "label": label, "model": model, **extra})
+    task = {"name": "own", ("source" if ":" in data else "path"): data, "test_fraction": 0.2}
+    task |= {"device": device, "label": label, "model": model}
+    if devices:
+        task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})
     federation = load_data(experiment.task, 0)
-    seen = look(federation)
-    gist_bytes = _GIST_VECTORS * 4 * build_learner(experiment, federation).gradient_size
+    seen = Look(federation)
+    # Two vectors of the model's length: the gist, and the mean of what came since.
+    gist_bytes, gist_samples = 2 * 4 * build_learner(experiment, federation).gradient_size, 0
     if bytes_ is not None:
-        capacity = _samples(bytes_, seen.sample_bytes)
-    gist_samples = -(-gist_bytes // seen.sample_bytes) if bytes_ is not None else 0
+        capacity, gist_samples = _samples(bytes_, seen.sample_bytes), -(-gist_bytes // seen.sample_bytes)
     panel = Panel(task, capacity, participation, 100, {"shuffle": shuffled, "drift": drift}, gist_samples=gist_samples)
     resolve(panel.table(FIFO, 0))  # a wish that cannot be is told before anything is measured
     typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
     jobs = processors() if on == "ray" else jobs
-    with _progress() as tell:
+    with stage_progress() as tell:
         trial = Trial(panel, folder, 60 * minutes, jobs, tell, place(on))
-        complete = _run(trial)
+        complete = trial.run()
     if not trial.finals:
         raise FedkeepError(
             f"stopped before any run had ended: the same call goes on from there ({folder}), --minutes gives it longer"
@@ -82,20 +76,11 @@ def advise(
     advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
     typer.echo(str(advice))
     seeds = max(max(runs) for runs in trial.finals.values()) + 1
-    for path in write_files(folder, trial.panel, advice.method, federation, seeds):
+    for path in trial.panel.write_files(folder, advice.method, federation, seeds):
         typer.echo(f"wrote {path}", err=True)
-    runs = [run for run in trial.runs() if run.end is not None]
+    runs = [run for run in read_runs(folder / "runs") if run.end is not None]
     write_page(folder / "advice.html", runs, compare(runs), f"Advice on {Path(data).name}", str(advice).splitlines())
     (folder / "advice.txt").write_text(f"{advice}\n", encoding="utf-8")
-
-
-def _run(trial: Trial) -> bool:
-    """Whether the trial came to its end: time and Ctrl-C end it early, and what is finished counts."""
-    try:
-        trial.run()
-    except (OutOfTimeError, KeyboardInterrupt):
-        return False
-    return True
 
 
 def _samples(size: str, sample_bytes: int) -> int:
@@ -106,22 +91,3 @@ def _samples(size: str, sample_bytes: int) -> int:
     if samples < 1:
         raise ConfigError(f"{size} is less than one sample of this data, which takes {sample_bytes} bytes")
     return samples
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float, float], None]]:
-    """A bar with the time left in a terminal; elsewhere a line a stage."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=1.0)
-        stages: set[str] = set()
-
-        def tell(stage: str, share: float, seconds_left: float) -> None:
-            words = f"{stage}, about {time_in_words(seconds_left)} left"
-            progress.update(bar, completed=share, description=words)
-            if stage not in stages and not console.is_terminal:
-                console.print(words)
-            stages.add(stage)
-
-        yield tell

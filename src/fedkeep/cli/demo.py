@@ -50,7 +50,9 @@ def demo(
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
     make_folder(directory)
     if watch:
-        _serve_beside(directory, port)
+        server = LiveServer(directory, port=port)
+        typer.echo(f"Watch it at {server.url}", err=True)
+        threading.Thread(target=server.run, daemon=True).start()
     play_all(expand(EXPERIMENT), directory, jobs=PROCESSORS, resume=True)
     runs = read_runs(directory)
     comparison = compare(runs)
@@ -59,10 +61,3 @@ def demo(
     if watch:
         typer.echo("The page stays up until you press Ctrl-C.", err=True)
         threading.Event().wait()
-
-
-def _serve_beside(directory: Path, port: int) -> None:
-    """The live page, in a thread that ends with the command."""
-    server = LiveServer(directory, port=port)
-    typer.echo(f"Watch it at {server.url}", err=True)
-    threading.Thread(target=server.run, daemon=True).start()

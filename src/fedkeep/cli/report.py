@@ -14,7 +14,6 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.names import did_you_mean
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
-from fedkeep.records.frame import as_csv
 from fedkeep.web.report import html as page
 
 
@@ -45,7 +44,7 @@ def report(
     if markdown is not None:
         _write(markdown, words.markdown(comparison))
     if csv is not None:
-        _write(csv, as_csv(runs))
+        _write(csv, words.as_csv(runs))
     if json is not None:
         _write(json, msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode() + "\n")
     if html is not None:
@@ -61,20 +60,16 @@ def print_tables(comparison: Comparison) -> None:
     """The tables in the terminal, and how to read them."""
     console = Console()
     for table in words.tables(comparison):
-        console.print(_rich(table))
+        drawn = Table(title=Text(table.title), title_justify="left")
+        for place, name in enumerate(table.columns):
+            drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)
+        for row in table.rows:
+            drawn.add_row(*map(Text, row))
+        console.print(drawn)
     for sentence in words.sentences(comparison):
         console.print(Text(sentence))
     for note in (*comparison.notes, words.explanation(comparison)):
         console.print(Text(note, style="dim"))
-
-
-def _rich(table: words.ReportTable) -> Table:
-    drawn = Table(title=Text(table.title), title_justify="left")
-    for place, name in enumerate(table.columns):
-        drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
 
 
 def _write(path: Path, text: str) -> None:

@@ -61,7 +61,9 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool,
     waiting = [cell for cell in cells if not (resume and is_finished(cell, directory))]
     if not waiting:
         return
-    fetch_data(waiting, console)
+    with download_progress(console) as progress:  # what is missing, once, before anything runs
+        for experiment in {cell.experiment.names["task"]: cell.experiment for cell in reversed(waiting)}.values():
+            load_data(experiment.task, experiment.seed, progress)
     jobs = processors() if on == "ray" else jobs
     seconds = estimate_seconds(waiting, jobs)
     console.print(f"{len(waiting)} of {len(cells)} runs to do, about {time_in_words(seconds)} with {jobs} at a time.")
@@ -69,8 +71,7 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool,
         with sweep_progress(cells, console) as listen:
             run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen, on=on)
     except KeyboardInterrupt:
-        again = sys.argv[1:] if resume else [*sys.argv[1:], "--resume"]
-        command = shlex.join(["fedkeep", *again])
+        command = shlex.join(["fedkeep", *sys.argv[1:], *([] if resume else ["--resume"])])
         raise FedkeepError(f"stopped; what is done is in {directory}. Go on with: {command}") from None
 
 
@@ -79,13 +80,5 @@ def make_folder(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedkeepError(
-            f"cannot keep records in {directory}: {error.strerror}; choose another with --out"
-        ) from error
-
-
-def fetch_data(cells: Sequence[Cell], console: Console) -> None:
-    """Downloads what is missing before anything runs, once, with a bar."""
-    with download_progress(console) as progress:
-        for experiment in {cell.experiment.names["task"]: cell.experiment for cell in reversed(cells)}.values():
-            load_data(experiment.task, experiment.seed, progress)
+        why = f"cannot keep records in {directory}: {error.strerror}"
+        raise FedkeepError(f"{why}; choose another with --out") from error

@@ -12,9 +12,8 @@ from fedkeep.data.cache import Progress
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, Task
 from fedkeep.data.har import Har
-from fedkeep.data.own import Own
+from fedkeep.data.own import AudioMnist, Own, UjiIndoor, Westermo
 from fedkeep.data.partition import PARTITIONS, Partition, partition, partition_from
-from fedkeep.data.prepared import AudioMnist, UjiIndoor, Westermo
 from fedkeep.data.streams import Stream, StreamOptions
 from fedkeep.data.synthetic import Embedded, Synthetic
 from fedkeep.data.traffic import Traffic

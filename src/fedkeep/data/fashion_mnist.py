@@ -17,17 +17,14 @@ LABELS = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 _ADDRESS = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
-
-
-def _file(name: str, md5: str) -> RemoteFile:
-    return RemoteFile("fashion-mnist", name, _ADDRESS + name, md5, "md5", "gzip content")
-
-
 FILES = {
-    "train-images": _file("train-images-idx3-ubyte.gz", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
-    "train-labels": _file("train-labels-idx1-ubyte.gz", "9018921c3c673c538a1fc5bad174d6f9"),
-    "test-images": _file("t10k-images-idx3-ubyte.gz", "8181f5470baa50b63fa0f6fddb340f0a"),
-    "test-labels": _file("t10k-labels-idx1-ubyte.gz", "15d484375f8d13e6eb1aabb0c3f46965"),
+    name: RemoteFile("fashion-mnist", f"{file}-ubyte.gz", f"{_ADDRESS}{file}-ubyte.gz", md5, "md5", "gzip content")
+    for name, file, md5 in (
+        ("train-images", "train-images-idx3", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        ("train-labels", "train-labels-idx1", "9018921c3c673c538a1fc5bad174d6f9"),
+        ("test-images", "t10k-images-idx3", "8181f5470baa50b63fa0f6fddb340f0a"),
+        ("test-labels", "t10k-labels-idx1", "15d484375f8d13e6eb1aabb0c3f46965"),
+    )
 }
 
 
@@ -44,8 +41,7 @@ class FashionMnist:
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         arrays = {name: read_idx(obtain(file, progress)) for name, file in FILES.items()}
-        y_train = arrays["train-labels"].astype(np.int64)
-        y_test = arrays["test-labels"].astype(np.int64)
+        y_train, y_test = (arrays[f"{part}-labels"].astype(np.int64) for part in ("train", "test"))
         images = np.concatenate([arrays["train-images"], arrays["test-images"]])
         x = (images.astype(np.float32) / np.float32(255))[:, None]
         train = partition_from(self.partition).divide(y_train, None, seed)
@@ -57,16 +53,15 @@ class FashionMnist:
 
 def follow_labels(train: Ownership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Ownership:
     """Test samples shared out so that a device is tested on its own labels, as often as it trains on them."""
-    devices = len(train)
     cells = train.owners * labels + y_train[train.indices]
-    counts = np.bincount(cells, minlength=devices * labels).reshape(devices, labels)
+    counts = np.bincount(cells, minlength=len(train) * labels).reshape(len(train), labels)
     rng = generator(seed, "test-split")
     assignment = np.full(len(y_test), -1, dtype=np.int64)
     for label in range(labels):
         holders = np.flatnonzero(counts[:, label])
         samples = rng.permutation(np.flatnonzero(y_test == label))
         if len(holders):
-            minimum = 1 if len(samples) >= len(holders) else 0
+            minimum = int(len(samples) >= len(holders))
             shares = apportion(len(samples), counts[holders, label].astype(np.float64), minimum)
             assignment[samples] = np.repeat(holders, shares)
-    return Ownership.from_assignment(assignment, devices)
+    return Ownership.from_assignment(assignment, len(train))

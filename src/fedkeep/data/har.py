@@ -17,8 +17,8 @@ import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import DataError
-from fedkeep.core.types import AnyArray, IntArray, State
-from fedkeep.data.cache import Progress, RemoteFile, check, find, obtain, remembered
+from fedkeep.core.types import AnyArray, FloatArray, State
+from fedkeep.data.cache import Progress, RemoteFile, find, obtain, remembered
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 from fedkeep.data.own import standardised
 
@@ -38,12 +38,8 @@ GEOTEC = RemoteFile(
     "a54f19d65c257f6dcc89e52d73e72baae85069c141b0c33166b92c0c736f916e",
     of="zipped CSV files",
 )
-GEOTEC_PACKED = RemoteFile(
-    "geotec-har",
-    "geotec_sp_sw_har_DATA.tar.xz",
-    None,
-    "bd536147e660ead8b109c73cb2b8ecaff256bccf637a7fb7ec95486e72ece334",
-)
+_PACKED_SUM = "bd536147e660ead8b109c73cb2b8ecaff256bccf637a7fb7ec95486e72ece334"
+GEOTEC_PACKED = RemoteFile("geotec-har", "geotec_sp_sw_har_DATA.tar.xz", None, _PACKED_SUM)
 
 HARBOX_LABELS = ("Call", "Hop", "typing", "Walk", "Wave")
 ROWS, COLUMNS = 100, 10
@@ -75,10 +71,7 @@ class Har:
         if self.dataset == "harbox":
             path = obtain(HARBOX)
             return harbox_federation(remembered("harbox-1", lambda: read_harbox(path)), self.test_fraction, seed)
-        packed = find(GEOTEC_PACKED)
-        if packed is not None:
-            check(packed, GEOTEC_PACKED)
-        archive = packed or obtain(GEOTEC, progress)
+        archive = obtain(GEOTEC_PACKED if find(GEOTEC_PACKED) else GEOTEC, progress)
         return geotec_federation(remembered("geotec-har-1", lambda: read_geotec(archive)))
 
 
@@ -91,20 +84,16 @@ def geotec_federation(rows: State) -> Federation:
     recorded = [name.rpartition("/")[0] for name in rows["recordings"].tolist()]
     names, device = np.unique(recorded, return_inverse=True)
     later = np.append(device[_TEST_EXECUTIONS:], [-1] * _TEST_EXECUTIONS)
-    windows = [_windows(rows["signals"][i:j], rows["labels"][i:j]) for i, j in pairwise(rows["offsets"])]
-    x, y = (np.concatenate(parts) for parts in zip(*windows, strict=True))
+    starts = [np.arange(i, j - _STEPS + 1, _STRIDE) for i, j in pairwise(rows["offsets"])]
+    inside = np.concatenate(starts)[:, None] + np.arange(_STEPS)
+    x = rows["signals"][inside].reshape(len(inside), _STEPS * _AXES)
+    known = rows["labels"][inside]
+    y = np.argmax([(known == label).sum(axis=1) for label in range(len(GEOTEC_LABELS))], axis=0)
     train, test = (
-        Ownership.from_assignment(np.repeat(np.where(own, device, -1), [len(w) for w, _ in windows]), len(names))
+        Ownership.from_assignment(np.repeat(np.where(own, device, -1), list(map(len, starts))), len(names))
         for own in (later == device, later != device)
     )
     return Federation("har", x, y, train, test, GEOTEC_LABELS, _MODEL, tuple(names.tolist()), _ROUNDS_PER_PASS)
-
-
-def _windows(signals: AnyArray, labels: IntArray) -> tuple[AnyArray, IntArray]:
-    starts = np.arange(0, len(labels) - _STEPS + 1, _STRIDE)
-    inside = starts[:, None] + np.arange(_STEPS)
-    counts = np.stack([(labels[inside] == label).sum(axis=1) for label in range(len(GEOTEC_LABELS))], axis=1)
-    return signals[inside].reshape(len(starts), _STEPS * _AXES), np.argmax(counts, axis=1)
 
 
 def read_geotec(archive: Path) -> State:
@@ -112,37 +101,32 @@ def read_geotec(archive: Path) -> State:
     found = ((_RECORDING.search(name), content) for name, content in _members(archive))
     recordings = dict(sorted((f"{at[1]}_{at[3]}/{at[2]}", content.decode()) for at, content in found if at))
     tables = [_recording(name, text) for name, text in recordings.items()]
+    signals = np.concatenate([cells[:, :_AXES] for cells in tables]).astype(np.float32)
+    signals[:, :3] /= _GRAVITY
     return {
         "recordings": np.array(list(recordings)),
-        "offsets": np.concatenate([[0], np.cumsum([len(labels) for _, labels in tables])]),
-        "signals": np.concatenate([signals for signals, _ in tables]),
-        "labels": np.concatenate([labels for _, labels in tables]),
+        "offsets": np.concatenate([[0], np.cumsum([len(cells) for cells in tables])]),
+        "signals": signals,
+        "labels": np.concatenate([cells[:, -1] for cells in tables]).astype(np.int64),
     }
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
-            for name in zipped.namelist():
-                yield name, zipped.read(name)
+            yield from ((name, zipped.read(name)) for name in zipped.namelist())
         return
     with tarfile.open(archive) as tar:
-        for member in tar:
-            content = tar.extractfile(member)
-            if content is not None:
-                yield member.name, content.read()
+        yield from ((member.name, content.read()) for member in tar if (content := tar.extractfile(member)))
 
 
-def _recording(name: str, text: str) -> tuple[AnyArray, IntArray]:
+def _recording(name: str, text: str) -> FloatArray:
     for number, label in enumerate(GEOTEC_LABELS):
         text = text.replace(label, str(number))
     try:
-        cells = np.loadtxt(text.splitlines()[1:], delimiter=",", ndmin=2)
+        return np.loadtxt(text.splitlines()[1:], delimiter=",", ndmin=2)
     except ValueError as error:
         raise DataError(f"recording {name} of GeoTec cannot be read: {error}") from None
-    signals = cells[:, :_AXES].astype(np.float32)
-    signals[:, :3] /= _GRAVITY
-    return signals, cells[:, -1].astype(np.int64)
 
 
 def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federation:

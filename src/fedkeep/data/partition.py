@@ -123,14 +123,13 @@ class Shards(_MadeUp):
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         pieces = self.devices * self.shards
         if len(y) < pieces:
-            raise DataError(
-                f"{len(y)} samples cannot make {pieces} shards; lower partition.devices or partition.shards"
-            )
+            why = f"{len(y)} samples cannot make {pieces} shards"
+            raise DataError(f"{why}; lower partition.devices or partition.shards")
         rng = generator(seed, "partition")
         shuffled = rng.permutation(len(y))
         sorted_ = shuffled[np.argsort(y[shuffled], kind="stable")]
         owner = rng.permutation(np.repeat(np.arange(self.devices), self.shards))
-        assignment = np.full(len(y), -1, dtype=np.int64)
+        assignment = np.empty(len(y), dtype=np.int64)
         assignment[sorted_] = owner[np.arange(len(y)) * pieces // len(y)]
         return Ownership.from_assignment(assignment, self.devices)
 
@@ -156,11 +155,6 @@ class Dirichlet(_MadeUp):
         for group in _by_label(y, rng):
             weights = rng.dirichlet(np.full(self.devices, self.alpha))
             assignment[group] = np.repeat(np.arange(self.devices), apportion(len(group), weights))
-        self._fill_up(assignment, rng)
-        return Ownership.from_assignment(assignment, self.devices)
-
-    def _fill_up(self, assignment: IntArray, rng: np.random.Generator) -> None:
-        """Gives devices short of the minimum samples of the largest."""
         sizes = np.bincount(assignment, minlength=self.devices)
         for short in np.flatnonzero(sizes < self.minimum):
             while sizes[short] < self.minimum:
@@ -168,6 +162,7 @@ class Dirichlet(_MadeUp):
                 assignment[rng.choice(np.flatnonzero(assignment == largest))] = short
                 sizes[largest] -= 1
                 sizes[short] += 1
+        return Ownership.from_assignment(assignment, self.devices)
 
 
 @partition("iid")

@@ -11,7 +11,7 @@ import numpy as np
 from fedkeep.core.bounds import within
 from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.seeds import child_seed, generator, uniform_keys
-from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
+from fedkeep.core.types import Batch, FloatArray, IntArray
 from fedkeep.data.federation import Federation
 
 _ORDERS_KEPT = 1000
@@ -66,8 +66,7 @@ class Stream:
     """
 
     def __init__(self, federation: Federation, options: StreamOptions, seed: int) -> None:
-        self._data = federation
-        self._options = options
+        self._data, self._options = federation, options
         self._seed = child_seed(seed, "stream")
         self._rounds_per_pass = options.rounds_per_pass or federation.rounds_per_pass
         self.rates: FloatArray = federation.train.sizes / self._rounds_per_pass
@@ -75,7 +74,9 @@ class Stream:
         self._cycle_passes = options.drift_passes if options.drift else 1
         phases = generator(self._seed, "drift").permutation(federation.labels)
         self._phase: FloatArray = (phases + 0.5) / federation.labels
-        self._deviation = _feature_deviation(federation) if options.outliers else None
+        spread = federation.train.indices[:: max(1, len(federation.train.indices) // 1000)]
+        self._deviation = float(np.std(federation.x[spread])) if options.outliers else 0.0
+        """Of all features, from at most some thousand samples spread over the fleet."""
         self._orders: dict[int, tuple[int, IntArray]] = {}
         self._codecs: dict[int, SampleCodec] = {}
 
@@ -105,15 +106,11 @@ class Stream:
             base = cycle * cycle_length
             order = self._order(device, owned, cycle)
             pieces.append(order[max(start - base, 0) : stop - base])
-        return self._encoded(device, self._disturbed(owned[np.concatenate(pieces)]))
-
-    def _encoded(self, device: int, batch: Batch) -> Batch:
-        """The samples as decoded; a device's codec takes its bounds from the first that came, wherever a run begins."""
+        batch = self._disturbed(owned[np.concatenate(pieces)])
         encoding, deflate_to = self._options.encoding, self._options.deflate_to
         if encoding == "float32" and deflate_to is None:
             return batch
-        if device not in self._codecs:
-            owned = self._data.train.of(device)
+        if device not in self._codecs:  # takes its bounds from the first samples, wherever a run begins
             first = owned[self._order(device, owned, 0)[:_FITTED]]
             self._codecs[device] = SampleCodec(self._data.sample_shape, encoding=encoding, deflate_to=deflate_to)
             self._codecs[device].fit(self._disturbed(first).x)
@@ -148,48 +145,32 @@ class Stream:
                 self._orders.clear()
             order = generator(self._seed, "pass", device, number).permutation(len(owned))
             if self._options.burst:
-                length = max(1.0, self._options.burst * self.rate(device))
                 rng = generator(self._seed, "burst", device, number)
-                order = order[_in_bursts(self._data.y[owned[order]], length, rng)]
+                order = _in_bursts(order, self._data.y[owned[order]], self._options.burst * self.rate(device), rng)
             known = self._orders[device] = (number, order)
         return known[1]
 
     def _disturbed(self, ids: IntArray) -> Batch:
-        x, y = self._data.x[ids], self._data.y[ids]
-        if self._options.label_noise:
-            y = self._with_label_noise(ids, y)
-        if self._deviation is not None:
-            x = self._with_outliers(ids, x, self._deviation)
+        x, y, labels = self._data.x[ids], self._data.y[ids], self._data.labels
+        if self._options.label_noise and labels > 1:
+            wrong = uniform_keys(child_seed(self._seed, "wrong"), ids) < self._options.label_noise
+            shift = uniform_keys(child_seed(self._seed, "shift"), ids) * (labels - 1)
+            y = np.where(wrong, (y + 1 + shift.astype(np.int64)) % labels, y)
+        if self._options.outliers:
+            struck = uniform_keys(child_seed(self._seed, "outlier"), ids) < self._options.outliers
+            for row in np.flatnonzero(struck):
+                noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(x.shape[1:], dtype=np.float32)
+                x[row] += np.float32(self._options.outlier_scale * self._deviation) * noise
         return Batch(x, y, ids)
 
-    def _with_label_noise(self, ids: IntArray, y: IntArray) -> IntArray:
-        labels = self._data.labels
-        wrong = uniform_keys(child_seed(self._seed, "wrong"), ids) < self._options.label_noise
-        shift = uniform_keys(child_seed(self._seed, "shift"), ids) * (labels - 1)
-        return np.where(wrong & (labels > 1), (y + 1 + shift.astype(np.int64)) % labels, y)
 
-    def _with_outliers(self, ids: IntArray, x: AnyArray, deviation: float) -> AnyArray:
-        struck = uniform_keys(child_seed(self._seed, "outlier"), ids) < self._options.outliers
-        x = x.copy()
-        for row in np.flatnonzero(struck):
-            noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(x.shape[1:], dtype=np.float32)
-            x[row] += np.float32(self._options.outlier_scale * deviation) * noise
-        return x
-
-
-def _in_bursts(labels: IntArray, length: float, rng: np.random.Generator) -> IntArray:
-    """Places of the samples such that labels come in stretches of geometric length, `length` on average.
+def _in_bursts(order: IntArray, labels: IntArray, length: float, rng: np.random.Generator) -> IntArray:
+    """The same samples, such that labels come in stretches of geometric length, `length` on average.
 
     Two stretches of one label may follow each other: where a device has few labels, they last longer.
     """
     grouped = np.argsort(labels, kind="stable")
-    begins = rng.random(len(labels)) < 1 / length
+    begins = rng.random(len(labels)) < 1 / max(1.0, length)
     begins |= np.diff(labels[grouped], prepend=-1) != 0
     stretch = np.cumsum(begins) - 1
-    return grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]
-
-
-def _feature_deviation(federation: Federation) -> float:
-    """The standard deviation of all features, from at most a thousand samples spread over the fleet."""
-    indices = federation.train.indices
-    return float(np.std(federation.x[indices[:: max(1, len(indices) // 1000)]]))
+    return order[grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]]

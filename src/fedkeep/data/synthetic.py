@@ -6,12 +6,13 @@ it hardly matters which of them are stored; a `spread` of 8 or more lets a typic
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
 from fedkeep.core.bounds import within
-from fedkeep.core.types import AnyArray, FloatArray, IntArray
+from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data.cache import Progress
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 
@@ -51,8 +52,8 @@ class Synthetic:
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
         sizes = self.sizes()
-        x, y = self._samples(sizes)
-        members = Ownership.of_sizes(np.arange(len(y), dtype=np.int64), sizes)
+        members = Ownership.of_sizes(np.arange(sizes.sum(), dtype=np.int64), sizes)
+        x, y = self._samples(members)
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))
         pace = self.usual_rounds_per_pass
@@ -63,34 +64,23 @@ class Synthetic:
         drawn = np.random.RandomState(self.generator_seed).lognormal(3, 2, self.devices)
         return np.minimum(drawn.astype(np.int64) + self.smallest, self.largest)
 
-    def _samples(self, sizes: IntArray) -> tuple[AnyArray, IntArray]:
+    def _samples(self, members: Ownership) -> tuple[AnyArray, IntArray]:
         rng = np.random.RandomState(self.generator_seed)
         q = rng.normal(0.0, 1.0, (self.features + 1, self.labels, self.clusters))
         means = [rng.normal(rng.normal(), 1.0, self.clusters) for _ in range(self.clusters)]
-        root = self.spread * _root_of_covariance(self.features)
-        x = np.empty((int(sizes.sum()), self.features), dtype=np.float32)
+        # What RandomState.multivariate_normal multiplies by, worked out once for all devices.
+        _, variances, axes = np.linalg.svd(np.diag(np.arange(1.0, self.features + 1) ** -1.2))
+        root = self.spread * np.asarray(np.sqrt(variances)[:, None] * axes)
+        x = np.empty((len(members.indices), self.features), dtype=np.float32)
         y = np.empty(len(x), dtype=np.int64)
-        stop = 0
-        for size in sizes:
-            start, stop = stop, stop + int(size)
-            x[start:stop], y[start:stop] = self._device(rng, int(size), q, means, root)
+        for start, stop in pairwise(members.offsets):
+            cluster = int(rng.random_sample() * self.clusters)
+            centre = rng.normal(rng.normal(), 1.0, self.features)
+            drawn = rng.standard_normal((stop - start, self.features)) @ root + centre
+            rule = q @ rng.normal(means[cluster], 0.1)
+            logits = drawn @ rule[1:] + rule[0] + rng.normal(0.0, 0.1, (stop - start, self.labels))
+            x[start:stop], y[start:stop] = drawn, np.argmax(logits, axis=1)
         return x, y
-
-    def _device(
-        self, rng: np.random.RandomState, size: int, q: FloatArray, means: list[FloatArray], root: FloatArray
-    ) -> tuple[FloatArray, IntArray]:
-        cluster = int(rng.random_sample() * self.clusters)
-        centre = rng.normal(rng.normal(), 1.0, self.features)
-        x = rng.standard_normal((size, self.features)) @ root + centre
-        rule = q @ rng.normal(means[cluster], 0.1)
-        logits = x @ rule[1:] + rule[0] + rng.normal(0.0, 0.1, (size, self.labels))
-        return x, np.argmax(logits, axis=1)
-
-
-def _root_of_covariance(features: int) -> FloatArray:
-    """The matrix by which RandomState.multivariate_normal multiplies, worked out once for all devices."""
-    _, variances, axes = np.linalg.svd(np.diag(np.arange(1.0, features + 1) ** -1.2))
-    return np.asarray(np.sqrt(variances)[:, None] * axes)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,7 @@ _GAPS = np.array([1.6, 0.4, 0.6, 1.2])
 """Decimal logarithm of the milliseconds before a packet."""
 _TENDENCIES = np.array([[0.0, 1.2, 0.3, 0.0], [0.5, -0.5, 0.3, 0.8], [-0.3, 1.6, 0.6, 0.0], [0.3, 0.0, 0.0, 0.6]])
 """How much more or less often each category sends each kind: video and downloads are mostly data."""
-_CHAIN_VARIATION = 1.2
-_SIZE_VARIATION = 0.8
-_GAP_VARIATION = 0.8
-_SHARED_TRAFFIC = 0.09
+_CHAIN_VARIATION, _SIZE_VARIATION, _GAP_VARIATION, _SHARED_TRAFFIC = 1.2, 0.8, 0.8, 0.09
 _SMALLEST, _LARGEST, _LONGEST_GAP = 40.0, 1500.0, 3.0
 _USUAL_SIZE, _USUAL_GAP, _GAP_UNIT = 400.0, 1.4, 0.85
 """Fixed units in which sizes and gaps have a mean near 0 and a standard deviation near 1."""
@@ -79,38 +76,39 @@ class Traffic:
             raise ValueError("partition.name must not be 'natural': USTC-TFC2016 has no devices of its own")
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
-        return self._ustc(seed, progress) if self.dataset == "ustc" else self._generated(seed)
-
-    def _generated(self, seed: int) -> Federation:
-        apps = draw_applications(self.applications, self.generator_seed)
-        labels, terminals = draw_usage(
-            self.applications, self.devices, self.applications_per_device, self.samples, self.generator_seed
-        )
-        x = draw_flows(apps, labels, terminals, self.generator_seed)
-        train, test = hold_out(Ownership.from_assignment(terminals, self.devices), self.test_fraction, seed)
-        names = application_names(self.applications)
-        return Federation("traffic", x, labels, train, test, names, ModelSpec("traffic-cnn"), rounds_per_pass=500)
-
-    def _ustc(self, seed: int, progress: Progress | None) -> Federation:
-        """Real sessions: 784 bytes as an image of 28x28, so that LeNet fits."""
-        x, y = ustc.load_sessions(progress)
-        members = partition_from(self.partition).divide(y, None, seed)
+        names: tuple[str, ...] = ustc.LABELS
+        if self.dataset == "ustc":  # 784 bytes a session as an image of 28x28, so that LeNet fits
+            x, y = ustc.load_sessions(progress)
+            members, model = partition_from(self.partition).divide(y, None, seed), "lenet"
+        else:
+            x, y, terminals = self._flows()
+            members, model = Ownership.from_assignment(terminals, self.devices), "traffic-cnn"
+            kinds = len(CATEGORIES)  # names like "video-1", the most used applications first
+            names = tuple(f"{CATEGORIES[n % kinds]}-{n // kinds + 1}" for n in range(self.applications))
         train, test = hold_out(members, self.test_fraction, seed)
-        return Federation("traffic", x, y, train, test, ustc.LABELS, ModelSpec("lenet"), rounds_per_pass=500)
+        return Federation("traffic", x, y, train, test, names, ModelSpec(model), rounds_per_pass=500)
+
+    def _flows(self) -> tuple[AnyArray, IntArray, IntArray]:
+        """The generated flows, their labels and terminals: few make most traffic, each terminal has its own mix."""
+        rng = generator(self.generator_seed, "usage")
+        popularity = 1.0 / np.arange(1, self.applications + 1)
+        shares = np.zeros((self.devices, self.applications))
+        for terminal, activity in enumerate(np.exp(0.6 * rng.normal(size=self.devices))):
+            installed = rng.permutation(self.applications)[: self.applications_per_device]
+            used = popularity[installed] * np.exp(0.6 * rng.normal(size=len(installed)))
+            shares[terminal, installed] = activity * used / used.sum()
+        cells = np.flatnonzero(shares)
+        cells = np.repeat(cells, apportion(self.samples, shares.ravel()[cells], minimum=2))
+        labels, terminals = cells % self.applications, cells // self.applications
+        return draw_flows(self.applications, labels, terminals, self.generator_seed), labels, terminals
 
 
-@dataclass(frozen=True, eq=False)
-class Applications:
-    """The burst processes, (application, activity, kind of packet ...); the last rows are shared traffic."""
+def draw_applications(count: int, seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The burst processes, (application, activity, kind of packet ...): chains, packet sizes and gaps.
 
-    chains: FloatArray
-    """Cumulated transition probabilities, (A, activities, kinds, kinds)."""
-    sizes: FloatArray
-    gaps: FloatArray
-
-
-def draw_applications(count: int, seed: int) -> Applications:
-    """`count` applications, in turn of the four categories, then one process of shared traffic a category."""
+    A chain is of cumulated transition probabilities. The `count` applications are in turn of the four categories; then
+    comes one process of shared traffic a category.
+    """
     rng = generator(seed, "applications")
     kinds, themes = len(_SIZES), len(CATEGORIES)
     theme = np.concatenate([np.arange(count) % themes, np.arange(themes)])
@@ -122,18 +120,17 @@ def draw_applications(count: int, seed: int) -> Applications:
     theme_sizes = np.log(_SIZES) + 0.2 * rng.normal(size=(themes, 1, kinds))
     sizes = np.exp(theme_sizes[theme] + _SIZE_VARIATION * rng.normal(size=shape))
     theme_gaps = _GAPS + 0.3 * rng.normal(size=(themes, 1, kinds))
-    return Applications(chains, sizes, theme_gaps[theme] + _GAP_VARIATION * rng.normal(size=shape))
+    return chains, sizes, theme_gaps[theme] + _GAP_VARIATION * rng.normal(size=shape)
 
 
-def draw_flows(apps: Applications, labels: IntArray, terminals: IntArray, seed: int) -> AnyArray:
+def draw_flows(applications: int, labels: IntArray, terminals: IntArray, seed: int) -> AnyArray:
     """One flow per label, (n, 3, 64) float32: packet size, direction and gap, in fixed units.
 
     Sizes are whole bytes and gaps have two decimals, so that processors that differ in a last bit agree on the data.
     """
-    rng = generator(seed, "flows")
-    n = len(labels)
-    themes = len(CATEGORIES)
-    process = np.where(rng.random(n) < _SHARED_TRAFFIC, len(apps.sizes) - themes + labels % themes, labels)
+    chains, sizes, gaps = draw_applications(applications, seed)
+    rng, n = generator(seed, "flows"), len(labels)
+    process = np.where(rng.random(n) < _SHARED_TRAFFIC, applications + labels % len(CATEGORIES), labels)
     activity = rng.choice(_ACTIVITIES, size=n, p=_ACTIVITY_SHARES)
     padding = np.exp(0.08 * rng.normal(size=n))
     line = generator(seed, "lines").normal(0.0, 0.15, int(terminals.max()) + 1)
@@ -141,29 +138,10 @@ def draw_flows(apps: Applications, labels: IntArray, terminals: IntArray, seed: 
     flows = np.empty((n, 3, PACKETS), dtype=np.float32)
     kind = np.zeros(n, dtype=np.int64)
     for step in range(PACKETS):
-        size = apps.sizes[process, activity, kind] * padding * np.exp(0.1 * rng.normal(size=n))
-        gap = apps.gaps[process, activity, kind] + delay + 0.35 * rng.normal(size=n)
+        size = sizes[process, activity, kind] * padding * np.exp(0.1 * rng.normal(size=n))
+        gap = gaps[process, activity, kind] + delay + 0.35 * rng.normal(size=n)
         flows[:, 0, step] = np.clip(np.round(size), _SMALLEST, _LARGEST) / _USUAL_SIZE - 1
         flows[:, 1, step] = _DIRECTIONS[kind]
         flows[:, 2, step] = (np.clip(np.round(gap, 2), 0.0, _LONGEST_GAP) - _USUAL_GAP) / _GAP_UNIT
-        kind = (rng.random(n)[:, None] > apps.chains[process, activity, kind, :-1]).sum(axis=1)
+        kind = (rng.random(n)[:, None] > chains[process, activity, kind, :-1]).sum(axis=1)
     return flows
-
-
-def application_names(count: int) -> tuple[str, ...]:
-    """Names like "video-1", in the order of the labels: the most used applications first."""
-    return tuple(f"{CATEGORIES[n % len(CATEGORIES)]}-{n // len(CATEGORIES) + 1}" for n in range(count))
-
-
-def draw_usage(count: int, terminals: int, per_terminal: int, samples: int, seed: int) -> tuple[IntArray, IntArray]:
-    """Labels and terminals of `samples` flows: few make most traffic, each terminal has its own mix."""
-    rng = generator(seed, "usage")
-    popularity = 1.0 / np.arange(1, count + 1)
-    shares = np.zeros((terminals, count))
-    for terminal, activity in enumerate(np.exp(0.6 * rng.normal(size=terminals))):
-        installed = rng.permutation(count)[:per_terminal]
-        used = popularity[installed] * np.exp(0.6 * rng.normal(size=per_terminal))
-        shares[terminal, installed] = activity * used / used.sum()
-    cells = np.flatnonzero(shares)
-    counts = apportion(samples, shares.ravel()[cells], minimum=2)
-    return np.repeat(cells % count, counts), np.repeat(cells // count, counts)

@@ -17,19 +17,16 @@ _ADDRESS = (
     "https://raw.githubusercontent.com/echowei/DeepTraffic/master/1.malware_traffic_classification/"
     "3.PreprocessedResults/10class/Benign/SessionAllLayers/"
 )
-
-
-def _file(name: str, md5: str) -> RemoteFile:
-    local = f"benign-SessionAllLayers-{name}"
-    return RemoteFile("ustc-tfc2016", local, _ADDRESS + name, md5, "md5", "gzip content")
-
-
-IMAGES = _file("t10k-images-idx3-ubyte.gz", "c765b56e034bf79c9fee65bb22c1bf86")
-LABEL_FILE = _file("t10k-labels-idx1-ubyte.gz", "f9d7477577ce121ef4ea123390a54243")
+IMAGES, LABEL_FILE = (
+    RemoteFile("ustc-tfc2016", f"benign-SessionAllLayers-{name}", _ADDRESS + name, md5, "md5", "gzip content")
+    for name, md5 in (
+        ("t10k-images-idx3-ubyte.gz", "c765b56e034bf79c9fee65bb22c1bf86"),
+        ("t10k-labels-idx1-ubyte.gz", "f9d7477577ce121ef4ea123390a54243"),
+    )
+)
 _PCAP_HEADER, _RECORD_HEADER, _ETHERNET = 24, 16, 14
 _IPV4, _IPV6, _VLAN = 0x0800, 0x86DD, 0x8100
-_TCP, _UDP = 6, 17
-_TCP_TIMESTAMP = 8
+_TCP, _UDP, _TCP_TIMESTAMP = 6, 17, 8
 
 
 def load_sessions(progress: Progress | None = None) -> tuple[AnyArray, IntArray]:
@@ -49,21 +46,15 @@ def mask_sessions(sessions: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """A copy of (n, 784) with zeros where a session tells of its capture."""
     masked = sessions.copy()
     for session in masked:
-        _mask_session(session)
+        session[:_PCAP_HEADER] = 0
+        start, length = _PCAP_HEADER, 1
+        while start < len(session) and length:
+            length = _number(session, start + 8, 4)
+            session[start : start + 8] = 0
+            start += _RECORD_HEADER
+            _mask_frame(session[start : start + length])
+            start += length
     return masked
-
-
-def _mask_session(session: NDArray[np.uint8]) -> None:
-    session[:_PCAP_HEADER] = 0
-    start = _PCAP_HEADER
-    while start < len(session):
-        length = _number(session, start + 8, 4)
-        session[start : start + 8] = 0
-        if length == 0:
-            return
-        start += _RECORD_HEADER
-        _mask_frame(session[start : start + length])
-        start += length
 
 
 def _mask_frame(frame: NDArray[np.uint8]) -> None:
@@ -75,13 +66,12 @@ def _mask_frame(frame: NDArray[np.uint8]) -> None:
     if kind == _IPV4 and len(packet):
         packet[4:6] = 0
         packet[10:20] = 0
-        _mask_transport(int(packet[9]) if len(packet) > 9 else 0, packet[4 * int(packet[0] & 0x0F) :])
+        protocol, segment = _number(packet, 9, 1), packet[4 * int(packet[0] & 0x0F) :]
     elif kind == _IPV6 and len(packet):
         packet[8:40] = 0
-        _mask_transport(int(packet[6]) if len(packet) > 6 else 0, packet[40:])
-
-
-def _mask_transport(protocol: int, segment: NDArray[np.uint8]) -> None:
+        protocol, segment = _number(packet, 6, 1), packet[40:]
+    else:
+        return
     if protocol == _TCP:
         segment[0:12] = 0
         segment[16:18] = 0

@@ -1,6 +1,5 @@
 """A run's records: one JSONL file, written line by line, read back, and summed up."""
 
-from fedkeep.records.frame import frame
 from fedkeep.records.lines import (
     Change,
     DeviceLine,
@@ -18,9 +17,9 @@ from fedkeep.records.lines import (
     Slot,
     Timing,
 )
-from fedkeep.records.metrics import Comparison, compare
-from fedkeep.records.reader import Run, read_run, read_runs
-from fedkeep.records.recorder import Recorder
+from fedkeep.records.measures import Comparison, compare
+from fedkeep.records.runs import Recorder, Run, read_run, read_runs
+from fedkeep.records.tables import frame
 
 __all__ = [
     "Change", "Comparison", "DeviceLine", "End", "Evaluation", "GistLine", "Header", "HoldingsLine", "Line", "Member",

@@ -1,7 +1,11 @@
-"""What one run's curve comes to in one number, and what such numbers say over seeds, by Student's t."""
+"""What one run's curve comes to in one number, what such numbers say over seeds, and what a set of runs says.
+
+How good each method is, by how much it is ahead of another by Student's t, and how much sooner it gets there.
+"""
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from fedkeep.core.plan import Plan
-from fedkeep.records.lines import Evaluation, GistLine, PlanLine
+from fedkeep.records.lines import Evaluation, GistLine, PlanLine, Round
+from fedkeep.records.runs import Run
 
 LISTED = 50
 """Devices that lines list: the first ones, the same in all lines."""
@@ -19,12 +24,14 @@ LEVEL = 0.01
 """Differences of accuracy that count as none: one point."""
 MOST_SEEDS = 200
 """More seeds than this nobody is advised to run."""
+BASES = ("fifo", "reservoir")
+"""What methods are measured against unless asked otherwise: the first of these that ran."""
+GIST = ("trust", "likeness", "worth", "reach")
+"""What is told of a gist."""
 
 
 @dataclass(frozen=True)
 class MeanOverSeeds:
-    """A mean over seeds."""
-
     mean: float
     half_width: float | None
     """Of its 95 % interval by Student's t; None of a single seed."""
@@ -39,6 +46,46 @@ class Difference(MeanOverSeeds):
     """ "ahead" or "behind" where the interval leaves 0 out, "level" where it stays within a point, or "undecided"."""
     seeds_to_decide: int | None
     """How many seeds would decide it if they differed as these do; None where it is decided, or none would."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times fewer rounds than the base a method needs to reach the base's late accuracy."""
+
+    base: str
+    value: float | None
+    """The geometric mean over the seeds that reached it; None where none did."""
+    reached: int
+    seeds: int
+    """Seeds run with both methods."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one task, over its seeds."""
+
+    task: str
+    setting: str
+    method: str
+    seeds: int
+    finished: int
+    measures: dict[str, MeanOverSeeds]
+    """By the names of `MEASURES`."""
+    ratios: tuple[Ratio, ...]
+    """One per base, in the order asked for."""
+    differences: tuple[dict[str, Difference] | None, ...]
+    """One per base; None where no seed ran with both, or the base is the method itself."""
+    gist: dict[str, MeanOverSeeds]
+    """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows, by task and setting, the base methods first and ODE beside them, and what was left out."""
+
+    bases: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
 
 
 def coverage(t: float, freedom: int) -> float:
@@ -91,26 +138,18 @@ def difference(values: Sequence[float]) -> Difference:
     ('undecided', 25)
     """
     found = estimate(values)
-    verdict = _verdict(found)
-    more = _seeds_to_decide(found) if verdict == "undecided" else None
-    return Difference(found.mean, found.half_width, found.seeds, verdict, more)
-
-
-def _verdict(found: MeanOverSeeds) -> str:
-    if found.half_width is None:
-        return "undecided"
-    if abs(found.mean) > found.half_width:
-        return "ahead" if found.mean > 0 else "behind"
-    return "level" if abs(found.mean) + found.half_width <= LEVEL else "undecided"
-
-
-def _seeds_to_decide(found: MeanOverSeeds) -> int | None:
-    if found.half_width is None:
-        return None
-    deviation = found.half_width * math.sqrt(found.seeds) / quantile(0.95, found.seeds - 1)
-    reach = max(abs(found.mean), LEVEL - abs(found.mean))
-    more = range(found.seeds + 1, MOST_SEEDS + 1)
-    return next((n for n in more if quantile(0.95, n - 1) * deviation / math.sqrt(n) < reach), None)
+    size, half, seeds = abs(found.mean), found.half_width, found.seeds
+    verdict, more = "undecided", None
+    if half is not None and size > half:
+        verdict = "ahead" if found.mean > 0 else "behind"
+    elif half is not None and size + half <= LEVEL:
+        verdict = "level"
+    elif half is not None:
+        deviation = half * math.sqrt(seeds) / quantile(0.95, seeds - 1)
+        reach = max(size, LEVEL - size)
+        enough = (quantile(0.95, n - 1) * deviation / math.sqrt(n) < reach for n in range(seeds + 1, MOST_SEEDS + 1))
+        more = next((n for n, decides in enumerate(enough, start=seeds + 1) if decides), None)
+    return Difference(found.mean, half, seeds, verdict, more)
 
 
 def final_accuracy(evaluations: Sequence[Evaluation]) -> float:
@@ -149,8 +188,10 @@ MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {
     "late": late_accuracy,
 }
 """What a curve may be judged by; each takes one evaluation or more."""
-GIST = ("trust", "likeness", "worth", "reach")
-"""What is told of a gist."""
+
+
+def _trained(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    return [e for e in evaluations if e.round > 0] or evaluations
 
 
 def gist_line(round_: int, figures: Sequence[Sequence[float]]) -> GistLine:
@@ -181,5 +222,105 @@ def pooled(lines: Sequence[GistLine]) -> GistLine:
     return GistLine(round=lines[-1].round, participations=count, **means)
 
 
-def _trained(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
-    return [e for e in evaluations if e.round > 0] or evaluations
+def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
+    """The first round after the start whose evaluation reaches `target`; None if none does."""
+    reached = (e.round for e in evaluations if e.round > 0 and e.accuracy is not None and e.accuracy >= target)
+    return next(reached, None)
+
+
+_Key = tuple[str, str, str]
+_Curves = Mapping[int, Sequence[Evaluation]]
+"""The evaluations of runs that differ in their seed alone, by seed."""
+
+
+def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
+    """Every method on every task against the base methods, seed by seed.
+
+    FIFO comes first because it is what the paper's "RS" rows are. A seed's target is the late accuracy of
+    the base with that same seed, since data and partition change with it.
+
+    >>> from pathlib import Path
+    >>> from fedkeep.records.lines import Header
+    >>> from fedkeep.records.tables import sentences
+    >>> def run(method, seed, accuracy):
+    ...     said = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b"), "devices": 1}
+    ...     header = Header(run=f"{method}-{seed}", method=method, task="toy", seed=seed, **said)
+    ...     return Run(Path(header.run), header, (header, Evaluation(round=10, accuracy=accuracy, loss=0.1)))
+    >>> runs = [run("fifo", 0, 0.70), run("fifo", 1, 0.72), run("ode", 0, 0.75), run("ode", 1, 0.78)]
+    >>> print(*sentences(compare(runs)))
+    ode against fifo is undecided on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
+    """
+    groups, notes = _grouped(runs)
+    bases = tuple(bases) or tuple(base for base in BASES if any(key[2] == base for key in groups))[:1]
+    first = (*bases, *BASES)
+
+    def order(key: _Key) -> tuple[str, str, int, str]:
+        task, setting, method = key
+        rank = first.index(method) if method in first else len(first) + (not method.startswith("ode"))
+        return task, setting, rank, method
+
+    rows = (_row(key, groups, bases) for key in sorted(groups, key=order))
+    return Comparison(bases, tuple(rows), tuple(notes))
+
+
+def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[str]) -> Row:
+    runs = groups[key]
+    curves = {seed: run.evaluations for seed, run in runs.items()}
+    measures = {name: estimate(list(map(of, curves.values()))) for name, of in MEASURES.items()}
+    finished = sum(run.end is not None for run in runs.values())
+    gists = [pooled(lines) for run in runs.values() if (lines := run.of(GistLine))]
+    gist = {name: estimate([getattr(seed, name) for seed in gists]) for name in GIST} if gists else {}
+    ratios, differences = [], []
+    for base in bases:
+        others = {seed: run.evaluations for seed, run in groups.get((*key[:2], base), {}).items()}
+        ratios.append(ratio(curves, base, others))
+        paired = []
+        for seed in sorted(curves.keys() & others.keys()) if base != key[2] else ():  # as far as both runs of it got
+            both = (curves[seed], others[seed])
+            last = min(curve[-1].round for curve in both)
+            paired.append([[e for e in curve if e.round <= last] or curve[:1] for curve in both])
+        found = {name: [of(own) - of(other) for own, other in paired] for name, of in MEASURES.items()}
+        differences.append({name: difference(each) for name, each in found.items()} if paired else None)
+    return Row(*key, len(runs), finished, measures, tuple(ratios), tuple(differences), gist)
+
+
+def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
+    """How much sooner runs get to where those of the base end, by seed."""
+    paired, logs = sorted(curves.keys() & base_curves.keys()), []
+    for seed in paired:
+        target = late_accuracy(base_curves[seed])
+        own, others = rounds_to(curves[seed], target), rounds_to(base_curves[seed], target)
+        if own is not None and others is not None:
+            logs.append(math.log(others / own))
+    value = math.exp(math.fsum(logs) / len(logs)) if logs else None
+    return Ratio(base, value, len(logs), len(paired))
+
+
+def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]]:
+    """The runs by task, setting and method, then by seed, and notes on those left out or to be taken with care."""
+    groups: dict[_Key, dict[int, Run]] = {}
+    notes: list[str] = []
+    unfinished: list[str] = []
+    for run in runs:
+        header, evaluations = run.header, run.evaluations
+        seeds = groups.setdefault((header.task, header.setting, header.method), {}) if evaluations else {}
+        if not evaluations:
+            notes.append(f"{header.run}: left out, no evaluation yet")
+        elif header.seed in seeds:
+            notes.append(f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed")
+        else:
+            seeds[header.seed] = run
+            reasons: Counter[str] = Counter()
+            for line in run.of(Round):
+                reasons.update(line.refused_reports)
+            reports = sum(line.participations or len(line.participants) for line in run.of(Round))
+            refused = reasons.total() - reasons["weight-cut"]
+            if 2 * refused > reports:  # then its accuracy says little of its method
+                most = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]))
+                told = f"{refused} of {reports} reports were refused, most of them for '{most}'"
+                notes.append(f"{header.run}: {told}")
+            if run.end is None:
+                unfinished.append(f"{header.run} (round {evaluations[-1].round})")
+    if unfinished:
+        notes.append(f"not finished, counted as far as they got: {', '.join(unfinished)}")
+    return groups, notes

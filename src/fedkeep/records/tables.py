@@ -1,10 +1,60 @@
-"""A comparison in words: the same tables and sentences for the terminal, Markdown and a README."""
+"""A comparison in words, the same for the terminal, Markdown and a README; and every evaluation of runs as one row."""
 
-from collections.abc import Iterator, Sequence
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedkeep.records.measures import Difference, MeanOverSeeds
-from fedkeep.records.metrics import Comparison, Ratio, Row
+from fedkeep.core.errors import needing
+from fedkeep.records.measures import Comparison, MeanOverSeeds, Ratio, Row
+from fedkeep.records.runs import Run, read_runs
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_RUN = ("task", "setting", "method", "seed")
+EVALUATED = (
+    "round", "accuracy", "loss", "samples_valued", "bytes_stored", "bytes_up", "bytes_down", "label_coverage",
+    "store_turnover",
+)  # fmt: skip
+"""What tables and curves have of an evaluation."""
+
+
+def frame(runs: Path | str | Iterable[Run]) -> "DataFrame":
+    """The runs, or those of a directory, as a pandas frame: one row an evaluation.
+
+    `frame("runs/mine").pivot_table("accuracy", "round", "method")` has the mean curve of each method.
+
+    >>> frame([]).columns.tolist()[:6]
+    ['task', 'setting', 'method', 'seed', 'round', 'accuracy']
+    """
+    with needing("a pandas frame", "frame"):
+        import pandas
+    found = read_runs(Path(runs)) if isinstance(runs, Path | str) else runs
+    return pandas.DataFrame(rows(found), columns=[*_RUN, *EVALUATED, "finished"])
+
+
+def rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    return [
+        {
+            **{name: getattr(run.header, name) for name in _RUN},
+            **{name: getattr(evaluation, name) for name in EVALUATED},
+            "finished": run.end is not None,
+        }
+        for run in runs
+        for evaluation in run.evaluations
+    ]
+
+
+def as_csv(runs: Iterable[Run]) -> str:
+    """The rows as CSV; an accuracy that is no number is left empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*_RUN, *EVALUATED, "finished"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(runs))
+    return out.getvalue()
 
 
 @dataclass(frozen=True)
@@ -25,34 +75,26 @@ def tables(comparison: Comparison) -> list[ReportTable]:
 
 
 def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[ReportTable]:
-    columns = ("method", "seeds", "final accuracy", "best", "area")
-    yield ReportTable(title, columns, tuple(map(_values, rows)))
+    names, values = ("final", "best", "area"), []
+    for row in rows:
+        seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
+        values.append((row.method, seeds, *(_percent(row.measures[name]) for name in names)))
+    yield ReportTable(title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values))
     for place, base in enumerate(bases):
-        compared = tuple(_against(row, place) for row in rows if row.differences[place] is not None)
-        if compared:
-            yield ReportTable(f"{title}: against {base}", ("method", "is", "final", "best", "area", "rounds"), compared)
-    gists = tuple(_gist(row) for row in rows if row.gist)
-    if gists:
-        yield ReportTable(
-            f"{title}: what the gist did", ("method", "trust", "likeness", "worth in samples", "reach"), gists
+        compared = tuple(
+            (row.method, found["final"].verdict, *(_points(found[n]) for n in names), _speedup(row.ratios[place]))
+            for row in rows
+            if (found := row.differences[place]) is not None
         )
-
-
-def _values(row: Row) -> tuple[str, ...]:
-    seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
-    return (row.method, seeds, *(_percent(row.measures[name]) for name in ("final", "best", "area")))
-
-
-def _against(row: Row, place: int) -> tuple[str, ...]:
-    found = row.differences[place]
-    assert found is not None
-    points = (_points(found[name]) for name in ("final", "best", "area"))
-    return (row.method, found["final"].verdict, *points, _speedup(row.ratios[place]))
-
-
-def _gist(row: Row) -> tuple[str, ...]:
-    trust, likeness, reach = (_percent(row.gist[name]) for name in ("trust", "likeness", "reach"))
-    return row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach
+        if compared:
+            yield ReportTable(f"{title}: against {base}", ("method", "is", *names, "rounds"), compared)
+    gists = []
+    for row in (row for row in rows if row.gist):
+        trust, likeness, reach = (_percent(row.gist[name]) for name in ("trust", "likeness", "reach"))
+        gists.append((row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach))
+    if gists:
+        columns = ("method", "trust", "likeness", "worth in samples", "reach")
+        yield ReportTable(f"{title}: what the gist did", columns, tuple(gists))
 
 
 def _percent(found: MeanOverSeeds) -> str:
@@ -77,44 +119,39 @@ def _speedup(ratio: Ratio) -> str:
 
 def sentences(comparison: Comparison) -> list[str]:
     """What the final accuracies say against the first base, a sentence a method."""
-    return [
-        _sentence(row, comparison.bases[0], row.differences[0]["final"])
-        for row in comparison.rows
-        if row.differences and row.differences[0] is not None
-    ]
-
-
-def _sentence(row: Row, base: str, found: Difference) -> str:
-    where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
-    if found.verdict in ("ahead", "behind"):
-        word, points = "of " if found.verdict == "ahead" else "", f"{abs(100 * found.mean):.2f}{_half(found)} points"
-        return f"{row.method} is {found.verdict} {word}{base} by {points}{where}."
-    if found.verdict == "level":
-        return f"{row.method} is level with {base} to within a point{where}."
-    return f"{row.method} against {base} is undecided{where} ({_points(found)} points): {_what_would_decide(found)}."
-
-
-def _what_would_decide(found: Difference) -> str:
-    if found.half_width is None:
-        return "one seed decides nothing, run three or more"
-    if found.seeds_to_decide is None:
-        return "no reasonable number of seeds would tell them apart"
-    return f"about {found.seeds_to_decide} seeds would decide it"
+    said = []
+    for row, differences in ((row, row.differences[0]) for row in comparison.rows if row.differences):
+        if differences is None:
+            continue
+        found, base = differences["final"], comparison.bases[0]
+        where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
+        points = f"{abs(100 * found.mean):.2f}{_half(found)} points"
+        decides = f"about {found.seeds_to_decide} seeds would decide it"
+        if found.half_width is None:
+            decides = "one seed decides nothing, run three or more"
+        elif found.seeds_to_decide is None:
+            decides = "no reasonable number of seeds would tell them apart"
+        words = {
+            "ahead": f"is ahead of {base} by {points}{where}",
+            "behind": f"is behind {base} by {points}{where}",
+            "level": f"is level with {base} to within a point{where}",
+            "undecided": f"against {base} is undecided{where} ({_points(found)} points): {decides}",
+        }
+        said.append(f"{row.method} {words[found.verdict]}.")
+    return said
 
 
 def markdown(comparison: Comparison) -> str:
     """The tables, sentences and notes as Markdown."""
-    parts = [_markdown_table(table) for table in tables(comparison)]
+    parts = []
+    for table in tables(comparison):
+        lines = [table.columns, ("---",) + ("---:",) * (len(table.columns) - 1), *table.rows]
+        body = "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
+        parts.append(f"### {_escaped(table.title)}\n\n{body}\n")
     for remarks in (sentences(comparison), comparison.notes):
         if remarks:
             parts.append("\n".join(f"- {_escaped(remark)}" for remark in remarks) + "\n")
     return "\n".join([*parts, explanation(comparison) + "\n"])
-
-
-def _markdown_table(table: ReportTable) -> str:
-    lines = [table.columns, ("---",) + ("---:",) * (len(table.columns) - 1), *table.rows]
-    body = "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
-    return f"### {_escaped(table.title)}\n\n{body}\n"
 
 
 def _escaped(text: str) -> str:

@@ -2,17 +2,14 @@
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedkeep.core.errors import ConfigError
 from fedkeep.link.addresses import is_loopback
 from fedkeep.web.feed import Feed
 from fedkeep.web.report import SCRIPTS, asset, index
@@ -22,7 +19,6 @@ QUIET_PERIODS = 20
 """Silent periods after which a comment keeps the connection alive."""
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 COOKIE = "fedkeep-watch"
-SHORTEST_TOKEN = 16
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -52,9 +48,15 @@ async def stream(feed: Feed, closing: Callable[[], bool]) -> AsyncIterator[bytes
         await asyncio.sleep(PERIOD_SECONDS)
 
 
-def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> ASGIApp:
+def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> FastAPI:
     """The ASGI application, guarded."""
     app = FastAPI(openapi_url=None)
+
+    @app.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = refused(request, token) or await answer(request)
+        response.headers.update(HEADERS)
+        return response
 
     @app.get("/")
     def page() -> Response:
@@ -77,62 +79,30 @@ def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> ASGIApp
             return PlainTextResponse("no such file", 404)
         return Response(asset(name), media_type=_TYPES[name.rsplit(".", 1)[1]])
 
-    return PageGuard(app, token)
+    return app
 
 
-def check_exposure(host: str, token: str | None) -> None:
-    """Refuses an address that others can reach without a token, and a token that can be guessed."""
-    if token is None and not is_loopback(host):
-        raise ConfigError(f"others can reach {host}: set a secret of your own with --token, or drop --host")
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        raise ConfigError(f"--token must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
+def refused(request: Request, token: str | None) -> Response | None:
+    """A refusal, the redirection that takes the token out of the address, or None for a GET by those who know it.
 
-
-class PageGuard:
-    """Lets GET through from those who know the token.
-
-    Without a token the page is for this machine only: a request for another host is a rebinding attack.
+    Without a token the page is for this machine only: a request for another host is a rebinding attack. The cookie does
+    not hold the token itself: browsers send it to every port of a host.
     """
-
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app = app
-        self._token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        answer = self._answer(Request(scope)) or self._app
-        await answer(scope, receive, send_with_headers)
-
-    def _answer(self, request: Request) -> Response | None:
-        """A refusal, the redirection that takes the token out of the address, or None to go on."""
-        if request.method != "GET":
-            return PlainTextResponse("read-only", 405, {"Allow": "GET"})
-        if self._token is None:
-            known = is_loopback(request.url.hostname or "")
-            return None if known else PlainTextResponse("ask for 127.0.0.1 or localhost", 403)
-        if _same(request.query_params.get("token", ""), self._token):
-            welcome = RedirectResponse(request.url.path, 303)
-            welcome.set_cookie(COOKIE, _derived(self._token), httponly=True, samesite="strict")
-            return welcome
-        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        cookie = request.cookies.get(COOKIE, "")
-        if _same(bearer, self._token) or _same(cookie, _derived(self._token)):
-            return None
-        return PlainTextResponse("open this address with ?token=... once", 401, {"WWW-Authenticate": "Bearer"})
+    if request.method != "GET":
+        return PlainTextResponse("read-only", 405, {"Allow": "GET"})
+    if token is None:
+        known = is_loopback(request.url.hostname or "")
+        return None if known else PlainTextResponse("ask for 127.0.0.1 or localhost", 403)
+    derived = blake2b(token.encode(), digest_size=24, person=b"fedkeep-watch").hexdigest()
+    if _same(request.query_params.get("token", ""), token):
+        welcome = RedirectResponse(request.url.path, 303)
+        welcome.set_cookie(COOKIE, derived, httponly=True, samesite="strict")
+        return welcome
+    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if _same(bearer, token) or _same(request.cookies.get(COOKIE, ""), derived):
+        return None
+    return PlainTextResponse("open this address with ?token=... once", 401, {"WWW-Authenticate": "Bearer"})
 
 
 def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(), expected.encode())
-
-
-def _derived(token: str) -> str:
-    """What the cookie holds: browsers send it to every port of a host, so it must not be the token itself."""
-    return blake2b(token.encode(), digest_size=24, person=b"fedkeep-watch").hexdigest()

@@ -15,9 +15,9 @@ from msgspec import structs
 
 from fedkeep.config import flat
 from fedkeep.records import lines
-from fedkeep.records.frame import EVALUATED
 from fedkeep.records.measures import GIST, pooled
-from fedkeep.records.reader import Run
+from fedkeep.records.runs import Run
+from fedkeep.records.tables import EVALUATED
 
 POINTS = 300
 """Evaluations a curve shows at most, about."""
@@ -40,11 +40,9 @@ class Thinned(Generic[Item]):
     """Merges neighbours, twice as many whenever `limit` is reached; `limit` is even."""
 
     def __init__(self, limit: int, merge: Callable[[Item, Item], Item]) -> None:
-        self._limit = limit
-        self._merge = merge
+        self._limit, self._merge = limit, merge
         self._bins: list[Item] = []
-        self._width = 1
-        self._in_last = 0
+        self._width, self._in_last = 1, 0
 
     def add(self, item: Item) -> None:
         if self._bins and self._in_last < self._width:
@@ -118,8 +116,6 @@ def _summed(early: lines.Round, late: lines.Round) -> lines.Round:
 
 @dataclass
 class Digest:
-    """One run so far."""
-
     header: lines.Header
     evaluations: list[lines.Evaluation] = field(default_factory=list)
     activity: Thinned[lines.Round] = field(default_factory=lambda: Thinned(BINS, _summed))
@@ -137,14 +133,17 @@ class Digest:
     damaged: int = 0
 
     def add(self, line: lines.Line) -> None:
-        """Takes in the next line."""
         match line:
             case lines.Header():
                 return
             case lines.Evaluation():
                 self.evaluations.append(structs.replace(line, device_accuracy=()))
             case lines.Round():
-                self._count(line)
+                took_part = line.participations or len(line.participants)
+                counted = structs.replace(line, participations=took_part, participants=())
+                self.activity.add(counted)
+                self.totals.update({name: getattr(counted, of) for name, of in _COUNTS.items()})
+                self.refused_reports.update(line.refused_reports)
             case lines.GistLine():
                 self.gist.add(line)
             case lines.PlanLine():
@@ -163,19 +162,16 @@ class Digest:
                 self.seconds = line.seconds
         self.round = max(self.round, line.round)
 
-    def _count(self, line: lines.Round) -> None:
-        counted = structs.replace(line, participations=line.participations or len(line.participants), participants=())
-        self.activity.add(counted)
-        self.totals.update({name: getattr(counted, of) for name, of in _COUNTS.items()})
-        self.refused_reports.update(line.refused_reports)
-
     def as_run(self, path: Path) -> Run:
         """The run as far as comparing methods needs it."""
         ends = () if self.end is None else (self.end,)
         return Run(path, self.header, (self.header, *self.evaluations, *self.gist.items(), *ends))
 
     def view(self, key: str, modified: float) -> RunView:
-        spent = self.privacy.items()
+        spent, shown = self.privacy.items(), evenly(self.evaluations, POINTS)
+        curves: Columns = {name: [getattr(evaluation, name) for evaluation in shown] for name in EVALUATED}
+        quantiles = [(*e.device_accuracy_quantiles, *[None] * len(_DEVICES)) for e in shown]
+        curves |= {name: [each[place] for each in quantiles] for place, name in enumerate(_DEVICES)}
         as_they_are: dict[str, Any] = {name: getattr(self.header, name) for name in _OF_HEADER}
         as_they_are |= {name: getattr(self, name) for name in _OF_DIGEST}
         return RunView(
@@ -185,7 +181,7 @@ class Digest:
             finished=self.end is not None,
             modified=modified,
             config={key: msgspec.json.encode(value).decode() for key, value in flat(self.header.config)},
-            evaluations=self._curves(),
+            evaluations=curves,
             activity=self._rates(),
             totals=dict(self.totals),
             refused_reports=dict(sorted(self.refused_reports.items())),
@@ -194,13 +190,6 @@ class Digest:
             delta=spent[-1].delta if spent else None,
             snapshots=tuple(sorted((device, line.round) for device, line in self.devices.items())),
         )
-
-    def _curves(self) -> Columns:
-        shown = evenly(self.evaluations, POINTS)
-        columns: Columns = {name: [getattr(evaluation, name) for evaluation in shown] for name in EVALUATED}
-        for place, name in enumerate(_DEVICES):
-            columns[name] = [_at(evaluation.device_accuracy_quantiles, place) for evaluation in shown]
-        return columns
 
     def _rates(self) -> Columns:
         """The counts by the rounds they are of, so that merging neighbours does not change the scale."""
@@ -212,7 +201,3 @@ class Digest:
             columns[name] = [getattr(item, of) / span for item, span in zip(items, spans, strict=True)]
         columns["staleness"] = [item.staleness for item in items]
         return columns
-
-
-def _at(values: tuple[float | None, ...], place: int) -> float | None:
-    return values[place] if place < len(values) else None

@@ -17,9 +17,8 @@ import msgspec
 from fedkeep.core.errors import DataError
 from fedkeep.records import Comparison, DeviceLine, Header, Run, compare
 from fedkeep.records.lines import decode
-from fedkeep.records.metrics import BASES
-from fedkeep.records.reader import Tail, run_paths
-from fedkeep.records.recorder import timing_path
+from fedkeep.records.measures import BASES
+from fedkeep.records.runs import Tail, run_paths, timing_path
 from fedkeep.web.digest import Digest, RunView
 
 MOST_BASES = 12
@@ -27,6 +26,8 @@ MOST_BASES = 12
 _TIMEOUT_SECONDS = 30
 """Twice the silence that the other side allows itself, and some."""
 _RETRY_SECONDS = 1.0
+_LOST = (DataError, OSError, HTTPException, msgspec.DecodeError)
+"""How a connection may end that is to be made anew."""
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,25 +104,21 @@ class _Followed:
             return False
         if restarted:
             self.digest = None
-        for raw in lines:
-            self._add(raw)
-        if lines:
-            with suppress(OSError):  # a run by another program may have no clock
-                for raw in self._clock.read()[1][-1:]:
-                    self._add(raw)
+        clock: list[bytes] = []
+        with suppress(OSError):  # a run by another program may have no clock
+            clock = self._clock.read()[1][-1:] if lines else []
+        for raw in (*lines, *clock):
+            try:
+                line = decode(raw)
+            except DataError:
+                line = None
+                if self.digest is not None:
+                    self.digest.damaged += 1
+            if isinstance(line, Header):
+                self.digest = Digest(line)
+            elif self.digest is not None and line is not None:
+                self.digest.add(line)
         return restarted or bool(lines)
-
-    def _add(self, raw: bytes) -> None:
-        try:
-            line = decode(raw)
-        except DataError:
-            line = None
-            if self.digest is not None:
-                self.digest.damaged += 1
-        if isinstance(line, Header):
-            self.digest = Digest(line)
-        elif self.digest is not None and line is not None:
-            self.digest.add(line)
 
 
 class DirectoryFeed(Feed):
@@ -151,17 +148,14 @@ class DirectoryFeed(Feed):
         self._runs = {key: self._runs.get(key) or _Followed(path) for key, path in sorted(paths.items())}
         changed = {key for key, run in self._runs.items() if run.refresh()}
         if changed or gone:
-            self._renew(changed)
+            self._version += 1
+            known = {key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None}
+            self._views = {
+                key: (self._version, digest.view(key, run.modified)) if key in changed else self._views[key]
+                for key, (run, digest) in known.items()
+            }
+            self._comparison = compared(digest.as_run(run.path) for run, digest in known.values())
         self._looked = time.monotonic()
-
-    def _renew(self, changed: set[str]) -> None:
-        self._version += 1
-        known = {key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None}
-        self._views = {
-            key: (self._version, digest.view(key, run.modified)) if key in changed else self._views[key]
-            for key, (run, digest) in known.items()
-        }
-        self._comparison = compared(digest.as_run(run.path) for run, digest in known.values())
 
 
 class RemoteFeed(Feed):
@@ -179,11 +173,9 @@ class RemoteFeed(Feed):
         threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
 
     def device(self, key: str, device: int) -> DeviceLine | None:
-        try:
-            with self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer:
-                return msgspec.json.decode(answer.read(), type=DeviceLine)
-        except (DataError, OSError, HTTPException, msgspec.DecodeError):
-            return None
+        with suppress(*_LOST), self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer:
+            return msgspec.json.decode(answer.read(), type=DeviceLine)
+        return None
 
     def close(self) -> None:
         self._closed.set()
@@ -204,20 +196,15 @@ class RemoteFeed(Feed):
         return answer
 
     def _follow(self, stream: IO[bytes] | None) -> None:
-        while stream is not None:
-            with suppress(OSError, HTTPException, msgspec.DecodeError), stream:
-                for line in stream:
+        while not self._closed.is_set():
+            with suppress(*_LOST), stream or self._open("/api/stream") as lines:
+                for line in lines:
                     if self._closed.is_set():
                         return
                     if line.startswith(b"data:"):
                         self._take(msgspec.json.decode(line[5:], type=Update))
-            stream = self._reopened()
-
-    def _reopened(self) -> IO[bytes] | None:
-        while not self._closed.wait(_RETRY_SECONDS):
-            with suppress(DataError):
-                return self._open("/api/stream")
-        return None
+            stream = None
+            self._closed.wait(_RETRY_SECONDS)
 
     def _take(self, update: Update) -> None:
         with self._lock:

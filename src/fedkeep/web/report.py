@@ -4,7 +4,6 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib import resources
-from typing import Any
 
 import msgspec
 
@@ -40,10 +39,22 @@ def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequenc
     >>> "Keep the gist." in html([], compare([]), "No run yet", words=["Keep the gist."])
     True
     """
+    views, devices = [], {}
+    for place, run in enumerate(runs):
+        digest, key = Digest(run.header), f"{place}-{run.header.run}"
+        for line in (*run.lines, *run.timings):
+            digest.add(line)
+        digest.devices = {device: digest.devices[device] for device in sorted(digest.devices)[:DEVICES]}
+        views.append(digest.view(key, modified=0.0))
+        devices[key] = list(digest.devices.values())
+    against = compared(runs, comparison.bases)
+    update = Update(
+        title=title, version=1, keys=tuple(devices), views=tuple(views), comparison=against, words=tuple(words)
+    )
     script = "\n".join(asset(name) for name in SCRIPTS)
     style = asset("style.css")
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
-    data = msgspec.json.encode(_snapshot(runs, comparison, title, words)).decode().replace("<", "\\u003c")
+    data = msgspec.json.encode({"update": update, "devices": devices}).decode().replace("<", "\\u003c")
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"<style>{style}</style>\n"
@@ -57,23 +68,3 @@ def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequenc
 def _digest(text: str) -> str:
     """What a content security policy calls an inline script or style by."""
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
-
-
-def _snapshot(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str]) -> dict[str, Any]:
-    """All that the page would ask a server for."""
-    digests = {f"{place}-{run.header.run}": _digested(run) for place, run in enumerate(runs)}
-    views = (digest.view(key, modified=0.0) for key, digest in digests.items())
-    against = compared(runs, comparison.bases)
-    update = Update(
-        title=title, version=1, keys=tuple(digests), views=tuple(views), comparison=against, words=tuple(words)
-    )
-    return {"update": update, "devices": {key: list(digest.devices.values()) for key, digest in digests.items()}}
-
-
-def _digested(run: Run) -> Digest:
-    digest = Digest(run.header)
-    for line in (*run.lines, *run.timings):
-        digest.add(line)
-    chosen = sorted(digest.devices)[:DEVICES]
-    digest.devices = {device: digest.devices[device] for device in chosen}
-    return digest

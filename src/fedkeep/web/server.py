@@ -5,16 +5,14 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fedkeep.core.errors import ConfigError, FedkeepError, needing
-from fedkeep.link.addresses import Address
+from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.web.feed import DirectoryFeed, Feed, RemoteFeed
 
-if TYPE_CHECKING:
-    import uvicorn
-
 PORT = 8377
+SHORTEST_TOKEN = 16
 
 
 class LiveServer:
@@ -22,15 +20,23 @@ class LiveServer:
 
     def __init__(self, source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None) -> None:
         with needing("The live page", "web"):
-            from fedkeep.web.application import check_exposure
-        check_exposure(host, token)
+            import uvicorn
+
+            from fedkeep.web.application import build
+        if token is None and not is_loopback(host):
+            raise ConfigError(f"others can reach {host}: set a secret of your own with --token, or drop --host")
+        if token is not None and len(token) < SHORTEST_TOKEN:
+            raise ConfigError(f"--token must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
         self._socket = _bound(host, port)
+        remote = str(source).startswith(("http://", "https://"))
         try:
-            self._feed = _feed(source)
+            self._feed: Feed = RemoteFeed(str(source)) if remote else DirectoryFeed(Path(source))
         except FedkeepError:
             self._socket.close()
             raise
-        self._server = _server(self._feed, token)
+        app = build(self._feed, token, lambda: self._server.should_exit)
+        manners: dict[str, Any] = {"log_level": "warning", "lifespan": "off", "ws": "none", "server_header": False}
+        self._server = uvicorn.Server(uvicorn.Config(app, **manners, access_log=False, timeout_graceful_shutdown=2))
         address = Address(host, self._socket.getsockname()[1])
         self.url = f"http://{address}" + (f"/?token={token}" if token else "")
 
@@ -42,30 +48,6 @@ class LiveServer:
 
     def stop(self) -> None:
         self._server.should_exit = True
-
-
-def _feed(source: Path | str) -> Feed:
-    if str(source).startswith(("http://", "https://")):
-        return RemoteFeed(str(source))
-    return DirectoryFeed(Path(source))
-
-
-def _server(feed: Feed, token: str | None) -> "uvicorn.Server":
-    import uvicorn
-
-    from fedkeep.web.application import build
-
-    config = uvicorn.Config(
-        build(feed, token, lambda: server.should_exit),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
-    server = uvicorn.Server(config)
-    return server
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -1,15 +1,99 @@
-"""Reads runs back, finished or not, and follows those that are being written."""
+"""A run's JSONL file: written line by line, cut back where a run is resumed, read back, and followed while it grows."""
 
+import fcntl
+import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from fedkeep.core.errors import DataError
-from fedkeep.records.lines import End, Evaluation, Header, Line, Round, Timing, decode, is_intact, stamp
-from fedkeep.records.recorder import timing_path
+from fedkeep.records.lines import End, Evaluation, Header, Line, Round, Timing, decode, encode, is_intact, stamp
 
 Kind = TypeVar("Kind", bound=Line)
+
+
+def timing_path(path: Path) -> Path:
+    """The file beside `path` that holds the clock."""
+    return path.with_suffix(".timing.jsonl")
+
+
+class Recorder(AbstractContextManager["Recorder"]):
+    """The one writer of a run's file, and of the clock's beside it.
+
+    A new run calls `start`, a resumed one `truncate_after` with its checkpoint's round; both then `write`.
+    What a resumed run writes again is, byte for byte, what was cut off.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from fedkeep.records import End, read_run
+    >>> said = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b"), "devices": 1}
+    >>> with TemporaryDirectory() as folder:
+    ...     with Recorder(Path(folder) / "fifo.jsonl") as recorder:
+    ...         recorder.start(Header(run="fifo", method="fifo", task="toy", seed=0, **said))
+    ...         recorder.write(End(round=3, digest="of the model"))
+    ...     read_run(Path(folder) / "fifo.jsonl").end.round
+    3
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._paths = (path, timing_path(path))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._files = [_opened(each) for each in self._paths]
+        except OSError as error:
+            raise DataError(f"cannot write the run's record {path}: {error.strerror}") from error
+
+    def start(self, header: Header) -> None:
+        """Empties the file and writes its first line."""
+        for file in self._files:
+            os.ftruncate(file, 0)
+        self.write(header)
+
+    def truncate_after(self, round_: int) -> None:
+        """Drops all from the first line on that is damaged, ends the run or belongs to a round after `round_`."""
+        for file, path in zip(self._files, self._paths, strict=True):
+            length = 0
+            with path.open("rb") as written:
+                for raw in written:
+                    known = stamp(raw)
+                    if known is None or known.round > round_ or known.kind == "end":
+                        break
+                    length += len(raw)
+            os.ftruncate(file, length)
+
+    def write(self, line: Line) -> None:
+        """Appends the line, whole; a `Timing` goes to its own file."""
+        rest = encode(line) + b"\n"
+        while rest:
+            rest = rest[os.write(self._files[isinstance(line, Timing)], rest) :]
+
+    def sync(self) -> None:
+        """Puts on the disk what was written, to be called before a checkpoint that relies on it."""
+        for file in self._files:
+            os.fsync(file)
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _opened(path: Path) -> int:
+    """A file to append to; a last line that a kill tore is cut off.
+
+    It is locked while it is open: two processes that wrote to one record would garble it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise DataError(f"{path} is being written by another process: let it finish, or stop it first") from None
+    os.ftruncate(file, path.read_bytes().rfind(b"\n") + 1)
+    return file
 
 
 @dataclass(frozen=True)
@@ -22,7 +106,6 @@ class Run:
     timings: tuple[Timing, ...] = ()
 
     def of(self, kind: type[Kind]) -> tuple[Kind, ...]:
-        """The lines of one kind."""
         return tuple(line for line in self.lines if isinstance(line, kind))
 
     @property
@@ -47,9 +130,9 @@ def _lines(path: Path) -> Iterator[Line]:
         for number, raw in enumerate(file, start=1):
             if not raw.endswith(b"\n"):
                 return
-            checked = checked or is_intact(raw) is not None
             if checked and is_intact(raw) is None:
                 raise DataError(f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume")
+            checked = checked or is_intact(raw) is not None
             try:
                 line = decode(raw)
             except DataError as error:
@@ -78,8 +161,7 @@ def read_run(path: Path) -> Run:
 
 def run_paths(directory: Path) -> list[Path]:
     """The files under `directory` that begin as the record of a run, in the order of their names."""
-    found = directory.rglob("*.jsonl")
-    return sorted(path for path in found if path.is_file() and begins_with_header(path))
+    return sorted(path for path in directory.rglob("*.jsonl") if path.is_file() and begins_with_header(path))
 
 
 def begins_with_header(path: Path) -> bool:
@@ -89,8 +171,7 @@ def begins_with_header(path: Path) -> bool:
             first = file.readline()
     except OSError:
         return False
-    known = stamp(first) if first.endswith(b"\n") else None
-    return known is not None and known.kind == "header"
+    return first.endswith(b"\n") and (known := stamp(first)) is not None and known.kind == "header"
 
 
 def is_intact_until(path: Path, round_: int) -> bool:
@@ -118,9 +199,7 @@ class Tail:
     """Follows one file while it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._first = b""
-        self._offset = 0
+        self._path, self._first, self._offset = path, b"", 0
 
     def read(self) -> tuple[bool, list[bytes]]:
         """Whether the file was begun anew or cut back since the last call, and the whole lines since then.
