@@ -18,7 +18,7 @@ import numpy as np
 from fedkeep.core.bounds import within
 from fedkeep.core.estimators import Window
 from fedkeep.core.making import Holding, Making, averaged, mixed
-from fedkeep.core.packing import Encoding, Packed, pack
+from fedkeep.core.packing import Encoding, pack, unpack
 from fedkeep.core.ports import Measurements
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, State, Vector
@@ -87,62 +87,28 @@ class StoredGradients:
         return self.under(self.before), self.under(self.after)
 
     @cached_property
-    def lengths(self) -> tuple[float, float]:
-        """The squared lengths of both."""
-        before, after = self.means
-        return _inner(before, before), _inner(after, after)
+    def length(self) -> float:
+        """The squared length of a(w_new)."""
+        return _inner(self.means[1], self.means[1])
 
     @cached_property
-    def echo(self) -> "Echo":
-        """How the noise of the one comes back in the other.
+    def echo(self) -> tuple[float, float, float]:
+        """How the noise under the old model comes back under the new: their covariance, and the variance under each.
 
         A single sample has no variance: its gradients themselves are compared.
         """
-        weights, several = self.holding.weights, len(self.holding.weights) > 1
-        first, second = (
-            float(weights @ measured.norms() ** 2) - several * squared
-            for measured, squared in zip((self.before, self.after), self.lengths, strict=True)
-        )
-        return Echo(self._covariance(self.before, self.means[0], self.after, self.means[1]), first, second)
+        (before, after), weights, several = self.means, self.holding.weights, len(self.holding.weights) > 1
+        first = float(weights @ self.before.norms() ** 2) - several * _inner(before, before)
+        second = float(weights @ self.after.norms() ** 2) - several * self.length
+        return self._covariance(self.before, before, self.after, after), first, second
 
     def slope_to(self, ahead: Measurements) -> float:
         """How much of the stored samples' deviations under the new model is left under a next one, 0 to 1."""
-        return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo.second)
+        return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo[2])
 
     def _covariance(self, one: Measurements, mean: Vector, other: Measurements, other_mean: Vector) -> float:
         both = float(self.holding.weights @ other.inner(one))
         return both - _inner(mean, other_mean) if len(self.holding.weights) > 1 else both
-
-
-@dataclass(frozen=True)
-class Echo:
-    """How the noise of stored samples' gradients under one model comes back under the next."""
-
-    covariance: float
-    first: float
-    """The variance under the one."""
-    second: float
-    """The variance under the next."""
-
-    @property
-    def likeness(self) -> float:
-        """rho: the covariance over the mean of the two variances, 0 to 1."""
-        return _share(self.covariance, (self.first + self.second) / 2)
-
-    @property
-    def slope(self) -> float:
-        """theta: how much of a deviation is left, 0 to 1: as a model learns, gradients shrink, and their noise too."""
-        return _share(self.covariance, self.first)
-
-    @property
-    def back(self) -> float:
-        """How much of the old noise the new one tells: the covariance over the new variance."""
-        return self.covariance / self.second
-
-    @property
-    def scale(self) -> float:
-        """The old variance over the new."""
-        return self.first / self.second
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +165,7 @@ class Gist:
 
     def __init__(self, options: GistOptions, size: int, seed: int = 0, *, fair: bool = True) -> None:
         self.options, self.size, self._seed, self._fair = options, size, seed, fair
-        self._kept: Packed | None = None
+        self._kept: State | None = None
         self._making: Making | None = None
         self._changes = 0
         self.latest: Mending | None = None
@@ -217,12 +183,12 @@ class Gist:
 
     def vector(self) -> Vector | None:
         """m as it is kept; None while nothing is known."""
-        return None if self._kept is None else self._kept.unpack()
+        return None if self._kept is None else unpack(self._kept, self.options.block)
 
     @property
     def nbytes(self) -> int:
         """What it takes at rest."""
-        return 0 if self._kept is None else self._kept.nbytes
+        return sum(array.nbytes for array in (self._kept or {}).values())
 
     @np.errstate(over="ignore", invalid="ignore")
     def mend(
@@ -232,22 +198,31 @@ class Gist:
 
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
-        before, after = stored.means
-        holding = stored.holding if self.options.matched else stored.holding.undivided()
-        heard = stored.echo if moved else Echo(1.0, 1.0, 1.0)
-        gist, making = self._taken_in(stored, holding, window, shares)
-        nothing = Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
-        if gist is None or making is None:
+        options, past, made, holding = self.options, self.vector(), self._making, stored.holding
+        covariance, first, second = stored.echo if moved else (1.0, 1.0, 1.0)
+        likeness, slope = _share(covariance, (first + second) / 2), _share(covariance, first)
+        nothing = Mending(None, None, 0.0, likeness, 0.0, None, None)
+        if past is None and not window.count:
             return nothing
-        beta = heard.slope * making.pull(holding) if heard.second > 0 else 0.0
-        own = beta * (gist - self._own(before))
+        if options.matched:
+            mixture = mixed(made, holding, window.counts, shares, options.contrast, fair=self._fair)
+        else:
+            holding = replace(holding, regions=np.zeros_like(holding.regions))
+            mixture = averaged(made, holding, window.count)
+        gist, making = self._own(window.mean(mixture.seen)), mixture.making.bounded(options.memory)
+        if mixture.weights.any():
+            gist += self._own(stored.under(stored.before, mixture.weights))
+        if past is not None:
+            gist += np.float32(mixture.known) * past
+        beta = slope * making.pull(holding) if second > 0 else 0.0
+        own = gist - self._own(stored.means[0])
+        own *= beta
         # Times the trust as well, or the noise of a gist that few samples made would come into every step.
-        turned = self.options.kappa * beta * heard.likeness**self.options.fading
-        turn = None if fleet is None else turned * (fleet - gist)
-        told = (heard.back, heard.scale) if beta > 0 else (0.0, 0.0)
-        left = making.carried(holding, beta, *told).bounded(self.options.memory)
-        length = float(np.sqrt(stored.lengths[1]))
-        mending = Mending(own, turn, beta, heard.likeness, length, self._own(after) + own, left)
+        turn = None if fleet is None else options.kappa * beta * likeness**options.fading * (fleet - gist)
+        back, scale = (covariance / second, first / second) if beta > 0 else (0.0, 0.0)
+        left = making.carried(holding, beta, back, scale).bounded(options.memory)
+        length = float(np.sqrt(stored.length))
+        mending = Mending(own, turn, beta, likeness, length, self._own(stored.means[1]) + own, left)
         # A huge sample: better no correction than one that ends the model.
         return mending if np.isfinite(mending.reach) else nothing
 
@@ -255,9 +230,8 @@ class Gist:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
         self.latest = mending
         self._changes += 1
-        if mending is None or mending.gist is None or not np.isfinite(mending.gist).all():
-            self._kept = self._making = None
-        else:
+        self._kept = self._making = None
+        if mending is not None and mending.gist is not None and np.isfinite(mending.gist).all():
             seed = child_seed(self._seed, "gist", self._changes)
             self._kept = pack(mending.gist, self.options.encoding, seed, self.options.block)
             self._making = mending.making
@@ -266,32 +240,17 @@ class Gist:
         state: State = {"changes": np.array(self._changes)}
         if self._kept is None or self._making is None:
             return state
-        return state | self._making.snapshot() | self._kept.snapshot()
+        made = self._making
+        by_region = np.stack([made.composition, made.counted, made.held])
+        return state | {"by_region": by_region, "rest": np.array(made.rest)} | self._kept
 
     def restore(self, state: State) -> None:
         self._changes, self.latest = int(state.get("changes", 0)), None
-        known = "by_region" in state  # a gist of an older form did not say what it is made of: it begins anew
-        self._kept = Packed.from_snapshot(state, self.options.encoding, self.options.block) if known else None
-        self._making = Making.from_snapshot(state) if known else None
-
-    def _taken_in(
-        self, stored: StoredGradients, holding: Holding, window: Window, shares: FloatArray
-    ) -> tuple[Vector | None, Making | None]:
-        """m with the window's arrivals counted in, and what it is made of then."""
-        past = self.vector()
-        if past is None and not window.count:
-            return None, None
-        mixture = (
-            mixed(self._making, holding, window.counts, shares, self.options.contrast, fair=self._fair)
-            if self.options.matched
-            else averaged(self._making, holding, window.count)
-        )
-        gist = self._own(window.mean(mixture.seen))
-        if mixture.weights.any():
-            gist += self._own(stored.under(stored.before, mixture.weights))
-        if past is not None:
-            gist += np.float32(mixture.known) * past
-        return gist, mixture.making.bounded(self.options.memory)
+        self._kept = self._making = None
+        if "by_region" in state:  # a gist of an older form did not say what it is made of: it begins anew
+            self._making = Making(*np.array(state["by_region"], dtype=np.float64), float(state["rest"]))
+            forms = {"packed": self.options.encoding, "scales": "float32"}
+            self._kept = {name: np.array(state[name], dtype=form) for name, form in forms.items()}
 
     def _own(self, gradient: Vector) -> Vector:
         """The part of a gradient that the gist covers: the last of it."""
