@@ -248,7 +248,8 @@ class Gist:
         self._changes, self.latest = int(state.get("changes", 0)), None
         self._kept = self._making = None
         if "by_region" in state:  # a gist of an older form did not say what it is made of: it begins anew
-            self._making = Making(*np.array(state["by_region"], dtype=np.float64), float(state["rest"]))
+            composition, counted, held = np.array(state["by_region"], dtype=np.float64)
+            self._making = Making(composition, counted, held, float(state["rest"]))
             forms = {"packed": self.options.encoding, "scales": "float32"}
             self._kept = {name: np.array(state[name], dtype=form) for name, form in forms.items()}
 
