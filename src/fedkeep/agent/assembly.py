@@ -19,16 +19,16 @@ from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
-from fedkeep.core.device import DeviceOptions
+from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.factory import make_device, memory_store, regions_for
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
+from fedkeep.core.regions import regions_for
 from fedkeep.core.state import take_under
-from fedkeep.core.store import AfterUse
+from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import State
 from fedkeep.core.velocity import MeterWindow, VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
@@ -155,11 +155,12 @@ def _around(
 ) -> AssembledAgent:
     """The agent around an open store."""
     regions, seconds = regions_for(config.policy, config.samples.labels), config.agent.velocity_window_seconds
-    index = memory_store(regions, config.after_use, config.device)
+    none = np.zeros(regions.count, dtype=np.int64)
+    index = MemoryStore(none, config.after_use, bends=config.device.quotas == "targets")
     clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
     log = DecisionLog(config.store.decisions, config.policy_name)
     store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
-    device = make_device(
+    device = Device(
         learner,
         config.policy,
         capacity=layout.capacity,

@@ -5,6 +5,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
 
@@ -83,3 +84,8 @@ def positions(batch: Batch, measurements: Measurements | None, space: Space) -> 
         raise ValueError("activations need a model; the device has none yet")
     points = batch.x if space == "features" or measurements is None else measurements.activations()
     return np.asarray(points, dtype=np.float64).reshape(len(batch), -1)
+
+
+def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
+    """Labels, where slots are divided among them, by a plan or by the device; else one region for everything."""
+    return LabelRegions(labels) if policy.coordinated or policy.balanced else SingleRegion()

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedkeep.core.memory import Memory
 from fedkeep.core.policy import SelectionPolicy, View, sound_scores
-from fedkeep.core.ports import Measurements, Outcome, Store
+from fedkeep.core.ports import Measurements, Outcome, Store, Stored
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.shares import Shares
 from fedkeep.core.slices import SliceOf
@@ -44,35 +44,26 @@ class Selection:
 
     def offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         """Scores arrivals and offers them; where the device divides its slots, it does so as they come."""
-        if not self.divides:
-            return self._offer(batch, regions, measurements)
-        parts = []
-        for start, stop, renewed in self.shares.stretches(regions):
-            self.shares.see(regions[start : start + 1])
-            if renewed:
-                self.divide()
-            self.shares.see(regions[start + 1 : stop])
-            part = slice(start, stop)
-            parts.append(self._offer(batch.take(part), regions[part], _part_of(measurements, part)))
+        parts: list[Outcome] = []
+        for start, stop, renewed in self.shares.stretches(regions) if self.divides else [(0, len(batch), False)]:
+            if self.divides:
+                self.shares.see(regions[start : start + 1])
+                if renewed:
+                    self.divide()
+                self.shares.see(regions[start + 1 : stop])
+            step = 1 if self._policy.sequential else stop - start
+            for part in (slice(i, i + step) for i in range(start, stop, step)):
+                measured = None if measurements is None else SliceOf(measurements, part)
+                parts.append(self._offer(batch.take(part), regions[part], measured))
         return Outcome.concatenate(parts)
 
-    def revalue(self, measure: Callable[[Batch], Measurements | None], seed: int) -> None:
+    def revalue(self, stored: Stored, measurements: Measurements | None, seed: int) -> None:
         """Scores what is stored anew, as measured under a new model."""
-        stored = self._store.stored()
         if len(stored.batch):
             keys = partial(uniform_keys, seed, stored.batch.ids)
-            scores = self._score(stored.batch, measure(stored.batch), stored.arrivals, keys, stored.scores)
-            self._store.revalue(scores)
+            self._store.revalue(self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores))
 
     def _offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
-        if not self._policy.sequential or len(batch) <= 1:
-            return self._offer_at_once(batch, regions, measurements)
-        each = [slice(i, i + 1) for i in range(len(batch))]
-        return Outcome.concatenate(
-            [self._offer_at_once(batch.take(i), regions[i], _part_of(measurements, i)) for i in each]
-        )
-
-    def _offer_at_once(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         arrivals = self.arrivals + np.arange(len(batch))
         self.arrivals += len(batch)
         scores = self._score(batch, measurements, arrivals, partial(uniform_keys, self._seed, arrivals))
@@ -92,7 +83,3 @@ class Selection:
         stored_ids = self._store.stored().batch.ids if self._policy.sequential else np.empty(0, dtype=np.int64)
         view = View(measurements, self.direction, arrivals, keys, stored_ids, self._capacity, self.memory, previous)
         return sound_scores(self._policy, batch, view)
-
-
-def _part_of(measurements: Measurements | None, part: slice) -> Measurements | None:
-    return None if measurements is None else SliceOf(measurements, part)

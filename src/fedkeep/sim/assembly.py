@@ -8,7 +8,6 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.factory import make_device
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner, Probe
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion, positions
@@ -49,7 +48,7 @@ class Ground:
         """A device as it is before it hears of a plan: with the first model."""
         experiment, profile, known = self.experiment, self.experiment.profile, self.velocities[number]
         window = MeterWindow(profile.window)
-        made = make_device(
+        made = Device(
             self.learner,
             experiment.policy,
             capacity=experiment.storage.capacity,

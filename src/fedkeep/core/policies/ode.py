@@ -26,10 +26,10 @@ class Ode(SelectionPolicy):
     an outlier, so `drawn` keeps a random sample in which the odds of an arrival are its value to the power of
     `sharpness` (0: all alike that are worth anything; the higher, the nearer to `greatest`).
 
-    >>> from fedkeep.core.factory import make_device
+    >>> from fedkeep.core.device import Device
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
-    >>> device = make_device(learner, Ode(), capacity=1, sample_shape=(2,), labels=2)
+    >>> device = Device(learner, Ode(), capacity=1, sample_shape=(2,), labels=2)
     >>> device.install(np.zeros(6, dtype=np.float32), direction=np.array([-1, 0, 0, 0, 0, 0], dtype=np.float32))
     >>> x = np.array([[1, 0], [4, 0], [0, 4]], dtype=np.float32)  # for label 0 the gradient is (-x, x, -1, 1) / 2
     >>> outcome, _ = device.observe(Batch(x, np.zeros(3, dtype=np.int64), np.arange(3)), time=0.0)
