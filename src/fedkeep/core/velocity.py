@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
 from fedkeep.core.bounds import within
-from fedkeep.core.ports import Kept
 from fedkeep.core.types import FloatArray, IntArray, State
 
 
@@ -24,22 +23,6 @@ class MeterWindow:
     def __post_init__(self) -> None:
         within(self, "length", "least", above=0)
         within(self, "buckets", least=1)
-
-
-class Meter(Kept, Protocol):
-    """Knows how fast samples of each region arrive."""
-
-    def observe(self, regions: IntArray, time: float | FloatArray) -> None:
-        """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
-
-    def advance(self, time: float) -> None:
-        """Lets time pass without arrivals, so that rates fall."""
-
-    def velocity(self) -> FloatArray:
-        """V_c: arrivals per unit of time in each region, (Y,)."""
-
-    def span(self) -> float:
-        """The time over which the velocity was counted: one arrival more changes it by 1 / span."""
 
 
 class KnownVelocity:
@@ -90,14 +73,17 @@ class VelocityMeter:
 
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
         """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
+        if not len(regions):
+            return
         times = np.broadcast_to(np.asarray(time, dtype=np.float64), regions.shape)
-        if len(times):
-            self._since = self._since if self._first >= 0 else float(times[0])
-            self._now = max(self._now, float(times.max()))
+        self._since = self._since if self._first >= 0 else float(times[0])
+        self._now = max(self._now, float(times.max()))
         buckets = np.floor(times * (self.window.buckets / self.window.length)).astype(np.int64)
-        for bucket, members in _runs(np.maximum.accumulate(np.maximum(buckets, max(self._latest, 0)))):
+        ascending = np.maximum.accumulate(np.maximum(buckets, max(self._latest, 0)))
+        found, starts = np.unique(ascending, return_index=True)
+        for bucket, members in zip(found.tolist(), np.split(regions, starts[1:]), strict=True):
             self._advance(bucket)
-            self._counts[bucket % len(self._counts)] += np.bincount(regions[members], minlength=self._counts.shape[1])
+            self._counts[bucket % len(self._counts)] += np.bincount(members, minlength=self._counts.shape[1])
 
     def advance(self, time: float) -> None:
         """Lets time pass without arrivals, so that rates fall."""
@@ -109,10 +95,10 @@ class VelocityMeter:
         """V_c: arrivals per unit of time in each region over the window, or since the first if that is later."""
         if self._first < 0:
             return np.zeros(self._counts.shape[1])
-        velocity: FloatArray = self._counts.sum(axis=0) / self.span()
-        return velocity
+        return np.asarray(self._counts.sum(axis=0) / self.span())
 
     def span(self) -> float:
+        """The time over which the velocity was counted: one arrival more changes it by 1 / span."""
         buckets, width = len(self._counts), self.window.length / self.window.buckets
         if self.window.least is None:
             return min(self._latest - self._first + 1, buckets) * width
@@ -143,8 +129,5 @@ class VelocityMeter:
         self._latest = max(self._latest, bucket)
 
 
-def _runs(buckets: IntArray) -> list[tuple[int, slice]]:
-    """The stretches of equal buckets in an ascending row of them."""
-    starts = np.flatnonzero(np.diff(buckets, prepend=buckets[:1] - 1))
-    ends = [*starts[1:], len(buckets)][: len(starts)]
-    return [(int(buckets[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]
+Meter: TypeAlias = KnownVelocity | VelocityMeter
+"""Knows how fast samples of each region arrive."""
