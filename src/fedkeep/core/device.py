@@ -310,7 +310,7 @@ class Device:
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
-        state = snapshot_parts(self._parts())
+        state = snapshot_parts(self._parts()) | put_under("memory", self._selection.memory)
         state["counters"] = np.array([self._selection.arrivals, self._round])
         known = {"model": self.model, "direction": self.direction, "declared": self._declared}
         state |= {name: array for name, array in known.items() if array is not None}
@@ -321,6 +321,7 @@ class Device:
         """Becomes the device that `snapshot` described."""
         restore_parts(self._parts(), state)
         selection = self._selection
+        selection.memory = take_under("memory", state)
         selection.arrivals, self._round = state["counters"].tolist()
         self._declared = state.get("declared")
         assignment = take_under("assignment", state)
@@ -335,7 +336,6 @@ class Device:
         parts: dict[str, Kept] = {
             "store": self.store,
             "meter": self.meter,
-            "memory": self._selection.memory,
             "estimator": self._estimator,
             "window": self.window,
             "shares": self._selection.shares,

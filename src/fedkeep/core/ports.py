@@ -124,12 +124,8 @@ class Outcome:
 
     @staticmethod
     def concatenate(parts: "Sequence[Outcome]") -> "Outcome":
-        return Outcome(
-            np.concatenate([p.fates for p in parts]),
-            np.concatenate([p.displaced for p in parts]),
-            np.concatenate([p.floors for p in parts]),
-            np.concatenate([p.scores for p in parts]),
-        )
+        columns = zip(*((p.fates, p.displaced, p.floors, p.scores) for p in parts), strict=True)
+        return Outcome(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """How the distribution is divided: store and plan speak of regions, and the label is the default one."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -11,17 +11,6 @@ from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
 
 Space: TypeAlias = Literal["features", "activations"]
 """Where clusters lie: in the inputs themselves, or in the inputs of the model's last layer."""
-
-
-class Regions(Protocol):
-    """Divides samples among `count` regions."""
-
-    @property
-    def count(self) -> int:
-        """Y, the number of regions."""
-
-    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:
-        """The region of each sample, (n,), in 0 .. count - 1."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +63,11 @@ class CentroidRegions:
         if points.shape[1] != self.centroids.shape[1]:
             raise ValueError(f"samples have {points.shape[1]} {self.space}, the centroids {self.centroids.shape[1]}")
         distances = (self.centroids**2).sum(axis=1) - 2 * points @ self.centroids.T
-        nearest: IntArray = distances.argmin(axis=1)
-        return nearest
+        return np.asarray(distances.argmin(axis=1))
+
+
+Regions: TypeAlias = SingleRegion | LabelRegions | CentroidRegions
+"""Divides samples among `count` regions, Y of them: `assign` gives that of each, (n,), in 0 .. count - 1."""
 
 
 def positions(batch: Batch, measurements: Measurements | None, space: Space) -> AnyArray:

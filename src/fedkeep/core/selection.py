@@ -5,13 +5,12 @@ from functools import partial
 
 import numpy as np
 
-from fedkeep.core.memory import Memory
 from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Measurements, Outcome, Store, Stored
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.shares import Shares
 from fedkeep.core.slices import SliceOf
-from fedkeep.core.types import Assignment, Batch, IntArray, Scores, Vector
+from fedkeep.core.types import Assignment, Batch, IntArray, Scores, State, Vector
 
 
 class Selection:
@@ -19,7 +18,9 @@ class Selection:
 
     def __init__(self, policy: SelectionPolicy, store: Store, capacity: int, shares: Shares, seed: int) -> None:
         self._policy, self._store, self._capacity, self._seed = policy, store, capacity, seed
-        self.shares, self.memory = shares, Memory()
+        self.shares = shares
+        self.memory: State = {}
+        """Past measurements that the policy asks for."""
         self.assignment: Assignment | None = None
         self.direction: Vector | None = None
         """g_hat, which changes with the model alone."""
