@@ -109,8 +109,7 @@ class Outcome:
     """The fates of an offered batch: per sample its Fate, the id it displaced (-1: none), its score and that to beat.
 
     A stored sample that comes again and is refused leaves: it displaces itself. The score to beat is NaN where the slot
-    had room. For a sample refused in the middle of a batch it may be an
-    earlier, lower one: enough to explain the refusal.
+    had room.
     """
 
     fates: IntArray

@@ -1,9 +1,7 @@
 """The in-memory store: a bounded top-k per region (step 3; the paper's priority queues)."""
 
-from bisect import insort
-from collections import Counter
+from bisect import bisect_left, insort
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import attrgetter
 from typing import Literal
 
@@ -11,7 +9,7 @@ import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.ports import Fate, Outcome, Stored
-from fedkeep.core.types import AnyArray, Batch, BoolArray, IntArray, Scores, State
+from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
 
 _GIVES_WAY, _RANKED = 0, 1
 """Tiers of a key: what gives way is displaced by any newcomer; the rest ranks by score."""
@@ -97,13 +95,26 @@ class MemoryStore:
         return bool(counts.sum() <= quotas.sum() if self.bends else (counts <= quotas).all())
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
-        n, times = len(batch), Counter(batch.ids.tolist())
+        n = len(batch)
         outcome = Outcome(np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores)
-        # What is stored or comes twice in the batch: such offers may lower what is there.
-        known = np.array([id_ in self._entries or times[id_] > 1 for id_ in batch.ids.tolist()], dtype=bool)
-        start = 0
-        while start < n:
-            start = self._offer_from(start, known, batch, regions, arrivals, outcome)
+        to_beat: dict[int, _Key] = {}  # the lowest key that gets in, by region, until something changes
+        columns = (batch.ids, regions, scores, arrivals)
+        for i, (id_, region, score, arrival) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            if region not in to_beat:
+                to_beat[region] = self._key_to_beat(region)
+            entry, sound = self._entries.get(id_), score > -np.inf
+            if entry is None and (not sound or (_RANKED, score, arrival) < to_beat[region]):
+                outcome.floors[i] = to_beat[region][1]
+                continue
+            to_beat.clear()
+            if entry is None:
+                self._make_room(region, i, outcome)
+                self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
+            elif sound:
+                outcome.fates[i], outcome.floors[i] = Fate.REFRESHED, entry.key[1]
+                self._refresh(entry, score, arrival)
+            else:
+                outcome.displaced[i] = self._drop(entry)
         return outcome
 
     def stored(self) -> Stored:
@@ -135,7 +146,7 @@ class MemoryStore:
                 self._rank(ranked)
 
     def expire(self, before: int) -> None:
-        for entry in self._entries.values():
+        for entry in [*self._entries.values()]:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
@@ -167,36 +178,6 @@ class MemoryStore:
             entry.uses, entry.key = uses, (tier, effective, arrival)
             self._insert(entry)
 
-    def _offer_from(
-        self, start: int, known: BoolArray, batch: Batch, regions: IntArray, arrivals: IntArray, outcome: Outcome
-    ) -> int:
-        """Offers samples from `start` until one of them lowers a floor; returns where to go on.
-
-        Floors only rise otherwise, so a sample below its region's floor now stays hopeless and is skipped.
-        """
-        scores = outcome.scores
-        lowest = [self._key_to_beat(region) for region in range(self.regions)]
-        outcome.floors[start:] = np.array([key[1] for key in lowest])[regions[start:]]
-        needed = np.array([(-np.inf, key[1], np.inf)[key[0]] for key in lowest])[regions[start:]]
-        index = start + np.flatnonzero((scores[start:] >= needed) & (scores[start:] > -np.inf) | known[start:])
-        plain = (index, batch.ids[index], regions[index], scores[index], arrivals[index])
-        for i, id_, region, score, arrival in zip(*(column.tolist() for column in plain), strict=True):
-            entry, key = self._entries.get(id_), (_RANKED, score, arrival)
-            if self.bends and key >= lowest[region]:  # which other regions may have raised since
-                lowest[region] = self._key_to_beat(region)
-            if entry is not None:
-                easier = self._refresh(entry, score, arrival, i, outcome)
-            elif key < lowest[region] or not score > -np.inf:
-                outcome.floors[i] = lowest[region][1]
-                continue
-            else:
-                easier = self._make_room(region, i, outcome)
-                self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
-            before, lowest[region] = lowest[region], self._key_to_beat(region)
-            if easier or lowest[region] < before:
-                return int(i) + 1
-        return len(batch)
-
     def _key_to_beat(self, region: int) -> _Key:
         """The key that a newcomer of the region must not be below."""
         if self._giver(region) != region:
@@ -211,40 +192,33 @@ class MemoryStore:
 
     def _most_above(self, newcomer: int | None = None) -> int:
         """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
-        highest, level = _fullest(tuple(map(len, self._ranked)), tuple(self._quotas))
+        held = [len(ranked) for ranked in self._ranked]
         if newcomer is not None:
-            held = len(self._ranked[newcomer]) + 1
-            rank = (held - self._quotas[newcomer], held)
-            if rank >= highest:
-                level = (newcomer,) if rank > highest else tuple(sorted((*level, newcomer)))
+            held[newcomer] += 1
+        ranks = [(size - quota, size) for size, quota in zip(held, self._quotas, strict=True)]
+        highest = max(ranks)
+        level = [region for region, rank in enumerate(ranks) if rank == highest]
         if len(level) == 1:
             return level[0]
         return min(level, key=lambda region: min((e.arrival for e in self._ranked[region]), default=np.inf))
 
-    def _make_room(self, region: int, i: int, outcome: Outcome) -> bool:
-        """Drops what the sample at `i` displaces, if need be; True if regions other than its own are concerned."""
+    def _make_room(self, region: int, i: int, outcome: Outcome) -> None:
+        """Drops what the sample at `i` displaces, if need be."""
         giver = self._giver(region)
         if giver is None:
-            outcome.fates[i], outcome.floors[i] = Fate.KEPT, np.nan
-            return self.bends and len(self._entries) + 1 == sum(self._quotas)
-        displaced = self._ranked[giver][0]
-        outcome.fates[i], outcome.displaced[i], outcome.floors[i] = Fate.REPLACED, displaced.id, displaced.key[1]
-        self._drop(displaced)
-        return giver != region
+            outcome.fates[i] = Fate.KEPT
+        else:
+            displaced = self._ranked[giver][0]
+            outcome.fates[i], outcome.floors[i] = Fate.REPLACED, displaced.key[1]
+            outcome.displaced[i] = self._drop(displaced)
 
-    def _refresh(self, entry: _Entry, score: float, arrival: int, i: int, outcome: Outcome) -> bool:
-        """Renews a stored sample's score; True if its region is easier to enter than before."""
-        if not score > -np.inf:
-            outcome.displaced[i] = self._drop(entry)
-            return True
-        before, self._samples = entry.key, None
-        entry.score, entry.arrival = score, arrival
-        outcome.fates[i], outcome.floors[i] = Fate.REFRESHED, before[1]
+    def _refresh(self, entry: _Entry, score: float, arrival: int) -> None:
+        """Renews a stored sample's score."""
+        entry.score, entry.arrival, self._samples = score, arrival, None
         if entry.uses and self.after_use.name == "discount":
             self._rank(self._ranked[entry.region])
-            return True
-        self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
-        return self.bends or entry.key < before
+        else:
+            self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
 
     def _by_arrival(self) -> list[_Entry]:
         return sorted(self._entries.values(), key=attrgetter("arrival"))
@@ -260,10 +234,9 @@ class MemoryStore:
         ranked.sort(key=attrgetter("key"))
 
     def _rekey(self, entry: _Entry, key: _Key) -> None:
-        ranked = self._ranked[entry.region]
-        ranked.remove(entry)
+        self._drop(entry)
         entry.key = key
-        insort(ranked, entry, key=attrgetter("key"))
+        self._insert(entry)
 
     def _insert(self, entry: _Entry) -> None:
         self._entries[entry.id], self._samples = entry, None
@@ -272,19 +245,9 @@ class MemoryStore:
     def _drop(self, entry: _Entry) -> int:
         del self._entries[entry.id]
         self._samples = None
-        self._ranked[entry.region].remove(entry)
+        ranked = self._ranked[entry.region]
+        del ranked[ranked.index(entry, bisect_left(ranked, entry.key, key=attrgetter("key")))]
         return entry.id
-
-
-@lru_cache(maxsize=1024)
-def _fullest(sizes: tuple[int, ...], quotas: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """How far regions are above their targets and what they hold, at the most, and the regions of which that is true.
-
-    Most offers leave the sizes as they are, so the same is asked again and again.
-    """
-    rank = [(size - quota, size) for size, quota in zip(sizes, quotas, strict=True)]
-    highest = max(rank)
-    return highest, tuple(region for region, of_region in enumerate(rank) if of_region == highest)
 
 
 def _ints(values: list[int]) -> IntArray:
