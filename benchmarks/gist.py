@@ -26,8 +26,7 @@ from valuation import Task, forward_pass, interleaved  # type: ignore[import-not
 
 from fedkeep.core.device import Device
 from fedkeep.core.estimators import Window
-from fedkeep.core.gist import GistOptions
-from fedkeep.core.packing import Encoding
+from fedkeep.core.gist import Encoding, GistOptions
 from fedkeep.core.policies.draw import Draw
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy

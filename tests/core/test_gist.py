@@ -19,7 +19,7 @@ from fedkeep.core.policies.high_loss import HighLoss
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.shares import Shares
+from fedkeep.core.selection import Shares
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Assignment, Batch, FloatArray, LocalTraining, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting

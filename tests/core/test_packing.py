@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedkeep.core.packing import Encoding, pack, packed_bytes, unpack
+from fedkeep.core.gist import Encoding, pack, packed_bytes, unpack
 from fedkeep.core.types import State
 
 

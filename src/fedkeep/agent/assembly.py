@@ -21,16 +21,15 @@ from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.gist import GistOptions
+from fedkeep.core.gist import GistOptions, packed_bytes
 from fedkeep.core.names import did_you_mean
-from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
 from fedkeep.core.regions import regions_for
 from fedkeep.core.state import take_under
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import State
-from fedkeep.core.velocity import MeterWindow, VelocityMeter
+from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.model import learner_of
 from fedkeep.fleet.options import MetricsOptions
@@ -168,7 +167,7 @@ def _around(
         labels=config.samples.labels,
         regions=regions,
         store=store,
-        meter=VelocityMeter(regions.count, MeterWindow(seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds))),
+        meter=VelocityMeter(regions.count, seconds, _BUCKETS, least=min(_LEAST_SECONDS, seconds)),
         weighting=config.weights,
         options=config.device,
         gist=config.gist,

@@ -18,8 +18,7 @@ from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe,
 from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.selection import Selection
-from fedkeep.core.shares import Shares, Targets
+from fedkeep.core.selection import Selection, Shares, Targets
 from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector

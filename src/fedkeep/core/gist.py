@@ -11,19 +11,20 @@ the same under both models. The least noise that can be had by beta is never mor
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.estimators import Window
 from fedkeep.core.making import Holding, Making, averaged, mixed
-from fedkeep.core.packing import Encoding, pack, unpack
 from fedkeep.core.ports import Measurements
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, State, Vector
 
-_BLOCK = 1024
+Encoding: TypeAlias = Literal["float32", "float16", "int8"]
+BLOCK = 64
+"""Numbers that share a scale in the shorter encodings, unless another number of them is asked for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class GistOptions:
     """How much labels differ, for those that are not stored: the variance of their mean gradients over a sample's."""
     encoding: Encoding = "float32"
     """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every `block` numbers."""
-    block: int = 64
+    block: int = BLOCK
     """Numbers that share a scale in `float16` and `int8`: fewer are finer and take more bytes."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
@@ -265,6 +266,42 @@ def _share(part: float, whole: float) -> float:
 
 def _inner(left: Vector, right: Vector) -> float:
     """<left, right>, blocks of it added up in float64: what variances leave of it is too small for float32 alone."""
-    whole = len(left) - len(left) % _BLOCK
-    blocks = np.vecdot(left[:whole].reshape(-1, _BLOCK), right[:whole].reshape(-1, _BLOCK))
+    whole = len(left) - len(left) % 1024
+    blocks = np.vecdot(left[:whole].reshape(-1, 1024), right[:whole].reshape(-1, 1024))
     return float(blocks.sum(dtype=np.float64)) + float(left[whole:] @ right[whole:])
+
+
+def packed_bytes(size: int, encoding: Encoding, block: int = BLOCK) -> int:
+    """What a vector of so many numbers takes in that encoding.
+
+    >>> packed_bytes(1000, "float32"), packed_bytes(1000, "int8")  # a byte each, and a scale for every 64
+    (4000, 1064)
+    """
+    scales = 0 if encoding == "float32" else 4 * -(-size // block)
+    return np.dtype(encoding).itemsize * size + scales
+
+
+def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int, block: int = BLOCK) -> State:
+    """The numbers of a vector in that encoding and, for the shorter ones, a scale for every block of them.
+
+    `int8` rounds at random by the seed, so that on average nothing is lost.
+
+    >>> packed = pack(np.array([1.0, -0.5, 0.25]), "int8", seed=0)
+    >>> packed["packed"].nbytes + packed["scales"].nbytes, [f"{number:.2f}" for number in unpack(packed)]
+    (7, ['1.00', '-0.50', '0.24'])
+    """
+    if encoding == "float32":
+        return {"packed": vector.astype(np.float32, copy=False), "scales": np.empty(0, dtype=np.float32)}
+    blocks = np.abs(np.append(vector, np.zeros(-len(vector) % block))).reshape(-1, block)
+    scales = (blocks.max(axis=1) / (127.0 if encoding == "int8" else 1.0)).astype(np.float32)
+    steps = np.repeat(scales.astype(np.float64), block)[: len(vector)]
+    scaled = np.divide(vector, steps, out=np.zeros(len(vector)), where=steps > 0)
+    if encoding == "int8":
+        scaled = np.clip(np.floor(scaled + np.random.default_rng(seed).random(len(vector))), -127, 127)
+    return {"packed": scaled.astype(encoding), "scales": scales}
+
+
+def unpack(packed: State, block: int = BLOCK) -> Vector:
+    """The vector that `pack` made this of, as near as it comes."""
+    numbers, scales = packed["packed"], packed["scales"]
+    return numbers.astype(np.float32) * np.repeat(scales, block)[: len(numbers)] if len(scales) else numbers

@@ -113,7 +113,8 @@ def mixed(
     held = holding.by_region(None, regions)
     new = holding.by_region(holding.fresh.astype(np.float64), regions)
     fresh, used = np.minimum(new, counts), held - new  # what came before there was a model is in no window
-    past = (past or _of_nothing(regions)).reduced_to(used)
+    none = np.zeros(regions)
+    past = (past or Making(none, none, none, 0.0)).reduced_to(used)
     noise = np.array([past.rest, (n - fresh.sum()) / n**2])
     apart = np.array([past.composition - used * past.counted, (counts - fresh) / n])
     supply = 1.0 / (held + 1.0 / contrast)
@@ -134,7 +135,8 @@ def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
     """The same of the old m and the window's mean alone, over one region: for stores that are no fair sample."""
     k, fresh = len(holding.weights), int(holding.fresh.sum())
     new, used = min(fresh, count), k - fresh
-    past = (past or _of_nothing(1)).reduced_to(used)
+    none = np.zeros(1)
+    past = (past or Making(none, none, none, 0.0)).reduced_to(used)
     counted = float(past.counted[0])
     noise = past.rest + used * counted**2
     worth = 1.0 / noise if noise > 0 else 0.0
@@ -144,8 +146,3 @@ def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
     rest = known**2 * past.rest + (count - new) * one**2 + spread
     made = Making(np.ones(1), np.array([each]), np.array([float(k)]), rest)
     return Mixture(known, 1.0 - known, np.zeros(k), made)
-
-
-def _of_nothing(regions: int) -> Making:
-    none = np.zeros(regions)
-    return Making(none, none, none, 0.0)

@@ -53,7 +53,7 @@ class Weighting:
         if not self.client_label or not assignment.mass_per_slot > 0:
             return assignment.label_weights[regions]
         own = own_mass(regions, velocity)[regions] / assignment.mass_per_slot
-        if self.client_label == 1:
+        if self.client_label == 1:  # a plan for an undivided store has weights of one region alone
             return own
         return (1 - self.client_label) * assignment.label_weights[regions] + self.client_label * own
 
