@@ -164,6 +164,17 @@ class Device:
         shares = Shares(self.regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
         self._selection = Selection(policy, self.store, capacity, shares, seed)
         self._round = -1
+        self._parts: dict[str, Kept] = {
+            "store": self.store,
+            "meter": self.meter,
+            "estimator": self._estimator,
+            "window": self.window,
+            "shares": shares,
+        }
+        if clip is not None:
+            self._parts["told"] = self._told
+        if self.gist is not None:
+            self._parts["gist"] = self.gist
 
     @property
     def direction(self) -> Vector | None:
@@ -309,7 +320,7 @@ class Device:
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
-        state = snapshot_parts(self._parts()) | put_under("memory", self._selection.memory)
+        state = snapshot_parts(self._parts) | put_under("memory", self._selection.memory)
         state["counters"] = np.array([self._selection.arrivals, self._round])
         known = {"model": self.model, "direction": self.direction, "declared": self._declared}
         state |= {name: array for name, array in known.items() if array is not None}
@@ -318,7 +329,7 @@ class Device:
 
     def restore(self, state: State) -> None:
         """Becomes the device that `snapshot` described."""
-        restore_parts(self._parts(), state)
+        restore_parts(self._parts, state)
         selection = self._selection
         selection.memory = take_under("memory", state)
         selection.arrivals, self._round = state["counters"].tolist()
@@ -330,18 +341,6 @@ class Device:
         self.model = selection.direction = self._probe = None
         if "model" in state:
             self.install(state["model"], state.get("direction"))
-
-    def _parts(self) -> dict[str, Kept]:
-        parts: dict[str, Kept] = {
-            "store": self.store,
-            "meter": self.meter,
-            "estimator": self._estimator,
-            "window": self.window,
-            "shares": self._selection.shares,
-        }
-        if self._told is not self.window:
-            parts["told"] = self._told
-        return parts if self.gist is None else parts | {"gist": self.gist}
 
     def _weights(self, regions: IntArray) -> FloatArray:
         """What each stored sample counts; before there is a plan they count 1 each on average."""

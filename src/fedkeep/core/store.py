@@ -97,21 +97,25 @@ class MemoryStore:
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         n = len(batch)
         outcome = Outcome(np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores)
-        to_beat: dict[int, _Key] = {}  # the lowest key that gets in, by region, until something changes
+        ways: dict[int, tuple[_Key, _Entry | None]] = {}  # how to get in, by region, until something changes
         columns = (batch.ids, regions, scores, arrivals)
         for i, (id_, region, score, arrival) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-            if region not in to_beat:
-                to_beat[region] = self._key_to_beat(region)
-            entry, sound = self._entries.get(id_), score > -np.inf
-            if entry is None and (not sound or (_RANKED, score, arrival) < to_beat[region]):
-                outcome.floors[i] = to_beat[region][1]
+            if region not in ways:
+                ways[region] = self._way_in(region)
+            entry, (to_beat, leaving), sound = self._entries.get(id_), ways[region], score > -np.inf
+            if entry is None and (not sound or (_RANKED, score, arrival) < to_beat):
+                outcome.floors[i] = to_beat[1]
                 continue
-            to_beat.clear()
+            ways.clear()
             if entry is None:
-                self._make_room(region, i, outcome)
+                outcome.fates[i] = Fate.KEPT if leaving is None else Fate.REPLACED
+                if leaving is not None:
+                    outcome.floors[i] = leaving.key[1]
+                    outcome.displaced[i] = self._drop(leaving)
                 self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
             elif sound:
-                outcome.fates[i], outcome.floors[i] = Fate.REFRESHED, entry.key[1]
+                outcome.fates[i] = Fate.REFRESHED
+                outcome.floors[i] = entry.key[1]
                 self._refresh(entry, score, arrival)
             else:
                 outcome.displaced[i] = self._drop(entry)
@@ -178,17 +182,19 @@ class MemoryStore:
             entry.uses, entry.key = uses, (tier, effective, arrival)
             self._insert(entry)
 
-    def _key_to_beat(self, region: int) -> _Key:
-        """The key that a newcomer of the region must not be below."""
-        if self._giver(region) != region:
-            return _ROOM
-        return self._ranked[region][0].key if self._ranked[region] else _NO_ROOM
-
-    def _giver(self, region: int) -> int | None:
-        """The region that gives up a sample for a newcomer of `region`; None while there is room."""
-        if not self.bends:
-            return region if len(self._ranked[region]) >= self._quotas[region] else None
-        return self._most_above(region) if len(self._entries) >= sum(self._quotas) else None
+    def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
+        """The key that a newcomer of the region must not be below, and what leaves for it; None while there is room."""
+        if self.bends:
+            full = len(self._entries) >= sum(self._quotas)
+            giver = self._most_above(region) if full else region
+        else:
+            full, giver = len(self._ranked[region]) >= self._quotas[region], region
+        if not full:
+            return _ROOM, None
+        if not self._ranked[giver]:
+            return _NO_ROOM, None
+        lowest = self._ranked[giver][0]
+        return lowest.key if giver == region else _ROOM, lowest
 
     def _most_above(self, newcomer: int | None = None) -> int:
         """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
@@ -201,16 +207,6 @@ class MemoryStore:
         if len(level) == 1:
             return level[0]
         return min(level, key=lambda region: min((e.arrival for e in self._ranked[region]), default=np.inf))
-
-    def _make_room(self, region: int, i: int, outcome: Outcome) -> None:
-        """Drops what the sample at `i` displaces, if need be."""
-        giver = self._giver(region)
-        if giver is None:
-            outcome.fates[i] = Fate.KEPT
-        else:
-            displaced = self._ranked[giver][0]
-            outcome.fates[i], outcome.floors[i] = Fate.REPLACED, displaced.key[1]
-            outcome.displaced[i] = self._drop(displaced)
 
     def _refresh(self, entry: _Entry, score: float, arrival: int) -> None:
         """Renews a stored sample's score."""
