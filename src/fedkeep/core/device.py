@@ -1,7 +1,7 @@
 """A device of the fleet: values what arrives, keeps the best, trains when asked (steps 3-6)."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -54,7 +54,7 @@ class DeviceOptions(StoreRules):
     """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prepared:
     """A participation up to the training itself: what to train on, and what the device will say of its stream."""
 
@@ -86,12 +86,12 @@ class Prepared:
         n, local = len(self.job.batch), self.order.local
         return local.epochs * (-(-n // local.batch_size) if local.batch_size else min(n, 1))
 
-    def mended(self, mending: Mending, valued: int) -> "Prepared":
-        """With what a gist adds to each step, over all that is valued; it may cover the last layers alone."""
-        correction = mending.correction
+    def mend(self, mending: Mending, valued: int) -> None:
+        """Lets a gist add to each step, over all that is valued; it may cover the last layers alone."""
+        correction, job = mending.correction, self.job
         if correction is not None and len(correction) < valued:
             correction = np.pad(correction, (valued - len(correction), 0))
-        return replace(self, mending=mending, job=replace(self.job, correction=correction))
+        self.mending, self.job = mending, Job(job.batch, job.weights, job.seed, correction)
 
 
 class Device:
@@ -256,7 +256,7 @@ class Device:
         job = Job(batch, weights, child_seed(self.seed, "train", order.round))
         drafted = Prepared(order, job, *self._tell(order, batch))
         if self.gist is not None and weights.sum() > 0:
-            drafted = self._mend(self.gist, drafted, stored, before, after)
+            self._mend(self.gist, drafted, stored, before, after)
         for window in self._windows:
             window.clear()
         return drafted
@@ -264,10 +264,11 @@ class Device:
     def look_ahead(self, drafted: Prepared, ahead: Measurements | None = None) -> Prepared:
         """Lets a correction count as long as it holds: `ahead` is what is stored, measured after one local step."""
         model, stored, mending = drafted.ahead, drafted.stored, drafted.mending
-        if model is None or stored is None or mending is None:
-            return drafted
-        ahead = self.learner.probe(model).measure(drafted.job.batch) if ahead is None else ahead
-        return drafted.mended(mending.lasting(stored.slope_to(ahead), drafted.steps), self.learner.gradient_size)
+        if model is not None and stored is not None and mending is not None:
+            ahead = self.learner.probe(model).measure(drafted.job.batch) if ahead is None else ahead
+            lasting = mending.lasting(stored.slope_to(ahead), drafted.steps)
+            drafted.mend(lasting, self.learner.gradient_size)
+        return drafted
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
@@ -357,22 +358,24 @@ class Device:
 
     def _mend(
         self, gist: Gist, drafted: Prepared, stored: Stored, before: Measurements | None, after: Measurements | None
-    ) -> Prepared:
-        """The same with what the gist adds to each step, as far as the device has had a model to compare with."""
+    ) -> None:
+        """Lets the gist add to each step, where the device has had a model to compare with."""
         if self.model is None or self._probe is None:
-            return drafted
-        order, job, probe = drafted.order, drafted.job, self.learner.probe(drafted.order.model)
+            return
+        order, job = drafted.order, drafted.job
+        drafted.probe = self.learner.probe(order.model)
         before = self._probe.measure(job.batch) if before is None else before
-        after = probe.measure(job.batch) if after is None else after
+        after = drafted.probe.measure(job.batch) if after is None else after
         holding = Holding(job.weights / job.weights.sum(), stored.regions, stored.uses == 0)
-        gradients = StoredGradients(holding, before, after)
+        drafted.stored = StoredGradients(holding, before, after)
         stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
         fleet = order.direction if gist.options.shared else None
         # Where models are not the same, most often the first few numbers tell.
         pairs = ((self.model[:4096], order.model[:4096]), (self.model, order.model))
         moved = not all(np.array_equal(mine, sent) for mine, sent in pairs)
-        mending = gist.mend(gradients, self.window, stream / max(stream.sum(), 1e-30), fleet, moved=moved)
-        return replace(drafted, stored=gradients, probe=probe).mended(mending, self.learner.gradient_size)
+        shares = stream / max(stream.sum(), 1e-30)
+        mending = gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
+        drafted.mend(mending, self.learner.gradient_size)
 
     def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
         """g_hat_c as far as it is to be told, and the samples behind it; a gist that is to be hidden counts as one."""

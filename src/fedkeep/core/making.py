@@ -27,9 +27,9 @@ class Holding:
     regions: IntArray
     fresh: BoolArray
 
-    def by_region(self, values: FloatArray | None, regions: int) -> FloatArray:
+    def by_region(self, values: FloatArray | BoolArray | None, regions: int) -> FloatArray:
         """The sum of the samples' values over each region, (Y,); None: how many there are."""
-        return np.bincount(self.regions, values, minlength=regions).astype(np.float64)
+        return np.bincount(self.regions, values, minlength=regions).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,22 +111,24 @@ def mixed(
     """
     regions, n = len(shares), max(1.0, float(counts.sum()))
     held = holding.by_region(None, regions)
-    new = holding.by_region(holding.fresh.astype(np.float64), regions)
+    new = holding.by_region(holding.fresh, regions)
     fresh, used = np.minimum(new, counts), held - new  # what came before there was a model is in no window
     none = np.zeros(regions)
     past = (past or Making(none, none, none, 0.0)).reduced_to(used)
     noise = np.array([past.rest, (n - fresh.sum()) / n**2])
     apart = np.array([past.composition - used * past.counted, (counts - fresh) / n])
     supply = 1.0 / (held + 1.0 / contrast)
-    doubt = 0.0 if fair else _DOUBT
-    sums = apart.sum(axis=1) * doubt
-    normal = (apart * supply) @ apart.T + sums[:, None] * sums + np.diag(noise + 1e-12)
-    wanted = (apart * supply) @ shares + sums * (shares.sum() * doubt)
+    supplied = apart * supply
+    normal, wanted = supplied @ apart.T, supplied @ shares
+    if not fair:
+        sums = apart.sum(axis=1) * _DOUBT
+        normal += sums[:, None] * sums
+        wanted += sums * (shares.sum() * _DOUBT)
+    normal += np.diag(noise + 1e-12)
     known, seen = np.linalg.solve(normal, wanted).clip(0.0, 1.0).tolist()
     each = np.where(held > 0, (shares - known * apart[0] - seen * apart[1]) * supply, 0.0)
-    already = np.where(holding.fresh, (seen / n * fresh / np.maximum(new, 1.0))[holding.regions], 0.0)
-    already += np.where(holding.fresh, 0.0, known * past.counted[holding.regions])
-    weights = each[holding.regions] - already
+    in_window, in_past = seen / n * fresh / np.maximum(new, 1.0), known * past.counted
+    weights = each[holding.regions] - np.where(holding.fresh, in_window[holding.regions], in_past[holding.regions])
     composition = known * past.composition + seen * counts / n + holding.by_region(weights, regions)
     return Mixture(known, seen, weights, Making(composition, each, held, float(noise @ [known**2, seen**2])))
 
