@@ -91,7 +91,8 @@ class Prepared:
         correction, job = mending.correction, self.job
         if correction is not None and len(correction) < valued:
             correction = np.pad(correction, (valued - len(correction), 0))
-        self.mending, self.job = mending, Job(job.batch, job.weights, job.seed, correction)
+        self.mending = mending
+        self.job = Job(job.batch, job.weights, job.seed, correction)
 
 
 class Device:
@@ -251,7 +252,8 @@ class Device:
         `before` and `after` are what is stored as measured under the model the device has and under the order's, if
         known: a gist needs them both.
         """
-        batch, stored = self.follow(order), self.store.stored()
+        batch = self.follow(order)
+        stored = self.store.stored()
         weights = self._weights(stored.regions)
         job = Job(batch, weights, child_seed(self.seed, "train", order.round))
         drafted = Prepared(order, job, *self._tell(order, batch))
@@ -272,7 +274,8 @@ class Device:
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order, job, gradient = prepared.order, prepared.job, prepared.local_gradient
+        order, job = prepared.order, prepared.job
+        gradient = prepared.local_gradient
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)
         self._round = order.round
@@ -306,8 +309,9 @@ class Device:
         first_direction = self.direction is None and direction is not None
         self.install(model, direction, probe)
         if self.options.revalue or first_direction:
-            held, seed = self.store.stored(), child_seed(self.seed, "revalue", self._round)
-            self._selection.revalue(held, self.measure(held.batch) if stored is None else stored, seed)
+            held = self.store.stored()
+            measured = self.measure(held.batch) if stored is None else stored
+            self._selection.revalue(held, measured, child_seed(self.seed, "revalue", self._round))
         if self.options.max_age is not None:
             self.store.expire(self._selection.arrivals - self.options.max_age)
 

@@ -54,7 +54,8 @@ class SampleCodec:
     ) -> None:
         if encoding is not None and encoding not in get_args(EncodingName):
             raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding}")
-        self.shape, self.encoding, self.quantised = shape, encoding, encoding in ("int8", "uint8")
+        self.shape, self.encoding = shape, encoding
+        self.quantised = encoding in ("int8", "uint8")
         self._dtype = np.dtype(encoding or dtype).newbyteorder("<")
         self._features = int(np.prod(shape, dtype=np.int64))
         self._levels, self._offset = (127.0, 0.0) if encoding == "int8" else (127.5, 127.5)
@@ -143,7 +144,10 @@ class SampleCodec:
         while low + 1 < high:
             middle = (low + high) // 2
             tried = coarser(middle)
-            low, high, found = (low, middle, tried) if len(tried) <= self._limit else (middle, high, found)
+            if len(tried) <= self._limit:
+                high, found = middle, tried
+            else:
+                low = middle
         return found
 
     def unpacked(self, row: bytes) -> bytes:

@@ -226,7 +226,8 @@ class IncrementalEstimator:
     def direction(self) -> Vector | None:
         """The present g_hat; None until there is one."""
         if self._direction is None and self._kept:
-            height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= len(self._kept) + len(self._free))
+            slots = len(self._kept) + len(self._free)
+            height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= slots)
             total, weight = self._sum(height, 0) or (np.zeros(0), 0.0)
             self._direction = (total / weight).astype(np.float32) if weight > 0 else None
         return self._direction
@@ -254,7 +255,8 @@ class IncrementalEstimator:
         gradients = [np.array(row, dtype=np.float32) for row in state["gradients"]]
         self._slots = dict(zip(devices, slots, strict=True))
         self._kept = dict(zip(slots, map(Estimate, gradients, weights, rounds), strict=True))
-        self._free, self._sums, self._direction = state["free"].tolist(), {}, None
+        self._free = state["free"].tolist()
+        self._sums, self._direction = {}, None
         self._round = int(state["rounds"].max(initial=-1))
 
     def _changed(self, slot: int) -> None:
@@ -267,7 +269,8 @@ class IncrementalEstimator:
         """The weighted sum of a block's estimates, or of its smaller blocks, and its weight; None if it is empty."""
         if (height, block) in self._sums:
             return self._sums[height, block]
-        found, slots = None, len(self._kept) + len(self._free)
+        found = None
+        slots = len(self._kept) + len(self._free)
         for child in range(block * _FAN, (block + 1) * _FAN):
             part = self._sum(height - 1, child) if height and child * _FAN**height < slots else None
             if not height and (leaf := self._kept.get(child)) is not None:

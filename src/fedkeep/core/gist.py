@@ -98,7 +98,9 @@ class StoredGradients:
 
         A single sample has no variance: its gradients themselves are compared.
         """
-        (before, after), weights, several = self.means, self.holding.weights, len(self.holding.weights) > 1
+        before, after = self.means
+        weights = self.holding.weights
+        several = len(weights) > 1
         first = float(weights @ self.before.norms() ** 2) - several * _inner(before, before)
         second = float(weights @ self.after.norms() ** 2) - several * self.length
         return self._covariance(self.before, before, self.after, after), first, second
@@ -199,9 +201,11 @@ class Gist:
 
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
-        options, past, made, holding = self.options, self.vector(), self._making, stored.holding
+        options, holding = self.options, stored.holding
+        past, made = self.vector(), self._making
         covariance, first, second = stored.echo if moved else (1.0, 1.0, 1.0)
-        likeness, slope = _share(covariance, (first + second) / 2), _share(covariance, first)
+        likeness = _share(covariance, (first + second) / 2)
+        slope = _share(covariance, first)
         nothing = Mending(None, None, 0.0, likeness, 0.0, None, None)
         if past is None and not window.count:
             return nothing
@@ -210,7 +214,8 @@ class Gist:
         else:
             holding = replace(holding, regions=np.zeros_like(holding.regions))
             mixture = averaged(made, holding, window.count)
-        gist, making = self._own(window.mean(mixture.seen)), mixture.making.bounded(options.memory)
+        making = mixture.making.bounded(options.memory)
+        gist = self._own(window.mean(mixture.seen))
         if mixture.weights.any():
             gist += self._own(stored.under(stored.before, mixture.weights))
         if past is not None:
@@ -219,7 +224,8 @@ class Gist:
         own = gist - self._own(stored.means[0])
         own *= beta
         # Times the trust as well, or the noise of a gist that few samples made would come into every step.
-        turn = None if fleet is None else options.kappa * beta * likeness**options.fading * (fleet - gist)
+        turned = options.kappa * beta * likeness**options.fading
+        turn = None if fleet is None else turned * (fleet - gist)
         back, scale = (covariance / second, first / second) if beta > 0 else (0.0, 0.0)
         left = making.carried(holding, beta, back, scale).bounded(options.memory)
         length = float(np.sqrt(stored.length))
@@ -246,7 +252,8 @@ class Gist:
         return state | {"by_region": by_region, "rest": np.array(made.rest)} | self._kept
 
     def restore(self, state: State) -> None:
-        self._changes, self.latest = int(state.get("changes", 0)), None
+        self._changes = int(state.get("changes", 0))
+        self.latest = None
         self._kept = self._making = None
         if "by_region" in state:  # a gist of an older form did not say what it is made of: it begins anew
             composition, counted, held = np.array(state["by_region"], dtype=np.float64)
@@ -304,4 +311,6 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int, block: int 
 def unpack(packed: State, block: int = BLOCK) -> Vector:
     """The vector that `pack` made this of, as near as it comes."""
     numbers, scales = packed["packed"], packed["scales"]
-    return numbers.astype(np.float32) * np.repeat(scales, block)[: len(numbers)] if len(scales) else numbers
+    if not len(scales):
+        return numbers
+    return numbers.astype(np.float32) * np.repeat(scales, block)[: len(numbers)]

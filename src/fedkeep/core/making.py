@@ -127,7 +127,8 @@ def mixed(
     normal += np.diag(noise + 1e-12)
     known, seen = np.linalg.solve(normal, wanted).clip(0.0, 1.0).tolist()
     each = np.where(held > 0, (shares - known * apart[0] - seen * apart[1]) * supply, 0.0)
-    in_window, in_past = seen / n * fresh / np.maximum(new, 1.0), known * past.counted
+    in_window = seen / n * fresh / np.maximum(new, 1.0)
+    in_past = known * past.counted
     weights = each[holding.regions] - np.where(holding.fresh, in_window[holding.regions], in_past[holding.regions])
     composition = known * past.composition + seen * counts / n + holding.by_region(weights, regions)
     return Mixture(known, seen, weights, Making(composition, each, held, float(noise @ [known**2, seen**2])))

@@ -44,7 +44,8 @@ class View:
 
     def history(self, k: int, quantity: str = "losses") -> FloatArray:
         """The k measurements before each sample, (n, k), padded with NaN: "losses", "norms" or "head_norms"."""
-        key, values = f"window/{quantity}/{k}", self._measured(quantity)
+        key = f"window/{quantity}/{k}"
+        values = self._measured(quantity)
         tail = self.memory.get(key, np.full(k, np.nan))
         if self.previous is not None:
             return np.broadcast_to(tail, (len(values), k))
@@ -54,7 +55,8 @@ class View:
 
     def running_max(self, quantity: str = "losses") -> Scores:
         """The largest measurement up to and including each sample."""
-        key, values = f"max/{quantity}", self._measured(quantity)
+        key = f"max/{quantity}"
+        values = self._measured(quantity)
         peak = self.memory.get(key, np.array([-np.inf]))
         if self.previous is not None:
             return np.broadcast_to(peak, values.shape)
@@ -64,7 +66,8 @@ class View:
 
     def running_mean(self, quantity: str = "norms") -> Scores:
         """The mean of all measurements up to and including each sample."""
-        key, values = f"mean/{quantity}", self._measured(quantity)
+        key = f"mean/{quantity}"
+        values = self._measured(quantity)
         total, count = self.memory.get(key, np.zeros(2))
         if self.previous is not None:
             return np.full(values.shape, total / count if count else np.inf)

@@ -102,7 +102,9 @@ class MemoryStore:
         for i, (id_, region, score, arrival) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
             if region not in ways:
                 ways[region] = self._way_in(region)
-            entry, (to_beat, leaving), sound = self._entries.get(id_), ways[region], score > -np.inf
+            to_beat, leaving = ways[region]
+            entry = self._entries.get(id_)
+            sound = score > -np.inf
             if entry is None and (not sound or (_RANKED, score, arrival) < to_beat):
                 outcome.floors[i] = to_beat[1]
                 continue
@@ -173,7 +175,8 @@ class MemoryStore:
 
     def restore(self, state: State) -> None:
         self._quotas = state["quotas"].tolist()
-        self._entries, self._ranked, self._samples = {}, [[] for _ in self._quotas], None
+        self._entries, self._samples = {}, None
+        self._ranked = [[] for _ in self._quotas]
         plain = ("ids", "y", "regions", "scores", "arrivals", "uses", "tiers", "effective")
         for x, id_, y, region, score, arrival, uses, tier, effective in zip(
             state["x"], *(state[name].tolist() for name in plain), strict=True
@@ -188,7 +191,8 @@ class MemoryStore:
             full = len(self._entries) >= sum(self._quotas)
             giver = self._most_above(region) if full else region
         else:
-            full, giver = len(self._ranked[region]) >= self._quotas[region], region
+            full = len(self._ranked[region]) >= self._quotas[region]
+            giver = region
         if not full:
             return _ROOM, None
         if not self._ranked[giver]:
@@ -210,7 +214,8 @@ class MemoryStore:
 
     def _refresh(self, entry: _Entry, score: float, arrival: int) -> None:
         """Renews a stored sample's score."""
-        entry.score, entry.arrival, self._samples = score, arrival, None
+        entry.score, entry.arrival = score, arrival
+        self._samples = None
         if entry.uses and self.after_use.name == "discount":
             self._rank(self._ranked[entry.region])
         else:
@@ -222,7 +227,8 @@ class MemoryStore:
     def _rank(self, ranked: list[_Entry]) -> None:
         """Gives every sample of a region the key that its score, its uses and `after_use` call for."""
         ranked.sort(key=attrgetter("score", "arrival"))
-        scores, discount = [e.score for e in ranked], self.after_use.discount * (self.after_use.name == "discount")
+        scores = [e.score for e in ranked]
+        discount = self.after_use.discount if self.after_use.name == "discount" else 0
         for place, entry in enumerate(ranked):
             lowered = place - discount * entry.uses
             effective = scores[lowered] if lowered >= 0 else -np.inf  # which ranks below every newcomer
@@ -235,7 +241,8 @@ class MemoryStore:
         self._insert(entry)
 
     def _insert(self, entry: _Entry) -> None:
-        self._entries[entry.id], self._samples = entry, None
+        self._entries[entry.id] = entry
+        self._samples = None
         insort(self._ranked[entry.region], entry, key=attrgetter("key"))
 
     def _drop(self, entry: _Entry) -> int:
