@@ -45,7 +45,7 @@ class View:
     def history(self, k: int, quantity: str = "losses") -> FloatArray:
         """The k measurements before each sample, (n, k), padded with NaN: "losses", "norms" or "head_norms"."""
         key = f"window/{quantity}/{k}"
-        values = self._measured(quantity)
+        values: Scores = getattr(self.measurements, quantity)()
         tail = self.memory.get(key, np.full(k, np.nan))
         if self.previous is not None:
             return np.broadcast_to(tail, (len(values), k))
@@ -56,7 +56,7 @@ class View:
     def running_max(self, quantity: str = "losses") -> Scores:
         """The largest measurement up to and including each sample."""
         key = f"max/{quantity}"
-        values = self._measured(quantity)
+        values: Scores = getattr(self.measurements, quantity)()
         peak = self.memory.get(key, np.array([-np.inf]))
         if self.previous is not None:
             return np.broadcast_to(peak, values.shape)
@@ -67,7 +67,7 @@ class View:
     def running_mean(self, quantity: str = "norms") -> Scores:
         """The mean of all measurements up to and including each sample."""
         key = f"mean/{quantity}"
-        values = self._measured(quantity)
+        values: Scores = getattr(self.measurements, quantity)()
         total, count = self.memory.get(key, np.zeros(2))
         if self.previous is not None:
             return np.full(values.shape, total / count if count else np.inf)
@@ -79,10 +79,6 @@ class View:
     def nearly_empty(self, few: int) -> bool:
         """Whether samples come in while at most `few` are stored."""
         return self.previous is None and len(self.stored_ids) <= few
-
-    def _measured(self, quantity: str) -> Scores:
-        measured: Scores = getattr(self.measurements, quantity)()
-        return measured
 
 
 class SelectionPolicy(ABC):

@@ -187,14 +187,12 @@ class MemoryStore:
 
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
         """The key that a newcomer of the region must not be below, and what leaves for it; None while there is room."""
+        held, slots = len(self._ranked[region]), self._quotas[region]
         if self.bends:
-            full = len(self._entries) >= sum(self._quotas)
-            giver = self._most_above(region) if full else region
-        else:
-            full = len(self._ranked[region]) >= self._quotas[region]
-            giver = region
-        if not full:
+            held, slots = len(self._entries), sum(self._quotas)
+        if held < slots:
             return _ROOM, None
+        giver = self._most_above(region) if self.bends else region
         if not self._ranked[giver]:
             return _NO_ROOM, None
         lowest = self._ranked[giver][0]
