@@ -274,7 +274,8 @@ class Device:
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order, job = prepared.order, prepared.job
+        order = prepared.order
+        job = prepared.job
         gradient = prepared.local_gradient
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)

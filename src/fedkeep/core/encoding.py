@@ -189,7 +189,8 @@ class SampleCodec:
         numbers = np.ascontiguousarray(rows[:, self._head :]).view(self._dtype)
         if not self.quantised or not len(rows):
             return numbers.astype(np.float32).reshape(-1, *self.shape)
-        gains, versions = 2.0 ** (rows[:, :1] & _MOST_GAIN).astype(np.float64), rows[:, 0] >> 6
+        gains = 2.0 ** (rows[:, :1] & _MOST_GAIN).astype(np.float64)
+        versions = rows[:, 0] >> 6
         decoded = np.empty(numbers.shape, dtype=np.float32)
         for version in np.unique(versions).tolist():
             own = versions == version

@@ -119,7 +119,8 @@ def mixed(
     apart = np.array([past.composition - used * past.counted, (counts - fresh) / n])
     supply = 1.0 / (held + 1.0 / contrast)
     supplied = apart * supply
-    normal, wanted = supplied @ apart.T, supplied @ shares
+    normal = supplied @ apart.T
+    wanted = supplied @ shares
     if not fair:
         sums = apart.sum(axis=1) * _DOUBT
         normal += sums[:, None] * sums

@@ -84,7 +84,8 @@ class Shares:
 
     def restore(self, state: State) -> None:
         self._counts = np.array(state["counts"], dtype=np.float64)
-        self._arrivals, self.targets = int(state["arrivals"]), np.array(state["targets"], dtype=np.int64)
+        self._arrivals = int(state["arrivals"])
+        self.targets = np.array(state["targets"], dtype=np.int64)
 
 
 class Selection:
@@ -120,7 +121,8 @@ class Selection:
     def offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         """Scores arrivals and offers them; where the device divides its slots, it does so as they come."""
         parts: list[Outcome] = []
-        for start, stop, renewed in self.shares.stretches(regions) if self.divides else [(0, len(batch), False)]:
+        stretches = self.shares.stretches(regions) if self.divides else [(0, len(batch), False)]
+        for start, stop, renewed in stretches:
             if self.divides:
                 self.shares.see(regions[start : start + 1])
                 if renewed:
