@@ -26,9 +26,7 @@ from valuation import Task, forward_pass, interleaved  # type: ignore[import-not
 
 from fedkeep.core.device import Device
 from fedkeep.core.estimators import Window
-from fedkeep.core.factory import make_device
-from fedkeep.core.gist import GistOptions
-from fedkeep.core.packing import Encoding
+from fedkeep.core.gist import Encoding, GistOptions
 from fedkeep.core.policies.draw import Draw
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
@@ -78,7 +76,7 @@ class Bench:
         return Batch(x, self._rng.integers(0, self.task.classes, ARRIVALS), ids)
 
     def device(self, policy: SelectionPolicy, gist: GistOptions) -> Device:
-        made = make_device(
+        made = Device(
             self.learner,
             policy,
             capacity=self.capacity,

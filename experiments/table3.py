@@ -14,7 +14,6 @@ import numpy as np
 
 from fedkeep.config import Table, read_experiment
 from fedkeep.core.device import Device
-from fedkeep.core.factory import make_device
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.types import Assignment, Batch
@@ -71,7 +70,7 @@ def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> 
     regions: Regions = LabelRegions(data.labels) if coordinated else SingleRegion()
     capacity = experiment.storage.capacity
     quotas = np.full(regions.count, max(1, capacity // regions.count), dtype=np.int64)
-    device = make_device(
+    device = Device(
         learner,
         experiment.policy,
         capacity=capacity,

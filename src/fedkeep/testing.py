@@ -11,7 +11,6 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.factory import make_device
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Learner
 from fedkeep.core.regions import LabelRegions
@@ -126,7 +125,7 @@ def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restar
 
 
 def _device(policy: SelectionPolicy) -> Device:
-    device = make_device(
+    device = Device(
         _LEARNER,
         policy,
         capacity=_SLOTS * _LABELS,

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fedkeep.core.coordination import Greedy, Uncoordinated
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.estimators import GivenEstimator
-from fedkeep.core.factory import make_device
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.policies.draw import Draw
 from fedkeep.core.policies.ode import Ode
@@ -30,7 +29,7 @@ MODEL = LEARNER.initial(0)
 
 def device_of(policy: SelectionPolicy, capacity: int, seed: int = 0, **given_parts: object) -> Device:
     parts = {"after_use": AfterUse("renew"), **given_parts}
-    device = make_device(LEARNER, policy, capacity=capacity, sample_shape=(2,), labels=LABELS, seed=seed, **parts)  # type: ignore[arg-type]
+    device = Device(LEARNER, policy, capacity=capacity, sample_shape=(2,), labels=LABELS, seed=seed, **parts)  # type: ignore[arg-type]
     device.install(MODEL)
     return device
 

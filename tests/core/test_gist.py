@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import Window
-from fedkeep.core.factory import make_device
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.making import Holding, Making, Mixture, averaged, mixed
 from fedkeep.core.policies.draw import Draw
@@ -20,7 +19,7 @@ from fedkeep.core.policies.high_loss import HighLoss
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.shares import Shares
+from fedkeep.core.selection import Shares
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Assignment, Batch, FloatArray, LocalTraining, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
@@ -304,7 +303,7 @@ def world(rng: np.random.Generator, n: int, first: int = 0, label: int | None = 
 
 
 def device_for(policy: SelectionPolicy, gist: GistOptions, seed: int) -> Device:
-    device = make_device(
+    device = Device(
         LEARNER,
         policy,
         capacity=4,
@@ -445,13 +444,13 @@ def test_a_local_gist_tells_nothing_that_federated_averaging_does_not(name: str,
 
 def test_matching_needs_weights_by_client_and_label() -> None:
     with pytest.raises(ConfigError, match="client_label"):
-        make_device(
+        Device(
             LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(0.0), gist=GistOptions("local")
         )
 
 
 def test_a_told_gist_is_no_longer_than_the_clip() -> None:
-    device = make_device(
+    device = Device(
         LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=GistOptions("shared"), clip=1e-3, seed=1
     )
     device.install(MODELS[0])
@@ -465,7 +464,7 @@ def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
     """What is told of arrivals is clipped; gist and store are not, so that one can be taken from the other."""
     mendings = []
     for clip in (None, 1e-3):
-        device = make_device(
+        device = Device(
             LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(1.0),
             gist=GistOptions("local"), clip=clip, seed=1,
         )  # fmt: skip
@@ -485,7 +484,7 @@ def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
 @pytest.mark.parametrize("name", ["local", "shared"])
 def test_before_there_is_a_model_nothing_is_known_added_or_told(name: str) -> None:
     gist = GistOptions(name)  # type: ignore[arg-type]
-    device = make_device(LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=gist)
+    device = Device(LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=gist)
     device.observe(world(np.random.default_rng(0), 30), 0.0)
     order = TrainOrder(0, MODELS[0], np.ones(LEARNER.size, dtype=np.float32), LOCAL)
     assert device.prepare(order).job.correction is None

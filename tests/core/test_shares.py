@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.core.shares import Shares, Targets
+from fedkeep.core.selection import Shares, Targets
 
 
 @pytest.mark.parametrize(("targets", "expected"), [("even", [5, 5]), ("root", [8, 2]), ("share", [9, 1])])

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from fedkeep.agent.assembly import privacy_options
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.factory import make_device
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.policies.draw import Draw
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder
@@ -31,7 +30,7 @@ CLIP = 0.25
 
 def device(name: str, clip: float | None = CLIP) -> Device:
     gist = GistOptions(name)  # type: ignore[arg-type]
-    made = make_device(LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=gist, clip=clip, seed=3)
+    made = Device(LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=gist, clip=clip, seed=3)
     made.install(LEARNER.initial(0))
     return made
 

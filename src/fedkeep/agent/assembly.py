@@ -18,18 +18,17 @@ from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
-from fedkeep.core.device import DeviceOptions
+from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.factory import make_device, memory_store, regions_for
-from fedkeep.core.gist import GistOptions
+from fedkeep.core.gist import GistOptions, packed_bytes
 from fedkeep.core.names import did_you_mean
-from fedkeep.core.packing import packed_bytes
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.ports import Learner
+from fedkeep.core.regions import regions_for
 from fedkeep.core.state import take_under
-from fedkeep.core.store import AfterUse
+from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import State
-from fedkeep.core.velocity import MeterWindow, VelocityMeter
+from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.options import MetricsOptions, learner_of
 from fedkeep.loading import find_component
@@ -47,9 +46,8 @@ _OPTIONS: dict[str, type[Any]] = {
 }  # fmt: skip
 _TABLES = ("preset", "policy", "model", "privacy", "source", *_OPTIONS)
 _HOUR = 3600.0
-_WINDOW = MeterWindow(_HOUR, 12, least=10.0)
-"""Of velocities, in buckets that are written with every commit, so few; a device younger than `least` seconds says how
-much it has seen as if it were that old."""
+_BUCKETS = 12
+"""Of the last hour's velocities; they are written with every commit, so few."""
 _BY_LABEL = 11
 """More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts, and the
 three that tell what a gist is made of."""
@@ -136,11 +134,12 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
     opened = open_file(config.store, config.form, layout, labels, model_name(config.model))
     try:
-        index = memory_store(regions, config.after_use, config.device)
+        none = np.zeros(regions.count, dtype=np.int64)
+        index = MemoryStore(none, config.after_use, bends=config.device.quotas == "targets")
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
         log = DecisionLog(config.store.decisions, config.policy_name)
         store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
-        device = make_device(
+        device = Device(
             learner,
             config.policy,
             capacity=layout.capacity,
@@ -148,7 +147,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
             labels=labels,
             regions=regions,
             store=store,
-            meter=VelocityMeter(regions.count, _WINDOW),
+            meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
             weighting=config.weights,
             options=config.device,
             gist=config.gist,

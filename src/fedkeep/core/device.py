@@ -1,7 +1,7 @@
 """A device of the fleet: values what arrives, keeps the best, trains when asked (steps 3-6)."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -14,26 +14,16 @@ from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.making import Holding
 from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
-from fedkeep.core.regions import Regions
+from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store, Stored
+from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.selection import Selection
-from fedkeep.core.shares import Shares, Targets
+from fedkeep.core.selection import Selection, Shares, Targets
 from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
-from fedkeep.core.types import (
-    Assignment,
-    Batch,
-    FloatArray,
-    IntArray,
-    Profile,
-    Report,
-    State,
-    TrainOrder,
-    Vector,
-)
-from fedkeep.core.velocity import Meter
-from fedkeep.core.weighting import Weighting, own_mass
+from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.velocity import Meter, VelocityMeter
+from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class DeviceOptions(StoreRules):
     """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prepared:
     """A participation up to the training itself: what to train on, and what the device will say of its stream."""
 
@@ -96,16 +86,26 @@ class Prepared:
         n, local = len(self.job.batch), self.order.local
         return local.epochs * (-(-n // local.batch_size) if local.batch_size else min(n, 1))
 
+    def mend(self, mending: Mending, valued: int) -> None:
+        """Lets a gist add to each step, over all that is valued; it may cover the last layers alone."""
+        correction, job = mending.correction, self.job
+        if correction is not None and len(correction) < valued:
+            correction = np.pad(correction, (valued - len(correction), 0))
+        self.mending = mending
+        self.job = Job(job.batch, job.weights, job.seed, correction)
+
 
 class Device:
     """One device; its model and direction change only when it takes part, so it may catch up on its stream late.
 
-    >>> from fedkeep.core.factory import make_device
+    It keeps `capacity` samples by the policy; what is not given is as the policy needs it. A store of one's own follows
+    its own rule: `after_use` is for the one in memory.
+
     >>> from fedkeep.core.policies.draw import Draw
     >>> from fedkeep.core.types import LocalTraining
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
-    >>> device = make_device(learner, Draw(), capacity=2, sample_shape=(2,), labels=2, gist=GistOptions("local"))
+    >>> device = Device(learner, Draw(), capacity=2, sample_shape=(2,), labels=2, gist=GistOptions("local"))
     >>> device.install(learner.initial(0))
     >>> x = np.array([[0, 1], [1, 0], [1, 1], [np.nan, 0]], dtype=np.float32)
     >>> outcome, refused = device.observe(Batch(x, np.array([0, 1, 1, 0]), np.arange(4)), time=0.0)
@@ -120,52 +120,62 @@ class Device:
 
     def __init__(
         self,
-        *,
         learner: Learner,
         policy: SelectionPolicy,
-        store: Store,
-        regions: Regions,
-        meter: Meter,
+        *,
         capacity: int,
         sample_shape: tuple[int, ...],
         labels: int,
-        weighting: Weighting = Weighting(),
+        regions: Regions | None = None,
+        store: Store | None = None,
+        meter: Meter | None = None,
+        after_use: AfterUse = AfterUse(),
+        weighting: Weighting | None = None,
         options: DeviceOptions = DeviceOptions(),
         gist: GistOptions = GistOptions(),
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        if gist.kept and gist.matched and regions.count > 1 and weighting.client_label != 1:
+        self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
+        self.capacity, self._shape, self._labels, self._clip = capacity, sample_shape, labels, clip
+        self.regions = regions or regions_for(policy, labels)
+        self.meter = meter or VelocityMeter(self.regions.count)
+        self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
+        none = np.zeros(self.regions.count, dtype=np.int64)
+        self.store = MemoryStore(none, after_use, bends=options.quotas == "targets") if store is None else store
+        if gist.kept and gist.matched and self.regions.count > 1 and self.weighting.client_label != 1:
             raise ConfigError(
                 "gist.matched needs weights by client and label: set weights.client_label = 1, or matched = false"
             )
-        self.learner, self.policy, self.store = learner, policy, store
-        self.regions, self.meter, self.weighting = regions, meter, weighting
-        self.capacity, self.options, self.seed = capacity, options, seed
-        self._shape, self._labels = sample_shape, labels
         self.gist = Gist(gist, learner.tail(gist.last_layers), seed, fair=policy.fair) if gist.kept else None
         self._estimator = LocalGradientEstimator()
         self._tells = policy.uses_direction and not gist.shared
         """Whether g_hat_c is reported."""
         told = learner.gradient_size if self._tells and options.gradient_from == "arrivals" else 0
         seen = learner.gradient_size if gist.kept else told if clip is None else 0
-        self.window = Window(seen, regions.count)
+        self.window = Window(seen, self.regions.count)
         """All arrivals since the model last changed."""
-        self._told = self.window if clip is None else Window(told, regions.count, clip)
+        self._told = self.window if clip is None else Window(told, self.regions.count, clip)
         """The same as far as it is told: with each sample's gradient shortened to `clip`, if there is one."""
         self._windows = [w for w in dict.fromkeys((self.window, self._told)) if w.size]
-        self._clip = clip
-        self._probe: Probe | None = None
-        self._model: Vector | None = None
-        self._declared: FloatArray | None = None
-        shares = Shares(regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
-        self._selection = Selection(policy, store, capacity, shares, seed)
-        self._round = -1
-
-    @property
-    def model(self) -> Vector | None:
+        self.model: Vector | None = None
         """The model last received; None before the first."""
-        return self._model
+        self._probe: Probe | None = None
+        self._declared: FloatArray | None = None
+        shares = Shares(self.regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
+        self._selection = Selection(policy, self.store, capacity, shares, seed)
+        self._round = -1
+        self._parts: dict[str, Kept] = {
+            "store": self.store,
+            "meter": self.meter,
+            "estimator": self._estimator,
+            "window": self.window,
+            "shares": shares,
+        }
+        if clip is not None:
+            self._parts["told"] = self._told
+        if self.gist is not None:
+            self._parts["gist"] = self.gist
 
     @property
     def direction(self) -> Vector | None:
@@ -174,7 +184,7 @@ class Device:
 
     def install(self, model: Vector, direction: Vector | None = None, probe: Probe | None = None) -> None:
         """Takes a first model, so that arrivals can be measured before the device first takes part."""
-        self._model, self._selection.direction = model, direction
+        self.model, self._selection.direction = model, direction
         self._probe = self.learner.probe(model) if probe is None else probe
 
     def assign(self, assignment: Assignment) -> None:
@@ -245,52 +255,48 @@ class Device:
         batch = self.follow(order)
         stored = self.store.stored()
         weights = self._weights(stored.regions)
-        gradients, mending, probe = None, None, None
-        if self.gist is not None and self._probe is not None and weights.sum() > 0:
-            before = self._probe.measure(batch) if before is None else before
-            if after is None:
-                probe = self.learner.probe(order.model)
-                after = probe.measure(batch)
-            holding = Holding(weights / weights.sum(), stored.regions, stored.uses == 0)
-            gradients = StoredGradients(holding, before, after)
-            mending = self._mend(self.gist, gradients, order)
-        gradient, count = self._tell(order, batch)
+        job = Job(batch, weights, child_seed(self.seed, "train", order.round))
+        drafted = Prepared(order, job, *self._tell(order, batch))
+        if self.gist is not None and weights.sum() > 0:
+            self._mend(self.gist, drafted, stored, before, after)
         for window in self._windows:
             window.clear()
-        job = Job(batch, weights, child_seed(self.seed, "train", order.round), self._correction(mending))
-        return Prepared(order, job, gradient, count, mending, gradients, probe)
+        return drafted
 
     def look_ahead(self, drafted: Prepared, ahead: Measurements | None = None) -> Prepared:
         """Lets a correction count as long as it holds: `ahead` is what is stored, measured after one local step."""
         model, stored, mending = drafted.ahead, drafted.stored, drafted.mending
-        if model is None or stored is None or mending is None:
-            return drafted
-        ahead = self.learner.probe(model).measure(drafted.job.batch) if ahead is None else ahead
-        mending = mending.lasting(stored.slope_to(ahead), drafted.steps)
-        return replace(drafted, mending=mending, job=replace(drafted.job, correction=self._correction(mending)))
+        if model is not None and stored is not None and mending is not None:
+            ahead = self.learner.probe(model).measure(drafted.job.batch) if ahead is None else ahead
+            lasting = mending.lasting(stored.slope_to(ahead), drafted.steps)
+            drafted.mend(lasting, self.learner.gradient_size)
+        return drafted
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order, job = prepared.order, prepared.job
-        n, gradient, count = len(job.batch), prepared.local_gradient, prepared.gradient_samples
+        order = prepared.order
+        job = prepared.job
+        gradient = prepared.local_gradient
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)
         self._round = order.round
         self._selection.shares.age()
         if self.gist is not None:
             self.gist.keep(prepared.mending)
-            if self.gist.options.shared:
-                gradient = self._shared(self.gist)
+            if self.gist.options.shared and (gradient := self.gist.vector()) is not None and self._clip is not None:
+                # Where each sample is to be hidden, what is told is no longer than `clip` as a whole.
+                length = max(float(np.linalg.norm(gradient)), 1e-30)
+                gradient = (gradient * min(1.0, self._clip / length)).astype(np.float32)
         self.adopt(order.model, order.direction, stored, prepared.probe)
         self._selection.divide()
         return Report(
             round=order.round,
-            model=trained if n else order.model,
+            model=trained if len(job.batch) else order.model,
             weight=float(job.weights.sum()),
             steps=prepared.steps,
-            samples=n,
+            samples=len(job.batch),
             local_gradient=gradient,
-            gradient_samples=count if gradient is not None else 0,
+            gradient_samples=prepared.gradient_samples if gradient is not None else 0,
         )
 
     def adopt(
@@ -304,8 +310,9 @@ class Device:
         first_direction = self.direction is None and direction is not None
         self.install(model, direction, probe)
         if self.options.revalue or first_direction:
-            seed = child_seed(self.seed, "revalue", self._round)
-            self._selection.revalue(self.measure if stored is None else lambda _: stored, seed)
+            held = self.store.stored()
+            measured = self.measure(held.batch) if stored is None else stored
+            self._selection.revalue(held, measured, child_seed(self.seed, "revalue", self._round))
         if self.options.max_age is not None:
             self.store.expire(self._selection.arrivals - self.options.max_age)
 
@@ -319,27 +326,25 @@ class Device:
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
-        state = snapshot_parts(self._parts())
+        state = snapshot_parts(self._parts) | put_under("memory", self._selection.memory)
         state["counters"] = np.array([self._selection.arrivals, self._round])
-        for name, vector in (("model", self._model), ("direction", self.direction)):
-            if vector is not None:
-                state[name] = vector
-        if self._declared is not None:
-            state["declared"] = self._declared
+        known = {"model": self.model, "direction": self.direction, "declared": self._declared}
+        state |= {name: array for name, array in known.items() if array is not None}
         assignment = self._selection.assignment
         return state if assignment is None else state | put_under("assignment", assignment.snapshot())
 
     def restore(self, state: State) -> None:
         """Becomes the device that `snapshot` described."""
-        restore_parts(self._parts(), state)
+        restore_parts(self._parts, state)
         selection = self._selection
+        selection.memory = take_under("memory", state)
         selection.arrivals, self._round = state["counters"].tolist()
         self._declared = state.get("declared")
         assignment = take_under("assignment", state)
         selection.assignment = Assignment.from_snapshot(assignment) if assignment else None
         if selection.divides and selection.shares.targets.any():
             self.store.configure(selection.shares.targets)
-        self._model = selection.direction = self._probe = None
+        self.model = selection.direction = self._probe = None
         if "model" in state:
             self.install(state["model"], state.get("direction"))
 
@@ -347,49 +352,35 @@ class Device:
         """What each stored sample counts; before there is a plan they count 1 each on average."""
         if (assignment := self._selection.assignment) is not None:
             return self.weighting.weigh(regions, assignment, self._stream())
-        own = self.weighting.client_label == 1 and len(regions) > 0
-        shares = self._selection.shares.values()
-        return len(regions) * own_mass(regions, shares)[regions] if own else np.ones(len(regions))
+        if self.weighting.client_label != 1 or not len(regions):
+            return np.ones(len(regions))
+        return len(regions) * own_mass(regions, self._selection.shares.values())[regions]
 
     def _stream(self) -> FloatArray:
         """How much of each region the device takes to come: what weights and gist are made for."""
         velocity = self.meter.velocity() if self._declared is None else self._declared
         return velocity.sum() * self._selection.shares.values() if self._selection.divides else velocity
 
-    def _parts(self) -> dict[str, Kept]:
-        parts: dict[str, Kept] = {
-            "store": self.store,
-            "meter": self.meter,
-            "memory": self._selection.memory,
-            "estimator": self._estimator,
-            "window": self.window,
-            "shares": self._selection.shares,
-        }
-        if self._told is not self.window:
-            parts["told"] = self._told
-        return parts if self.gist is None else parts | {"gist": self.gist}
-
-    def _shared(self, gist: Gist) -> Vector | None:
-        """The gist as it is told: where each sample is to be hidden, no longer than `clip` as a whole."""
-        vector = gist.vector()
-        if vector is None or self._clip is None:
-            return vector
-        return (vector * min(1.0, self._clip / max(float(np.linalg.norm(vector)), 1e-30))).astype(np.float32)
-
-    def _mend(self, gist: Gist, stored: StoredGradients, order: TrainOrder) -> Mending:
-        moved = self._model is None or not _same(self._model, order.model)
+    def _mend(
+        self, gist: Gist, drafted: Prepared, stored: Stored, before: Measurements | None, after: Measurements | None
+    ) -> None:
+        """Lets the gist add to each step, where the device has had a model to compare with."""
+        if self.model is None or self._probe is None:
+            return
+        order, job = drafted.order, drafted.job
+        drafted.probe = self.learner.probe(order.model)
+        before = self._probe.measure(job.batch) if before is None else before
+        after = drafted.probe.measure(job.batch) if after is None else after
+        holding = Holding(job.weights / job.weights.sum(), stored.regions, stored.uses == 0)
+        drafted.stored = StoredGradients(holding, before, after)
+        stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
         fleet = order.direction if gist.options.shared else None
-        selection = self._selection
-        stream = selection.shares.values() if selection.assignment is None else self._stream()
+        # Where models are not the same, most often the first few numbers tell.
+        pairs = ((self.model[:4096], order.model[:4096]), (self.model, order.model))
+        moved = not all(np.array_equal(mine, sent) for mine, sent in pairs)
         shares = stream / max(stream.sum(), 1e-30)
-        return gist.mend(stored, self.window, shares, fleet, moved=moved)
-
-    def _correction(self, mending: Mending | None) -> Vector | None:
-        """What a mending adds to each step, over all that is valued; the gist may cover the last layers alone."""
-        correction = None if mending is None else mending.correction
-        if correction is None or len(correction) == self.learner.gradient_size:
-            return correction
-        return np.pad(correction, (self.learner.gradient_size - len(correction), 0))
+        mending = gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
+        drafted.mend(mending, self.learner.gradient_size)
 
     def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
         """g_hat_c as far as it is to be told, and the samples behind it; a gist that is to be hidden counts as one."""
@@ -401,8 +392,3 @@ class Device:
             gradient = self.learner.probe(order.model).measure(stored).mean_gradient() if len(stored) else None
             return gradient, len(stored)
         return self._estimator.freeze(self._told, order.round)
-
-
-def _same(one: Vector, other: Vector, block: int = 4096) -> bool:
-    """Whether two models are equal; where they are not, most often the first few numbers tell."""
-    return bool(np.array_equal(one[:block], other[:block]) and np.array_equal(one, other))

@@ -10,9 +10,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import AnyArray, FloatArray, State
 
 EncodingName = Literal["float32", "float16", "int8", "uint8"]
-_QUANTISED = ("int8", "uint8")
 _MOST_GAIN = 63
-_GAIN_BYTES = 1
 """Each quantised sample has a gain, a power of two, so that one beyond the range of the first is not cut off."""
 _FITS = (1, 8, 64)
 """After so many samples a store takes the bounds anew; each sample says by which of them it was rounded."""
@@ -57,29 +55,27 @@ class SampleCodec:
         if encoding is not None and encoding not in get_args(EncodingName):
             raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding}")
         self.shape, self.encoding = shape, encoding
-        self.quantised = encoding in _QUANTISED
+        self.quantised = encoding in ("int8", "uint8")
         self._dtype = np.dtype(encoding or dtype).newbyteorder("<")
         self._features = int(np.prod(shape, dtype=np.int64))
+        self._levels, self._offset = (127.0, 0.0) if encoding == "int8" else (127.5, 127.5)
+        self._head = 1 if self.quantised else 0
+        """Bytes before the numbers: the gain, and which bounds they were rounded by."""
         self._scales: list[AnyArray] = []
-        self._seen = 0
         self._range: list[FloatArray] = []
-        self._levels = 127.0 if encoding == "int8" else 127.5
-        self._head = _GAIN_BYTES if self.quantised else 0
+        self._seen = 0
         self.plain_bytes = self._dtype.itemsize * self._features + self._head
         """Of one sample before it is deflated."""
-        if deflate_to is not None and not 32 + self.plain_bytes // _LEAST_SHARE <= deflate_to < self.plain_bytes:
-            least = 32 + self.plain_bytes // _LEAST_SHARE
+        least = 32 + self.plain_bytes // _LEAST_SHARE
+        if deflate_to is not None and not least <= deflate_to < self.plain_bytes:
             raise ConfigError(
                 f"deflate_to must be from {least} to below the {self.plain_bytes} bytes of a sample, got {deflate_to}"
             )
         self._limit = deflate_to
+        self.nbytes = self.plain_bytes if deflate_to is None else deflate_to
+        """Of one sample, at most."""
         self.coarsened = 0
         """How many samples were rounded because they did not fit otherwise."""
-
-    @property
-    def nbytes(self) -> int:
-        """Of one sample, at most."""
-        return self.plain_bytes if self._limit is None else self._limit
 
     @property
     def ready(self) -> bool:
@@ -98,21 +94,17 @@ class SampleCodec:
             return False
         flat = x.reshape(len(x), -1).astype(np.float64)
         ranges = np.stack([flat.min(axis=0), flat.max(axis=0), *self._range])
-        self._range = [ranges.min(axis=0), ranges.max(axis=0)]
+        self._range = [low, high] = [ranges.min(axis=0), ranges.max(axis=0)]
         self._seen += len(x)
         if not any(before < at <= self._seen for at in _FITS):
             return False
-        self._scales.append(self._bounds(*self._range))
-        return True
-
-    def _bounds(self, low: FloatArray, high: FloatArray) -> AnyArray:
-        """The middle of each feature's range, and half its width."""
         centre = np.zeros_like(low) if self.encoding == "int8" else (low + high) / 2
         half = np.maximum(high - centre, centre - low)
         typical = float(half.max()) if half.max() > 0 else 1.0
         # A feature that has not moved yet gets the others' range rather than none.
         half = np.where(half > typical * _LEAST, half, typical)
-        return np.stack([centre, half]).astype(np.float32)
+        self._scales.append(np.stack([centre, half]).astype(np.float32))
+        return True
 
     def encode(self, x: AnyArray) -> list[bytes]:
         """One row of bytes per sample."""
@@ -128,7 +120,7 @@ class SampleCodec:
         if self.is_plain(x):
             return x
         self.fit(x)
-        return self._samples(self._rows(x)) if self._limit is None else self.decode(self.encode(x))
+        return self.decode(self.encode(x))
 
     def is_plain(self, x: AnyArray) -> bool:
         """Whether these samples are kept as they are."""
@@ -142,11 +134,16 @@ class SampleCodec:
         if len(whole) <= self._limit:
             return whole
         self.coarsened += 1
-        most = _coarsest(self._dtype)
-        low, high, found = 0, most, self._deflated(self._coarser(row, most))
+        numbers = np.frombuffer(row, self._dtype, offset=self._head)
+
+        def coarser(bits: int) -> bytes:
+            return self._deflated(row[: self._head] + _rounded(numbers, bits).tobytes())
+
+        low, high = 0, _coarsest(self._dtype)
+        found = coarser(high)
         while low + 1 < high:
             middle = (low + high) // 2
-            tried = self._deflated(self._coarser(row, middle))
+            tried = coarser(middle)
             if len(tried) <= self._limit:
                 high, found = middle, tried
             else:
@@ -169,23 +166,20 @@ class SampleCodec:
         numbers = np.frombuffer(row, np.uint8, offset=self._head).reshape(-1, self._dtype.itemsize)
         return zlib.compress(row[: self._head] + numbers.T.tobytes(), wbits=_RAW_DEFLATE)
 
-    def _coarser(self, row: bytes, bits: int) -> bytes:
-        numbers = np.frombuffer(row, self._dtype, offset=self._head)
-        return row[: self._head] + _rounded(numbers, bits).tobytes()
-
     def _rows(self, x: AnyArray) -> AnyArray:
         """One plain row of bytes per sample, (n, bytes)."""
         flat = np.ascontiguousarray(x).reshape(len(x), self._features)
+        if self.encoding == "float16":
+            flat = flat.clip(-float(np.finfo(np.float16).max), float(np.finfo(np.float16).max))
         if not self.quantised:
             with np.errstate(over="ignore"):
-                return np.ascontiguousarray(self._bounded(flat)).view(np.uint8).reshape(len(x), self.plain_bytes)
+                return flat.astype(self._dtype).view(np.uint8).reshape(len(x), self.plain_bytes)
         centre, half = self._scale(len(self._scales) - 1)
         ratio = (flat.astype(np.float64) - centre) / half
         largest = np.abs(ratio).max(axis=1, initial=0.0) / _SLACK
         exponents = np.ceil(np.log2(np.maximum(largest, 1.0))).clip(0, _MOST_GAIN)
         steps = ratio / 2.0 ** exponents[:, None] * self._levels
-        offset = 0.0 if self.encoding == "int8" else self._levels
-        rounded = np.rint(steps + offset).clip(*((-127, 127) if self.encoding == "int8" else (0, 255)))
+        rounded = np.rint(steps + self._offset).clip(*((-127, 127) if self.encoding == "int8" else (0, 255)))
         numbers = rounded.astype(self._dtype).view(np.uint8)
         heads = exponents.astype(np.uint8) | (len(self._scales) - 1 << 6)
         return np.concatenate([heads[:, None], numbers], axis=1)
@@ -195,13 +189,13 @@ class SampleCodec:
         numbers = np.ascontiguousarray(rows[:, self._head :]).view(self._dtype)
         if not self.quantised or not len(rows):
             return numbers.astype(np.float32).reshape(-1, *self.shape)
-        offset = 0.0 if self.encoding == "int8" else self._levels
-        gains, versions = 2.0 ** (rows[:, :1] & _MOST_GAIN).astype(np.float64), rows[:, 0] >> 6
+        gains = 2.0 ** (rows[:, :1] & _MOST_GAIN).astype(np.float64)
+        versions = rows[:, 0] >> 6
         decoded = np.empty(numbers.shape, dtype=np.float32)
         for version in np.unique(versions).tolist():
             own = versions == version
             centre, half = self._scale(version)
-            decoded[own] = centre + (numbers[own].astype(np.float64) - offset) / self._levels * gains[own] * half
+            decoded[own] = centre + (numbers[own].astype(np.float64) - self._offset) / self._levels * gains[own] * half
         return decoded.reshape(-1, *self.shape)
 
     def snapshot(self) -> State:
@@ -210,14 +204,10 @@ class SampleCodec:
     def restore(self, state: State) -> None:
         self._scales = list(state.get("scales", ()))
         self._seen = int(state.get("seen", _FITS[-1])) if self._scales else 0
-        centre, half = self._scale(-1) if self._scales else (np.empty(0), np.empty(0))
-        self._range = [centre - half, centre + half] if self._scales else []
-
-    def _bounded(self, flat: AnyArray) -> AnyArray:
-        if self.encoding == "float16":
-            limit = float(np.finfo(np.float16).max)
-            flat = flat.clip(-limit, limit)
-        return flat.astype(self._dtype)
+        self._range = []
+        if self._scales:
+            centre, half = self._scale(-1)
+            self._range = [centre - half, centre + half]
 
     def _scale(self, version: int) -> tuple[FloatArray, FloatArray]:
         if not self._scales:

@@ -1,15 +1,17 @@
 """Gradient estimators: what each device tells of its stream (Eq. 7), and what the server makes of it (Eq. 8)."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from typing import TypeAlias
 
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Vector
+
+_FAN, _TALLEST = 8, 12
+"""How many make a block, and how high blocks of blocks may ever stand."""
 
 
 def clip_weights(norms: Scores, clip: float) -> Scores:
@@ -126,32 +128,7 @@ class Estimate:
     round: int
 
 
-class GlobalEstimator(ABC):
-    """g_hat, from the estimates of those that took part (Eq. 8, step 8)."""
-
-    @abstractmethod
-    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """Takes in one round's accepted estimates."""
-
-    @abstractmethod
-    def direction(self) -> Vector | None:
-        """The present g_hat; None until there is one."""
-
-    def staleness(self, round_: int) -> float | None:  # noqa: ARG002 - most estimators keep no rounds
-        """The mean age, in rounds, of the estimates that g_hat is made of; None where that has no meaning."""
-        return None
-
-    def forget(self, device: DeviceId) -> None:  # noqa: B027 - most estimators keep nothing of a device
-        """A device has left the fleet: nothing of it may count any more."""
-
-    @abstractmethod
-    def snapshot(self) -> State: ...
-
-    @abstractmethod
-    def restore(self, state: State) -> None: ...
-
-
-class GivenEstimator(GlobalEstimator):
+class GivenEstimator:
     """A direction that comes from elsewhere: an oracle's exact gradient, or none at all."""
 
     def __init__(self, direction: Vector | None = None) -> None:
@@ -165,6 +142,12 @@ class GivenEstimator(GlobalEstimator):
 
     def direction(self) -> Vector | None:
         return self._direction
+
+    def staleness(self, round_: int) -> float | None:  # noqa: ARG002 - it keeps no rounds
+        return None
+
+    def forget(self, device: DeviceId) -> None:
+        """It keeps nothing of a device."""
 
     def snapshot(self) -> State:
         return {} if self._direction is None else {"direction": self._direction}
@@ -190,7 +173,7 @@ class ParticipantsEstimator(GivenEstimator):
             self.give((sum(weighted[1:], weighted[0]) / total).astype(np.float32))
 
 
-class IncrementalEstimator(GlobalEstimator):
+class IncrementalEstimator:
     """The latest g_hat_c of every device that ever took part, weighted and summed (Eq. 8).
 
     Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in blocks, blocks
@@ -211,39 +194,53 @@ class IncrementalEstimator(GlobalEstimator):
     def __init__(self, max_age: int | None = None) -> None:
         self.max_age = max_age
         within(self, "max_age", least=1)
-        self._kept: dict[DeviceId, Estimate] = {}
         self._slots: dict[DeviceId, int] = {}
         self._free: list[int] = []
-        self._sums = _BlockSums()
+        self._kept: dict[int, Estimate] = {}
+        """By slot."""
+        self._sums: dict[tuple[int, int], tuple[FloatArray, float] | None] = {}
+        """Of each block of slots, by its height and number, until one of them changes."""
+        self._direction: Vector | None = None
         self._round = -1
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        """Takes in one round's accepted estimates."""
         for device, estimate in sorted(estimates.items()):
             if device not in self._slots:
                 self._slots[device] = self._free.pop() if self._free else len(self._slots)
-            self._put(device, estimate)
+            self._kept[self._slots[device]] = estimate
+            self._changed(self._slots[device])
             self._round = max(self._round, estimate.round)
         if self.max_age is not None:
-            for device in [d for d, e in self._kept.items() if e.round < self._round - self.max_age]:
+            oldest = self._round - self.max_age
+            for device in [d for d, slot in self._slots.items() if self._kept[slot].round < oldest]:
                 self.forget(device)
 
     def forget(self, device: DeviceId) -> None:
-        if self._kept.pop(device, None) is not None:
-            slot = self._slots.pop(device)
+        """A device has left the fleet: nothing of it may count any more."""
+        if (slot := self._slots.pop(device, None)) is not None:
+            del self._kept[slot]
             self._free.append(slot)
-            self._sums.clear(slot)
+            self._changed(slot)
 
     def direction(self) -> Vector | None:
-        return self._sums.mean()
+        """The present g_hat; None until there is one."""
+        if self._direction is None and self._kept:
+            slots = len(self._kept) + len(self._free)
+            height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= slots)
+            total, weight = self._sum(height, 0) or (np.zeros(0), 0.0)
+            self._direction = (total / weight).astype(np.float32) if weight > 0 else None
+        return self._direction
 
     def staleness(self, round_: int) -> float | None:
+        """The mean age, in rounds, of the estimates that g_hat is made of; None where that has no meaning."""
         if not self._kept:
             return None
         return round_ - sum(e.round for e in self._kept.values()) / len(self._kept)
 
     def snapshot(self) -> State:
-        devices = sorted(self._kept)
-        kept = [self._kept[d] for d in devices]
+        devices = sorted(self._slots)
+        kept = [self._kept[self._slots[d]] for d in devices]
         return {
             "devices": np.array(devices, dtype=np.int64),
             "slots": np.array([self._slots[d] for d in devices], dtype=np.int64),
@@ -254,83 +251,40 @@ class IncrementalEstimator(GlobalEstimator):
         }
 
     def restore(self, state: State) -> None:
-        devices = state["devices"].tolist()
-        self._kept, self._sums = {}, _BlockSums()
-        self._slots = dict(zip(devices, state["slots"].tolist(), strict=True))
+        devices, slots, weights, rounds = (state[name].tolist() for name in ("devices", "slots", "weights", "rounds"))
+        gradients = [np.array(row, dtype=np.float32) for row in state["gradients"]]
+        self._slots = dict(zip(devices, slots, strict=True))
+        self._kept = dict(zip(slots, map(Estimate, gradients, weights, rounds), strict=True))
         self._free = state["free"].tolist()
+        self._sums, self._direction = {}, None
         self._round = int(state["rounds"].max(initial=-1))
-        for i, device in enumerate(devices):
-            gradient = np.array(state["gradients"][i], dtype=np.float32)
-            self._put(device, Estimate(gradient, float(state["weights"][i]), int(state["rounds"][i])))
 
-    def _put(self, device: DeviceId, estimate: Estimate) -> None:
-        self._kept[device] = estimate
-        self._sums.put(self._slots[device], estimate)
+    def _changed(self, slot: int) -> None:
+        """Forgets the sums that this slot is in."""
+        self._direction = None
+        for height in range(_TALLEST):
+            self._sums.pop((height, slot // _FAN ** (height + 1)), None)
 
-
-class _BlockSums:
-    """Weighted vectors in numbered slots and their sum, kept as a tree of partial sums; a change costs one path."""
-
-    _FAN = 8
-
-    def __init__(self) -> None:
-        self._leaves: dict[int, Estimate] = {}
-        self._levels: list[dict[int, tuple[FloatArray, float]]] = []
-        self._changed: set[int] = set()
-        self._mean: Vector | None = None
-
-    def put(self, slot: int, estimate: Estimate) -> None:
-        self._leaves[slot] = estimate
-        self._changed.add(slot)
-
-    def clear(self, slot: int) -> None:
-        del self._leaves[slot]
-        self._changed.add(slot)
-
-    def mean(self) -> Vector | None:
-        """The weighted mean over all slots; None without weight."""
-        if self._changed:
-            self._sum_again()
-            total, weight = self._levels[-1].get(0, (np.zeros(0), 0.0))
-            self._mean = (total / weight).astype(np.float32) if weight > 0 else None
-        return self._mean
-
-    def _sum_again(self) -> None:
-        changed, height, width = self._changed, 0, max(self._leaves, default=0) + 1
-        while width > 1 or height == 0:
-            if height == len(self._levels):
-                self._levels.append({})
-                changed = set(self._leaves if height == 0 else self._levels[height - 1])
-            changed = {child // self._FAN for child in changed}
-            for block in changed:
-                self._sum_block(height, block)
-            height, width = height + 1, -(-width // self._FAN)
-        del self._levels[height:]
-        self._changed = set()
-
-    def _sum_block(self, height: int, block: int) -> None:
-        children = range(block * self._FAN, (block + 1) * self._FAN)
-        below = self._levels[height - 1] if height else {}
-        parts = [below[c] for c in children if c in below]
-        leaves = [] if height else [self._leaves[c] for c in children if c in self._leaves]
-        weight = sum(weight for _, weight in parts) + sum(leaf.weight for leaf in leaves)
-        if leaves:
-            self._levels[height][block] = (_weighted_sum(leaves), weight)
-        elif parts:
-            self._levels[height][block] = (reduce(np.add, (vector for vector, _ in parts)), weight)
-        else:
-            self._levels[height].pop(block, None)
+    def _sum(self, height: int, block: int) -> tuple[FloatArray, float] | None:
+        """The weighted sum of a block's estimates, or of its smaller blocks, and its weight; None if it is empty."""
+        if (height, block) in self._sums:
+            return self._sums[height, block]
+        found = None
+        slots = len(self._kept) + len(self._free)
+        for child in range(block * _FAN, (block + 1) * _FAN):
+            part = self._sum(height - 1, child) if height and child * _FAN**height < slots else None
+            if not height and (leaf := self._kept.get(child)) is not None:
+                # Brought to float64 before it is multiplied: numpy is slow at both in one.
+                part = (leaf.gradient.astype(np.float64) * leaf.weight, leaf.weight)
+            if part is not None:
+                total, weight = found or (0.0, 0.0)
+                found = (total + part[0], weight + part[1])
+        self._sums[height, block] = found
+        return found
 
 
-def _weighted_sum(estimates: Sequence[Estimate]) -> FloatArray:
-    """In float64, to which each is brought before it is multiplied: numpy is slow at both in one."""
-    total = np.zeros(len(estimates[0].gradient))
-    term = np.empty_like(total)
-    for estimate in estimates:
-        term[:] = estimate.gradient
-        term *= estimate.weight
-        total += term
-    return total
+GlobalEstimator: TypeAlias = GivenEstimator | IncrementalEstimator
+"""g_hat, from the estimates of those that took part (Eq. 8, step 8)."""
 
 
 def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:

@@ -11,19 +11,20 @@ the same under both models. The least noise that can be had by beta is never mor
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.estimators import Window
 from fedkeep.core.making import Holding, Making, averaged, mixed
-from fedkeep.core.packing import Encoding, Packed, pack
 from fedkeep.core.ports import Measurements
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, State, Vector
 
-_BLOCK = 1024
+Encoding: TypeAlias = Literal["float32", "float16", "int8"]
+BLOCK = 64
+"""Numbers that share a scale in the shorter encodings, unless another number of them is asked for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class GistOptions:
     """How much labels differ, for those that are not stored: the variance of their mean gradients over a sample's."""
     encoding: Encoding = "float32"
     """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every `block` numbers."""
-    block: int = 64
+    block: int = BLOCK
     """Numbers that share a scale in `float16` and `int8`: fewer are finer and take more bytes."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
@@ -87,62 +88,30 @@ class StoredGradients:
         return self.under(self.before), self.under(self.after)
 
     @cached_property
-    def lengths(self) -> tuple[float, float]:
-        """The squared lengths of both."""
-        before, after = self.means
-        return _inner(before, before), _inner(after, after)
+    def length(self) -> float:
+        """The squared length of a(w_new)."""
+        return _inner(self.means[1], self.means[1])
 
     @cached_property
-    def echo(self) -> "Echo":
-        """How the noise of the one comes back in the other.
+    def echo(self) -> tuple[float, float, float]:
+        """How the noise under the old model comes back under the new: their covariance, and the variance under each.
 
         A single sample has no variance: its gradients themselves are compared.
         """
-        weights, several = self.holding.weights, len(self.holding.weights) > 1
-        first, second = (
-            float(weights @ measured.norms() ** 2) - several * squared
-            for measured, squared in zip((self.before, self.after), self.lengths, strict=True)
-        )
-        return Echo(self._covariance(self.before, self.means[0], self.after, self.means[1]), first, second)
+        before, after = self.means
+        weights = self.holding.weights
+        several = len(weights) > 1
+        first = float(weights @ self.before.norms() ** 2) - several * _inner(before, before)
+        second = float(weights @ self.after.norms() ** 2) - several * self.length
+        return self._covariance(self.before, before, self.after, after), first, second
 
     def slope_to(self, ahead: Measurements) -> float:
         """How much of the stored samples' deviations under the new model is left under a next one, 0 to 1."""
-        return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo.second)
+        return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo[2])
 
     def _covariance(self, one: Measurements, mean: Vector, other: Measurements, other_mean: Vector) -> float:
         both = float(self.holding.weights @ other.inner(one))
         return both - _inner(mean, other_mean) if len(self.holding.weights) > 1 else both
-
-
-@dataclass(frozen=True)
-class Echo:
-    """How the noise of stored samples' gradients under one model comes back under the next."""
-
-    covariance: float
-    first: float
-    """The variance under the one."""
-    second: float
-    """The variance under the next."""
-
-    @property
-    def likeness(self) -> float:
-        """rho: the covariance over the mean of the two variances, 0 to 1."""
-        return _share(self.covariance, (self.first + self.second) / 2)
-
-    @property
-    def slope(self) -> float:
-        """theta: how much of a deviation is left, 0 to 1: as a model learns, gradients shrink, and their noise too."""
-        return _share(self.covariance, self.first)
-
-    @property
-    def back(self) -> float:
-        """How much of the old noise the new one tells: the covariance over the new variance."""
-        return self.covariance / self.second
-
-    @property
-    def scale(self) -> float:
-        """The old variance over the new."""
-        return self.first / self.second
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +168,7 @@ class Gist:
 
     def __init__(self, options: GistOptions, size: int, seed: int = 0, *, fair: bool = True) -> None:
         self.options, self.size, self._seed, self._fair = options, size, seed, fair
-        self._kept: Packed | None = None
+        self._kept: State | None = None
         self._making: Making | None = None
         self._changes = 0
         self.latest: Mending | None = None
@@ -217,12 +186,12 @@ class Gist:
 
     def vector(self) -> Vector | None:
         """m as it is kept; None while nothing is known."""
-        return None if self._kept is None else self._kept.unpack()
+        return None if self._kept is None else unpack(self._kept, self.options.block)
 
     @property
     def nbytes(self) -> int:
         """What it takes at rest."""
-        return 0 if self._kept is None else self._kept.nbytes
+        return sum(array.nbytes for array in (self._kept or {}).values())
 
     @np.errstate(over="ignore", invalid="ignore")
     def mend(
@@ -232,22 +201,35 @@ class Gist:
 
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
-        before, after = stored.means
-        holding = stored.holding if self.options.matched else stored.holding.undivided()
-        heard = stored.echo if moved else Echo(1.0, 1.0, 1.0)
-        gist, making = self._taken_in(stored, holding, window, shares)
-        nothing = Mending(None, None, 0.0, heard.likeness, 0.0, None, None)
-        if gist is None or making is None:
+        options, holding = self.options, stored.holding
+        past, made = self.vector(), self._making
+        covariance, first, second = stored.echo if moved else (1.0, 1.0, 1.0)
+        likeness = _share(covariance, (first + second) / 2)
+        slope = _share(covariance, first)
+        nothing = Mending(None, None, 0.0, likeness, 0.0, None, None)
+        if past is None and not window.count:
             return nothing
-        beta = heard.slope * making.pull(holding) if heard.second > 0 else 0.0
-        own = beta * (gist - self._own(before))
+        if options.matched:
+            mixture = mixed(made, holding, window.counts, shares, options.contrast, fair=self._fair)
+        else:
+            holding = replace(holding, regions=np.zeros_like(holding.regions))
+            mixture = averaged(made, holding, window.count)
+        making = mixture.making.bounded(options.memory)
+        gist = self._own(window.mean(mixture.seen))
+        if mixture.weights.any():
+            gist += self._own(stored.under(stored.before, mixture.weights))
+        if past is not None:
+            gist += np.float32(mixture.known) * past
+        beta = slope * making.pull(holding) if second > 0 else 0.0
+        own = gist - self._own(stored.means[0])
+        own *= beta
         # Times the trust as well, or the noise of a gist that few samples made would come into every step.
-        turned = self.options.kappa * beta * heard.likeness**self.options.fading
+        turned = options.kappa * beta * likeness**options.fading
         turn = None if fleet is None else turned * (fleet - gist)
-        told = (heard.back, heard.scale) if beta > 0 else (0.0, 0.0)
-        left = making.carried(holding, beta, *told).bounded(self.options.memory)
-        length = float(np.sqrt(stored.lengths[1]))
-        mending = Mending(own, turn, beta, heard.likeness, length, self._own(after) + own, left)
+        back, scale = (covariance / second, first / second) if beta > 0 else (0.0, 0.0)
+        left = making.carried(holding, beta, back, scale).bounded(options.memory)
+        length = float(np.sqrt(stored.length))
+        mending = Mending(own, turn, beta, likeness, length, self._own(stored.means[1]) + own, left)
         # A huge sample: better no correction than one that ends the model.
         return mending if np.isfinite(mending.reach) else nothing
 
@@ -255,9 +237,8 @@ class Gist:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
         self.latest = mending
         self._changes += 1
-        if mending is None or mending.gist is None or not np.isfinite(mending.gist).all():
-            self._kept = self._making = None
-        else:
+        self._kept = self._making = None
+        if mending is not None and mending.gist is not None and np.isfinite(mending.gist).all():
             seed = child_seed(self._seed, "gist", self._changes)
             self._kept = pack(mending.gist, self.options.encoding, seed, self.options.block)
             self._making = mending.making
@@ -266,32 +247,19 @@ class Gist:
         state: State = {"changes": np.array(self._changes)}
         if self._kept is None or self._making is None:
             return state
-        return state | self._making.snapshot() | self._kept.snapshot()
+        made = self._making
+        by_region = np.stack([made.composition, made.counted, made.held])
+        return state | {"by_region": by_region, "rest": np.array(made.rest)} | self._kept
 
     def restore(self, state: State) -> None:
-        self._changes, self.latest = int(state.get("changes", 0)), None
-        known = "by_region" in state  # a gist of an older form did not say what it is made of: it begins anew
-        self._kept = Packed.from_snapshot(state, self.options.encoding, self.options.block) if known else None
-        self._making = Making.from_snapshot(state) if known else None
-
-    def _taken_in(
-        self, stored: StoredGradients, holding: Holding, window: Window, shares: FloatArray
-    ) -> tuple[Vector | None, Making | None]:
-        """m with the window's arrivals counted in, and what it is made of then."""
-        past = self.vector()
-        if past is None and not window.count:
-            return None, None
-        mixture = (
-            mixed(self._making, holding, window.counts, shares, self.options.contrast, fair=self._fair)
-            if self.options.matched
-            else averaged(self._making, holding, window.count)
-        )
-        gist = self._own(window.mean(mixture.seen))
-        if mixture.weights.any():
-            gist += self._own(stored.under(stored.before, mixture.weights))
-        if past is not None:
-            gist += np.float32(mixture.known) * past
-        return gist, mixture.making.bounded(self.options.memory)
+        self._changes = int(state.get("changes", 0))
+        self.latest = None
+        self._kept = self._making = None
+        if "by_region" in state:  # a gist of an older form did not say what it is made of: it begins anew
+            composition, counted, held = np.array(state["by_region"], dtype=np.float64)
+            self._making = Making(composition, counted, held, float(state["rest"]))
+            forms = {"packed": self.options.encoding, "scales": "float32"}
+            self._kept = {name: np.array(state[name], dtype=form) for name, form in forms.items()}
 
     def _own(self, gradient: Vector) -> Vector:
         """The part of a gradient that the gist covers: the last of it."""
@@ -305,6 +273,45 @@ def _share(part: float, whole: float) -> float:
 
 def _inner(left: Vector, right: Vector) -> float:
     """<left, right>, blocks of it added up in float64: what variances leave of it is too small for float32 alone."""
-    whole = len(left) - len(left) % _BLOCK
-    blocks = np.vecdot(left[:whole].reshape(-1, _BLOCK), right[:whole].reshape(-1, _BLOCK))
+    whole = len(left) - len(left) % 1024
+    blocks = np.vecdot(left[:whole].reshape(-1, 1024), right[:whole].reshape(-1, 1024))
     return float(blocks.sum(dtype=np.float64)) + float(left[whole:] @ right[whole:])
+
+
+def packed_bytes(size: int, encoding: Encoding, block: int = BLOCK) -> int:
+    """What a vector of so many numbers takes in that encoding.
+
+    >>> packed_bytes(1000, "float32"), packed_bytes(1000, "int8")  # a byte each, and a scale for every 64
+    (4000, 1064)
+    """
+    scales = 0 if encoding == "float32" else 4 * -(-size // block)
+    return np.dtype(encoding).itemsize * size + scales
+
+
+def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int, block: int = BLOCK) -> State:
+    """The numbers of a vector in that encoding and, for the shorter ones, a scale for every block of them.
+
+    `int8` rounds at random by the seed, so that on average nothing is lost.
+
+    >>> packed = pack(np.array([1.0, -0.5, 0.25]), "int8", seed=0)
+    >>> packed["packed"].nbytes + packed["scales"].nbytes, [f"{number:.2f}" for number in unpack(packed)]
+    (7, ['1.00', '-0.50', '0.24'])
+    """
+    if encoding == "float32":
+        return {"packed": vector.astype(np.float32, copy=False), "scales": np.empty(0, dtype=np.float32)}
+    blocks = np.abs(np.append(vector, np.zeros(-len(vector) % block))).reshape(-1, block)
+    scales = (blocks.max(axis=1) / (127.0 if encoding == "int8" else 1.0)).astype(np.float32)
+    steps = np.repeat(scales.astype(np.float64), block)[: len(vector)]
+    scaled = np.divide(vector, steps, out=np.zeros(len(vector)), where=steps > 0)
+    if encoding == "int8":
+        scaled = np.clip(np.floor(scaled + np.random.default_rng(seed).random(len(vector))), -127, 127)
+    return {"packed": scaled.astype(encoding), "scales": scales}
+
+
+def unpack(packed: State, block: int = BLOCK) -> Vector:
+    """The vector that `pack` made this of, as near as it comes."""
+    numbers: Vector = packed["packed"]
+    scales: Vector = packed["scales"]
+    if not len(scales):
+        return numbers
+    return numbers.astype(np.float32) * np.repeat(scales, block)[: len(numbers)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.core.types import BoolArray, FloatArray, IntArray, State
+from fedkeep.core.types import BoolArray, FloatArray, IntArray
 
 _DOUBT = 10.0
 """How far a store that is no fair sample may be off, in a sample's noise: far beyond what anybody could believe."""
@@ -27,13 +27,9 @@ class Holding:
     regions: IntArray
     fresh: BoolArray
 
-    def undivided(self) -> "Holding":
-        """The same with all samples in one region."""
-        return Holding(self.weights, np.zeros_like(self.regions), self.fresh)
-
-    def by_region(self, values: FloatArray | None, regions: int) -> FloatArray:
+    def by_region(self, values: FloatArray | BoolArray | None, regions: int) -> FloatArray:
         """The sum of the samples' values over each region, (Y,); None: how many there are."""
-        return np.bincount(self.regions, values, minlength=regions).astype(np.float64)
+        return np.bincount(self.regions, values, minlength=regions).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,29 +50,15 @@ class Making:
         """n: how many samples would be as noisy."""
         return float(1.0 / (self.held @ self.counted**2 + self.rest))
 
-    def snapshot(self) -> State:
-        by_region = np.stack([self.composition, self.counted, self.held])
-        return {"by_region": by_region, "rest": np.array(self.rest)}
-
-    @staticmethod
-    def from_snapshot(state: State) -> "Making":
-        composition, counted, held = np.array(state["by_region"], dtype=np.float64)
-        return Making(composition, counted, held, float(state["rest"]))
-
-    @staticmethod
-    def of_nothing(regions: int) -> "Making":
-        """What is made of no sample at all."""
-        return Making(np.zeros(regions), np.zeros(regions), np.zeros(regions), 0.0)
-
     def bounded(self, memory: float) -> "Making":
         """The same with the noise of no more than `memory` samples, so that news always counts for something."""
         rest = max(self.rest, 1.0 / memory - float(self.held @ self.counted**2))
         return Making(self.composition, self.counted, self.held, rest)
 
-    def without(self, gone: FloatArray) -> "Making":
-        """What it is when so many of the stored samples of each region have left the store, (Y,)."""
-        rest = self.rest + float(gone @ self.counted**2)
-        return Making(self.composition, self.counted, self.held - gone, rest)
+    def reduced_to(self, used: FloatArray | int) -> "Making":
+        """What it is when no more than so many of its stored samples are still there, by region, (Y,)."""
+        gone = np.maximum(self.held - used, 0.0)
+        return Making(self.composition, self.counted, self.held - gone, self.rest + float(gone @ self.counted**2))
 
     def pull(self, holding: Holding) -> float:
         """How far to go from the store's gradient towards m for the least noise, 0 to 1, were the model the same."""
@@ -129,21 +111,26 @@ def mixed(
     """
     regions, n = len(shares), max(1.0, float(counts.sum()))
     held = holding.by_region(None, regions)
-    new = holding.by_region(holding.fresh.astype(np.float64), regions)
+    new = holding.by_region(holding.fresh, regions)
     fresh, used = np.minimum(new, counts), held - new  # what came before there was a model is in no window
-    past = past or Making.of_nothing(regions)
-    past = past.without(np.maximum(past.held - used, 0.0))
+    none = np.zeros(regions)
+    past = (past or Making(none, none, none, 0.0)).reduced_to(used)
     noise = np.array([past.rest, (n - fresh.sum()) / n**2])
-    apart = np.stack([past.composition - used * past.counted, (counts - fresh) / n])
+    apart = np.array([past.composition - used * past.counted, (counts - fresh) / n])
     supply = 1.0 / (held + 1.0 / contrast)
-    sums = np.append(apart.sum(axis=1), shares.sum()) * (0.0 if fair else _DOUBT)
-    normal = (apart * supply) @ apart.T + np.outer(sums[:2], sums[:2]) + np.diag(noise + 1e-12)
-    wanted = (apart * supply) @ shares + sums[:2] * sums[2]
-    known, seen = np.clip(np.linalg.solve(normal, wanted), 0.0, 1.0).tolist()
+    supplied = apart * supply
+    normal = supplied @ apart.T
+    wanted = supplied @ shares
+    if not fair:
+        sums = apart.sum(axis=1) * _DOUBT
+        normal += sums[:, None] * sums
+        wanted += sums * (shares.sum() * _DOUBT)
+    normal += np.diag(noise + 1e-12)
+    known, seen = np.linalg.solve(normal, wanted).clip(0.0, 1.0).tolist()
     each = np.where(held > 0, (shares - known * apart[0] - seen * apart[1]) * supply, 0.0)
-    already = np.where(holding.fresh, (seen / n * fresh / np.maximum(new, 1.0))[holding.regions], 0.0)
-    already += np.where(holding.fresh, 0.0, known * past.counted[holding.regions])
-    weights = each[holding.regions] - already
+    in_window = seen / n * fresh / np.maximum(new, 1.0)
+    in_past = known * past.counted
+    weights = each[holding.regions] - np.where(holding.fresh, in_window[holding.regions], in_past[holding.regions])
     composition = known * past.composition + seen * counts / n + holding.by_region(weights, regions)
     return Mixture(known, seen, weights, Making(composition, each, held, float(noise @ [known**2, seen**2])))
 
@@ -152,8 +139,8 @@ def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
     """The same of the old m and the window's mean alone, over one region: for stores that are no fair sample."""
     k, fresh = len(holding.weights), int(holding.fresh.sum())
     new, used = min(fresh, count), k - fresh
-    past = past or Making.of_nothing(1)
-    past = past.without(np.maximum(past.held - used, 0.0))
+    none = np.zeros(1)
+    past = (past or Making(none, none, none, 0.0)).reduced_to(used)
     counted = float(past.counted[0])
     noise = past.rest + used * counted**2
     worth = 1.0 / noise if noise > 0 else 0.0

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from fedkeep.core.errors import FedkeepError, where
-from fedkeep.core.memory import Memory
 from fedkeep.core.names import Registry
 from fedkeep.core.ports import Measurements
-from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, Vector
+from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, State, Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,8 @@ class View:
     """Draws `uniform`."""
     stored_ids: IntArray
     capacity: int
-    memory: Memory
+    memory: State
+    """Past measurements, kept by the device so that chunking cannot matter; as many as are asked for."""
     previous: Scores | None = None
 
     @cached_property
@@ -43,23 +44,41 @@ class View:
 
     def history(self, k: int, quantity: str = "losses") -> FloatArray:
         """The k measurements before each sample, (n, k), padded with NaN: "losses", "norms" or "head_norms"."""
-        return self.memory.window(quantity, self._measured(quantity), k, remember=self.previous is None)
+        key = f"window/{quantity}/{k}"
+        values: Scores = getattr(self.measurements, quantity)()
+        tail = self.memory.get(key, np.full(k, np.nan))
+        if self.previous is not None:
+            return np.broadcast_to(tail, (len(values), k))
+        joined = np.concatenate([tail, values])
+        self.memory[key] = joined[len(joined) - k :].copy()
+        return sliding_window_view(joined, k)[: len(values)]
 
     def running_max(self, quantity: str = "losses") -> Scores:
         """The largest measurement up to and including each sample."""
-        return self.memory.running_max(quantity, self._measured(quantity), remember=self.previous is None)
+        key = f"max/{quantity}"
+        values: Scores = getattr(self.measurements, quantity)()
+        peak = self.memory.get(key, np.array([-np.inf]))
+        if self.previous is not None:
+            return np.broadcast_to(peak, values.shape)
+        peaks = np.maximum.accumulate(np.concatenate([peak, values]))
+        self.memory[key] = peaks[-1:].copy()
+        return peaks[1:]
 
     def running_mean(self, quantity: str = "norms") -> Scores:
         """The mean of all measurements up to and including each sample."""
-        return self.memory.running_mean(quantity, self._measured(quantity), remember=self.previous is None)
+        key = f"mean/{quantity}"
+        values: Scores = getattr(self.measurements, quantity)()
+        total, count = self.memory.get(key, np.zeros(2))
+        if self.previous is not None:
+            return np.full(values.shape, total / count if count else np.inf)
+        totals = np.cumsum(np.concatenate([[total], values]))
+        counts = count + np.arange(len(values) + 1)
+        self.memory[key] = np.array([totals[-1], counts[-1]])
+        return np.asarray(totals[1:] / counts[1:])
 
     def nearly_empty(self, few: int) -> bool:
         """Whether samples come in while at most `few` are stored."""
         return self.previous is None and len(self.stored_ids) <= few
-
-    def _measured(self, quantity: str) -> Scores:
-        measured: Scores = getattr(self.measurements, quantity)()
-        return measured
 
 
 class SelectionPolicy(ABC):

@@ -109,8 +109,7 @@ class Outcome:
     """The fates of an offered batch: per sample its Fate, the id it displaced (-1: none), its score and that to beat.
 
     A stored sample that comes again and is refused leaves: it displaces itself. The score to beat is NaN where the slot
-    had room. For a sample refused in the middle of a batch it may be an
-    earlier, lower one: enough to explain the refusal.
+    had room.
     """
 
     fates: IntArray
@@ -124,12 +123,8 @@ class Outcome:
 
     @staticmethod
     def concatenate(parts: "Sequence[Outcome]") -> "Outcome":
-        return Outcome(
-            np.concatenate([p.fates for p in parts]),
-            np.concatenate([p.displaced for p in parts]),
-            np.concatenate([p.floors for p in parts]),
-            np.concatenate([p.scores for p in parts]),
-        )
+        columns = zip(*((p.fates, p.displaced, p.floors, p.scores) for p in parts), strict=True)
+        return Outcome(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True, eq=False)

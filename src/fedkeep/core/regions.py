@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import Batch, IntArray
 
@@ -38,3 +39,8 @@ class LabelRegions:
 
     def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:  # noqa: ARG002 - nothing to measure
         return batch.y
+
+
+def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
+    """Labels, where slots are divided among them, by a plan or by the device; else one region for everything."""
+    return LabelRegions(labels) if policy.coordinated or policy.balanced else SingleRegion()

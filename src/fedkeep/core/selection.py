@@ -2,16 +2,90 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedkeep.core.memory import Memory
 from fedkeep.core.policy import SelectionPolicy, View, sound_scores
-from fedkeep.core.ports import Measurements, Outcome, Store
+from fedkeep.core.ports import Measurements, Outcome, Store, Stored
 from fedkeep.core.seeds import uniform_keys
-from fedkeep.core.shares import Shares
 from fedkeep.core.slices import SliceOf
-from fedkeep.core.types import Assignment, Batch, IntArray, Scores, Vector
+from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Scores, State, Vector
+
+Targets: TypeAlias = Literal["even", "root", "share"]
+"""How a device divides its slots where no plan does: alike, by the root of each region's share, or by the share itself.
+
+With the root, rare regions are there and frequent ones have samples enough.
+"""
+_POWER = {"even": 0.0, "root": 0.5, "share": 1.0}
+
+
+class Shares:
+    """Counts arrivals by region, slowly forgetting; what follows from it does not depend on how a stream is cut.
+
+    >>> shares = Shares(3, seed=1)
+    >>> shares.see(np.array([0, 0, 0, 0, 2]))
+    >>> shares.values().tolist()
+    [0.8, 0.0, 0.2]
+    >>> shares.divide(6).tolist()
+    [4, 0, 2]
+    """
+
+    def __init__(self, regions: int, targets: Targets = "root", forgetting: float = 0.99, seed: int = 0) -> None:
+        self._power, self._forgetting, self._seed = _POWER[targets], forgetting, seed
+        self._counts = np.zeros(regions)
+        self._arrivals = 0
+        self.targets: IntArray = np.zeros(regions, dtype=np.int64)
+        """Slots as they were last divided."""
+
+    def see(self, regions: IntArray) -> None:
+        self._counts += np.bincount(regions, minlength=len(self._counts))
+        self._arrivals += len(regions)
+
+    def age(self) -> None:
+        """A participation has passed: what came before counts a little less."""
+        self._counts *= self._forgetting
+
+    def values(self) -> FloatArray:
+        """Each region's share of the stream, (Y,); zeros before anything has come."""
+        total = self._counts.sum()
+        return self._counts / total if total > 0 else self._counts.copy()
+
+    def stretches(self, regions: IntArray) -> list[tuple[int, int, bool]]:
+        """Ranges of a batch, and whether targets change at the first sample of each.
+
+        They do at a region never seen before, and whenever twice as many samples have come as at the last such time.
+        """
+        found, first = np.unique(regions, return_index=True)
+        changes = set(first[self._counts[found] == 0].tolist())
+        doubled = 1 << self._arrivals.bit_length()
+        while doubled <= self._arrivals + len(regions):
+            changes.add(doubled - self._arrivals - 1)
+            doubled *= 2
+        starts = sorted({0, *changes})
+        return [(a, b, a in changes) for a, b in zip(starts, [*starts[1:], len(regions)], strict=True)]
+
+    def divide(self, capacity: int) -> IntArray:
+        """Whole slots for each region, `capacity` in all; where a region's due is a fraction, it takes turns.
+
+        The turns are a systematic draw by the number of arrivals: over time every region has its due.
+        """
+        due = np.where(self._counts > 0, self.values() ** self._power, 0.0)
+        if not due.any():
+            return self.targets
+        upto = capacity * np.cumsum(due) / due.sum()
+        upto[-1] = capacity
+        turn = uniform_keys(self._seed, np.array([self._arrivals]))[0]
+        self.targets = np.diff(np.floor(upto + turn), prepend=0.0).astype(np.int64)
+        return self.targets
+
+    def snapshot(self) -> State:
+        return {"counts": self._counts.copy(), "arrivals": np.array(self._arrivals), "targets": self.targets}
+
+    def restore(self, state: State) -> None:
+        self._counts = np.array(state["counts"], dtype=np.float64)
+        self._arrivals = int(state["arrivals"])
+        self.targets = np.array(state["targets"], dtype=np.int64)
 
 
 class Selection:
@@ -19,7 +93,9 @@ class Selection:
 
     def __init__(self, policy: SelectionPolicy, store: Store, capacity: int, shares: Shares, seed: int) -> None:
         self._policy, self._store, self._capacity, self._seed = policy, store, capacity, seed
-        self.shares, self.memory = shares, Memory()
+        self.shares = shares
+        self.memory: State = {}
+        """Past measurements that the policy asks for."""
         self.assignment: Assignment | None = None
         self.direction: Vector | None = None
         """g_hat, which changes with the model alone."""
@@ -44,35 +120,27 @@ class Selection:
 
     def offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         """Scores arrivals and offers them; where the device divides its slots, it does so as they come."""
-        if not self.divides:
-            return self._offer(batch, regions, measurements)
-        parts = []
-        for start, stop, renewed in self.shares.stretches(regions):
-            self.shares.see(regions[start : start + 1])
-            if renewed:
-                self.divide()
-            self.shares.see(regions[start + 1 : stop])
-            part = slice(start, stop)
-            parts.append(self._offer(batch.take(part), regions[part], _part_of(measurements, part)))
+        parts: list[Outcome] = []
+        stretches = self.shares.stretches(regions) if self.divides else [(0, len(batch), False)]
+        for start, stop, renewed in stretches:
+            if self.divides:
+                self.shares.see(regions[start : start + 1])
+                if renewed:
+                    self.divide()
+                self.shares.see(regions[start + 1 : stop])
+            step = 1 if self._policy.sequential else stop - start
+            for part in (slice(i, i + step) for i in range(start, stop, step)):
+                measured = None if measurements is None else SliceOf(measurements, part)
+                parts.append(self._offer(batch.take(part), regions[part], measured))
         return Outcome.concatenate(parts)
 
-    def revalue(self, measure: Callable[[Batch], Measurements | None], seed: int) -> None:
+    def revalue(self, stored: Stored, measurements: Measurements | None, seed: int) -> None:
         """Scores what is stored anew, as measured under a new model."""
-        stored = self._store.stored()
         if len(stored.batch):
             keys = partial(uniform_keys, seed, stored.batch.ids)
-            scores = self._score(stored.batch, measure(stored.batch), stored.arrivals, keys, stored.scores)
-            self._store.revalue(scores)
+            self._store.revalue(self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores))
 
     def _offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
-        if not self._policy.sequential or len(batch) <= 1:
-            return self._offer_at_once(batch, regions, measurements)
-        each = [slice(i, i + 1) for i in range(len(batch))]
-        return Outcome.concatenate(
-            [self._offer_at_once(batch.take(i), regions[i], _part_of(measurements, i)) for i in each]
-        )
-
-    def _offer_at_once(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
         arrivals = self.arrivals + np.arange(len(batch))
         self.arrivals += len(batch)
         scores = self._score(batch, measurements, arrivals, partial(uniform_keys, self._seed, arrivals))
@@ -92,7 +160,3 @@ class Selection:
         stored_ids = self._store.stored().batch.ids if self._policy.sequential else np.empty(0, dtype=np.int64)
         view = View(measurements, self.direction, arrivals, keys, stored_ids, self._capacity, self.memory, previous)
         return sound_scores(self._policy, batch, view)
-
-
-def _part_of(measurements: Measurements | None, part: slice) -> Measurements | None:
-    return None if measurements is None else SliceOf(measurements, part)

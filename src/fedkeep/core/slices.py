@@ -1,6 +1,7 @@
 """Measurements of a batch as part of a larger one, or put off until somebody asks."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 from fedkeep.core.ports import Measurements
@@ -47,8 +48,8 @@ class Deferred:
     """Measurements that are begun when first asked for; a policy that never asks costs nothing."""
 
     def __init__(self, measure: Callable[[], Measurements]) -> None:
-        self._measure = measure
-        self._known: Measurements | None = None
+        self.measured = cache(measure)
+        """The measurements themselves, begun now at the latest."""
         self._projected: tuple[Vector, Scores] | None = None
 
     def losses(self) -> Scores:
@@ -77,12 +78,6 @@ class Deferred:
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         return self.measured().weighted_gradient(weights)
-
-    def measured(self) -> Measurements:
-        """The measurements themselves, begun now at the latest."""
-        if self._known is None:
-            self._known = self._measure()
-        return self._known
 
 
 def of_kind(kind: type[Kind], other: object) -> Kind:

@@ -40,11 +40,7 @@ class Batch:
 
     @staticmethod
     def concatenate(batches: "Sequence[Batch]") -> "Batch":
-        return Batch(
-            np.concatenate([b.x for b in batches]),
-            np.concatenate([b.y for b in batches]),
-            np.concatenate([b.ids for b in batches]),
-        )
+        return Batch(*map(np.concatenate, zip(*((b.x, b.y, b.ids) for b in batches), strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +69,7 @@ class Assignment:
     mass_per_slot: float
 
     def snapshot(self) -> State:
-        mass = np.array(self.mass_per_slot)
-        return {"quotas": self.quotas, "label_weights": self.label_weights, "mass_per_slot": mass}
+        return {name: np.asarray(value) for name, value in vars(self).items()}
 
     @staticmethod
     def from_snapshot(state: State) -> "Assignment":

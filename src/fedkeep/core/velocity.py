@@ -1,45 +1,12 @@
 """The velocity meter: how fast samples of each region arrive at a device, over a sliding window of time."""
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
 from fedkeep.core.bounds import within
-from fedkeep.core.ports import Kept
 from fedkeep.core.types import FloatArray, IntArray, State
-
-
-@dataclass(frozen=True)
-class MeterWindow:
-    """How far back a meter looks, in the caller's unit of time: rounds in the simulator, seconds in the agent."""
-
-    length: float = 100.0
-    buckets: int = 100
-    """The parts into which the window is cut: more are finer and take more memory."""
-    least: float | None = None
-    """The shortest time to take a rate over, where times are continuous; None: a part once begun counts as whole."""
-
-    def __post_init__(self) -> None:
-        within(self, "length", "least", above=0)
-        within(self, "buckets", least=1)
-
-
-class Meter(Kept, Protocol):
-    """Knows how fast samples of each region arrive."""
-
-    def observe(self, regions: IntArray, time: float | FloatArray) -> None:
-        """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
-
-    def advance(self, time: float) -> None:
-        """Lets time pass without arrivals, so that rates fall."""
-
-    def velocity(self) -> FloatArray:
-        """V_c: arrivals per unit of time in each region, (Y,)."""
-
-    def span(self) -> float:
-        """The time over which the velocity was counted: one arrival more changes it by 1 / span."""
 
 
 class KnownVelocity:
@@ -70,19 +37,24 @@ class KnownVelocity:
 class VelocityMeter:
     """Counts arrivals in buckets of time, in a ring: memory is (buckets, Y) whatever arrives.
 
-    A rate is defined from the first sample on: `MeterWindow.least` says over which time. A clock that jumps back
+    It looks back over `length`, in the caller's unit of time: rounds in the simulator, seconds in the agent. More
+    buckets are finer and take more memory. A rate is defined from the first sample on: `least` is the shortest time to
+    take it over, where times are continuous; without it a bucket once begun counts as whole. A clock that jumps back
     adds to the latest bucket; nothing is refused for it. Only times count, not how the stream is cut into batches.
 
-    >>> meter = VelocityMeter(regions=2, window=MeterWindow(length=10, buckets=10))
+    >>> meter = VelocityMeter(regions=2, length=10, buckets=10)
     >>> meter.observe(np.array([0, 0, 1]), time=0.0)
     >>> meter.observe(np.array([0]), time=3.0)
     >>> meter.velocity().tolist()  # over the four parts begun so far
     [0.75, 0.25]
     """
 
-    def __init__(self, regions: int, window: MeterWindow = MeterWindow()) -> None:
-        self.window = window
-        self._counts = np.zeros((window.buckets, regions))
+    def __init__(self, regions: int, length: float = 100.0, buckets: int = 100, least: float | None = None) -> None:
+        self.length, self.buckets, self.least = length, buckets, least
+        within(self, "length", "least", above=0)
+        within(self, "buckets", least=1)
+        self._width = length / buckets
+        self._counts = np.zeros((buckets, regions))
         self._first = -1
         self._latest = -1
         self._since = self._now = 0.0
@@ -90,34 +62,36 @@ class VelocityMeter:
 
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
         """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
+        if not len(regions):
+            return
         times = np.broadcast_to(np.asarray(time, dtype=np.float64), regions.shape)
-        if len(times):
-            self._since = self._since if self._first >= 0 else float(times[0])
-            self._now = max(self._now, float(times.max()))
-        buckets = np.floor(times * (self.window.buckets / self.window.length)).astype(np.int64)
-        for bucket, members in _runs(np.maximum.accumulate(np.maximum(buckets, max(self._latest, 0)))):
+        self._since = self._since if self._first >= 0 else float(times[0])
+        self._now = max(self._now, float(times.max()))
+        buckets = np.floor(times * (self.buckets / self.length)).astype(np.int64)
+        ascending = np.maximum.accumulate(np.maximum(buckets, max(self._latest, 0)))
+        found, starts = np.unique(ascending, return_index=True)
+        for bucket, members in zip(found.tolist(), np.split(regions, starts[1:]), strict=True):
             self._advance(bucket)
-            self._counts[bucket % len(self._counts)] += np.bincount(regions[members], minlength=self._counts.shape[1])
+            self._counts[bucket % self.buckets] += np.bincount(members, minlength=self._counts.shape[1])
 
     def advance(self, time: float) -> None:
         """Lets time pass without arrivals, so that rates fall."""
         if self._first >= 0:
             self._now = max(self._now, time)
-            self._advance(int(np.floor(time * (self.window.buckets / self.window.length))))
+            self._advance(int(np.floor(time * (self.buckets / self.length))))
 
     def velocity(self) -> FloatArray:
         """V_c: arrivals per unit of time in each region over the window, or since the first if that is later."""
         if self._first < 0:
             return np.zeros(self._counts.shape[1])
-        velocity: FloatArray = self._counts.sum(axis=0) / self.span()
-        return velocity
+        return np.asarray(self._counts.sum(axis=0) / self.span())
 
     def span(self) -> float:
-        buckets, width = len(self._counts), self.window.length / self.window.buckets
-        if self.window.least is None:
-            return min(self._latest - self._first + 1, buckets) * width
-        oldest = max(self._since, (self._latest - buckets + 1) * width)
-        return max(self._now - oldest, self.window.least)
+        """The time over which the velocity was counted: one arrival more changes it by 1 / span."""
+        if self.least is None:
+            return min(self._latest - self._first + 1, self.buckets) * self._width
+        oldest = max(self._since, (self._latest - self.buckets + 1) * self._width)
+        return max(self._now - oldest, self.least)
 
     def snapshot(self) -> State:
         return {
@@ -131,20 +105,16 @@ class VelocityMeter:
             raise ValueError(f"counts must be of shape {self._counts.shape}, got {state['counts'].shape}")
         self._counts = state["counts"].astype(np.float64)
         self._first, self._latest = (int(bucket) for bucket in state["span"])
-        width = self.window.length / self.window.buckets
-        self._since, self._now = state.get("times", state["span"] * width).tolist()
+        self._since, self._now = state.get("times", state["span"] * self._width).tolist()
 
     def _advance(self, bucket: int) -> None:
         """Empties the buckets between the latest and this one, which now belong to a later time."""
         if self._first < 0:
             self._first = self._latest = bucket
-        passed = min(bucket - self._latest, len(self._counts))
-        self._counts[(bucket - np.arange(passed)) % len(self._counts)] = 0.0
+        passed = min(bucket - self._latest, self.buckets)
+        self._counts[(bucket - np.arange(passed)) % self.buckets] = 0.0
         self._latest = max(self._latest, bucket)
 
 
-def _runs(buckets: IntArray) -> list[tuple[int, slice]]:
-    """The stretches of equal buckets in an ascending row of them."""
-    starts = np.flatnonzero(np.diff(buckets, prepend=buckets[:1] - 1))
-    ends = [*starts[1:], len(buckets)][: len(starts)]
-    return [(int(buckets[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]
+Meter: TypeAlias = KnownVelocity | VelocityMeter
+"""Knows how fast samples of each region arrive."""

@@ -52,8 +52,8 @@ class Weighting:
         """
         if not self.client_label or not assignment.mass_per_slot > 0:
             return assignment.label_weights[regions]
-        own: FloatArray = own_mass(regions, velocity)[regions] / assignment.mass_per_slot
-        if self.client_label == 1:
+        own = own_mass(regions, velocity)[regions] / assignment.mass_per_slot
+        if self.client_label == 1:  # a plan for an undivided store has weights of one region alone
             return own
         return (1 - self.client_label) * assignment.label_weights[regions] + self.client_label * own
 
@@ -71,12 +71,7 @@ def own_mass(regions: IntArray, velocity: FloatArray) -> FloatArray:
     [4.5, 3.0, 0.0]
     """
     stored = np.bincount(regions, minlength=len(velocity))
-    held = stored > 0
-    share = np.where(held, velocity, 0.0)
-    if share.sum() == 0:
+    share = np.where(stored > 0, velocity, 0.0)
+    if not share.any():
         share = stored.astype(np.float64)
-    total = share.sum()
-    mass = np.zeros(len(velocity))
-    if total > 0:
-        mass[held] = velocity.sum() * (share[held] / total) / stored[held]
-    return mass
+    return np.asarray(velocity.sum() * (share / max(share.sum(), 1e-30)) / np.maximum(stored, 1))

@@ -18,7 +18,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from fedkeep.config import build
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.factory import make_device
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.orders import screen_order
 from fedkeep.core.ports import Fate, Learner
@@ -239,7 +238,7 @@ class Keeper:
     def _make(self, shape: tuple[int, ...], labels: int) -> Device:
         said = device_tables(self._preset, self._policy)
         self._form = {"shape": np.array(shape, dtype=np.int64), "labels": np.array(labels)}
-        return make_device(
+        return Device(
             self._learner,
             build(find_policy(self._policy), said["policy"], "policy"),
             capacity=self._capacity,

@@ -8,14 +8,13 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.factory import make_device
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner, Probe
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
-from fedkeep.core.velocity import KnownVelocity, MeterWindow, VelocityMeter
+from fedkeep.core.velocity import KnownVelocity, VelocityMeter
 from fedkeep.data import Federation, Progress, Stream, Task
 from fedkeep.fleet.options import RegionOptions
 from fedkeep.learn.models import learner_for
@@ -44,15 +43,14 @@ class Ground:
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
         experiment, profile, known = self.experiment, self.experiment.profile, self.velocities[number]
-        window = MeterWindow(profile.window)
-        made = make_device(
+        made = Device(
             self.learner,
             experiment.policy,
             capacity=experiment.storage.capacity,
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
             regions=self.regions,
-            meter=VelocityMeter(self.regions.count, window) if profile.measured else KnownVelocity(known),
+            meter=VelocityMeter(self.regions.count, profile.window) if profile.measured else KnownVelocity(known),
             after_use=experiment.storage.rule(),
             weighting=experiment.weights,
             options=experiment.storage.device(experiment.estimator),

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.policy import SelectionPolicy, View, policy
-from fedkeep.core.types import Batch, Scores, Vector
+from fedkeep.core.types import Batch, Scores
 
 _LEAST = 1e-30
 """What a value that is not positive counts for in a draw."""
@@ -26,10 +26,10 @@ class Ode(SelectionPolicy):
     an outlier, so `drawn` keeps a random sample in which the odds of an arrival are its value to the power of
     `sharpness` (0: all alike that are worth anything; the higher, the nearer to `greatest`).
 
-    >>> from fedkeep.core.factory import make_device
+    >>> from fedkeep.core.device import Device
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
-    >>> device = make_device(learner, Ode(), capacity=1, sample_shape=(2,), labels=2)
+    >>> device = Device(learner, Ode(), capacity=1, sample_shape=(2,), labels=2)
     >>> device.install(np.zeros(6, dtype=np.float32), direction=np.array([-1, 0, 0, 0, 0, 0], dtype=np.float32))
     >>> x = np.array([[1, 0], [4, 0], [0, 4]], dtype=np.float32)  # for label 0 the gradient is (-x, x, -1, 1) / 2
     >>> outcome, _ = device.observe(Batch(x, np.zeros(3, dtype=np.int64), np.arange(3)), time=0.0)
@@ -54,23 +54,17 @@ class Ode(SelectionPolicy):
     def score(self, batch: Batch, view: View) -> Scores:
         if view.direction is None:
             return view.uniform
-        values = self._values(view, view.direction)
-        return values if self.choice == "greatest" else _keys(values, view.uniform, self.sharpness)
-
-    def _values(self, view: View, direction: Vector) -> Scores:
-        projections = view.measurements.projections(direction)
-        if self.value == "projection":
-            return projections
-        norms = view.measurements.norms()
-        length = float(np.linalg.norm(direction.astype(np.float64)))
-        if self.value == "divergence":
-            return projections - norms**2 / 2
-        if self.value == "cosine":
-            return projections / np.maximum(norms * length, 1e-30)
-        return projections * np.minimum(1.0, self.clip * length / np.maximum(norms, 1e-30))
-
-
-def _keys(values: Scores, uniform: Scores, sharpness: float) -> Scores:
-    """Keys of which the largest are a weighted random sample of a stream (Efraimidis and Spirakis 2006)."""
-    odds = np.maximum(values, _LEAST) ** sharpness
-    return np.log(np.maximum(uniform, 1e-300)) / odds
+        values = view.measurements.projections(view.direction)
+        if self.value != "projection":
+            norms, length = view.measurements.norms(), float(np.linalg.norm(view.direction.astype(np.float64)))
+            if self.value == "divergence":
+                values = values - norms**2 / 2
+            elif self.value == "cosine":
+                values = values / np.maximum(norms * length, 1e-30)
+            else:
+                values = values * np.minimum(1.0, self.clip * length / np.maximum(norms, 1e-30))
+        if self.choice == "greatest":
+            return values
+        # Keys of which the largest are a weighted random sample of a stream (Efraimidis and Spirakis 2006).
+        odds = np.maximum(values, _LEAST) ** self.sharpness
+        return np.log(np.maximum(view.uniform, 1e-300)) / odds
