@@ -181,7 +181,7 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     Whatever more a device comes to keep is in its snapshot, and so in every whole commit: with each participation, and
     at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
     """
-    by_label = (_WINDOW.buckets + _BY_LABEL) * config.samples.labels * 8
+    by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
     kept = config.gist
