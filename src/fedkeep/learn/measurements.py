@@ -56,8 +56,7 @@ class Outer:
     def inner(self, other: Factors) -> AnyArray:
         """For outer products, the product of the factors' own."""
         same = of_kind(Outer, other)
-        products: AnyArray = (np.vecdot(self.a, same.a) + self.bias) * np.vecdot(self.e, same.e)
-        return products
+        return np.asarray((np.vecdot(self.a, same.a) + self.bias) * np.vecdot(self.e, same.e))
 
     def project(self, direction: Vector) -> AnyArray:
         """As e . (weight a + bias)."""
@@ -65,8 +64,7 @@ class Outer:
         response = self.a @ weight.T
         if self.bias:
             response += bias
-        projections: AnyArray = np.vecdot(self.e, response)
-        return projections
+        return np.asarray(np.vecdot(self.e, response))
 
     def add_up(self, shares: Vector, out: Vector) -> None:
         weight, bias = self._views(out)
@@ -95,12 +93,10 @@ class Explicit:
         return Explicit(self.gradients[c, :n])
 
     def inner(self, other: Factors) -> AnyArray:
-        products: AnyArray = np.vecdot(self.gradients, of_kind(Explicit, other).gradients)
-        return products
+        return np.asarray(np.vecdot(self.gradients, of_kind(Explicit, other).gradients))
 
     def project(self, direction: Vector) -> AnyArray:
-        projections: AnyArray = self.gradients @ direction
-        return projections
+        return np.asarray(self.gradients @ direction)
 
     def add_up(self, shares: Vector, out: Vector) -> None:
         np.matmul(shares, self.gradients, out=out)
@@ -159,23 +155,22 @@ class FactoredMeasurements(BatchMeasurements):
 
 
 class Trace(Protocol):
-    """One forward pass of C models, and one backward pass, each made when first asked for; short batches are padded."""
+    """One forward pass of C models, and one backward pass, each made when first asked for; short batches are padded.
+
+    `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), and need no loss; `head` is the last layer.
+    """
 
     @property
-    def losses(self) -> AnyArray:
-        """(C, n)."""
+    def losses(self) -> AnyArray: ...
 
     @property
-    def head(self) -> Outer:
-        """The last layer's inputs and errors."""
+    def activations(self) -> AnyArray: ...
 
     @property
-    def activations(self) -> AnyArray:
-        """The last layer's inputs, for which no loss is needed, (C, n, d)."""
+    def head(self) -> Outer: ...
 
     @property
-    def valued(self) -> Sequence[Outer | Explicit]:
-        """Every valued layer."""
+    def valued(self) -> Sequence[Outer | Explicit]: ...
 
 
 class TracedMeasurements(FactoredMeasurements):

@@ -20,8 +20,7 @@ import numpy as np
 from fedkeep.core.errors import DataError, needing
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
-from fedkeep.learn.dense import DenseTrace
-from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
 from fedkeep.learn.flat import Layout
 from fedkeep.learn.measurements import TracedMeasurements
 
