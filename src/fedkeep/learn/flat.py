@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -19,12 +19,11 @@ class Layout:
     @cached_property
     def slices(self) -> tuple[slice, ...]:
         """Where each parameter lies in the vector."""
-        ends = list(accumulate(prod(shape) for shape in self.shapes))
-        return tuple(slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True))
+        return tuple(slice(*ends) for ends in pairwise(accumulate(map(prod, self.shapes), initial=0)))
 
     @cached_property
     def size(self) -> int:
-        return sum(prod(shape) for shape in self.shapes)
+        return sum(map(prod, self.shapes))
 
     def views(self, vectors: Any) -> list[Any]:
         """Each parameter as a view of `vectors`, numpy's or torch's, whose last axis is P: (..., P) to (..., *shape).
