@@ -21,8 +21,8 @@ from fedkeep.cli.run import PROCESSORS, Jobs, On, make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare
 from fedkeep.sim.assembly import build_learner, load_data
-from fedkeep.sim.cluster import processors
 from fedkeep.sim.experiment import resolve
+from fedkeep.sim.sweep import processors
 
 _GIST_VECTORS = 2
 """Of the model's length: the gist, and the mean of what came since."""

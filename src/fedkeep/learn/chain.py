@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedkeep.learn.measurements import Explicit, Outer
+from fedkeep.learn.measurements import Outer
 
 
 class Link(ABC):
@@ -40,7 +40,7 @@ class Link(ABC):
         """The gradients by the layer's parameters, summed over each model's samples."""
         return []
 
-    def factors(self, error: Tensor) -> Outer | Explicit:  # noqa: ARG002
+    def factors(self, error: Tensor) -> Outer:  # noqa: ARG002
         """The same for each sample."""
         raise TypeError(f"{type(self).__name__} has no parameters")
 
@@ -105,15 +105,15 @@ class Convolution(Link):
         weight = error @ self._columns.mT
         return [weight.view(*weight.shape[:2], -1, *self.layer.kernel_size), error.sum(2)]
 
-    def factors(self, error: Tensor) -> Explicit:
+    def factors(self, error: Tensor) -> Outer:
         errors = error.flatten(3).transpose(1, 2)
         columns = self._columns.view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2).mT.numpy()
         *lead, outputs, inputs = *errors.shape[:3], columns.shape[3]
         gradients = np.empty((*lead, outputs * (inputs + 1)), dtype=np.float32)
-        weight = gradients[..., : outputs * inputs].reshape(*lead, outputs, inputs)
-        np.matmul(errors.numpy(), columns, out=weight)  # torch would copy both first
-        gradients[..., outputs * inputs :] = errors.sum(3)
-        return Explicit(gradients)
+        weight, bias = np.split(gradients, [outputs * inputs], axis=-1)
+        np.matmul(errors.numpy(), columns, out=weight.reshape(*lead, outputs, inputs))  # torch would copy both first
+        bias[:] = errors.sum(3)
+        return Outer(gradients, np.ones((*lead, 1), dtype=np.float32), bias=False)
 
 
 class Relu(Link):

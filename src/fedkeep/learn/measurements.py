@@ -39,7 +39,10 @@ class Factors(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """A linear layer: the outer products of its errors with its inputs and, where it has a bias, a one."""
+    """A linear layer: the outer products of its errors with its inputs and, where it has a bias, a one.
+
+    Gradients themselves are outer products, too: with ones for errors, and no bias.
+    """
 
     a: AnyArray
     e: AnyArray
@@ -51,7 +54,7 @@ class Outer:
 
     def of(self, c: int, n: int) -> "Outer":
         """The first n samples of model c."""
-        return Outer(self.a[c, :n], self.e[c, :n])
+        return Outer(self.a[c, :n], self.e[c, :n], self.bias)
 
     def inner(self, other: Factors) -> AnyArray:
         """For outer products, the product of the factors' own."""
@@ -76,30 +79,6 @@ class Outer:
     def _views(self, vector: Vector) -> tuple[AnyArray, AnyArray]:
         outputs, inputs = self.e.shape[-1], self.a.shape[-1]
         return vector[: outputs * inputs].reshape(outputs, inputs), vector[outputs * inputs :]
-
-
-@dataclass(frozen=True, eq=False)
-class Explicit:
-    """A convolution: the gradients themselves, (n, size)."""
-
-    gradients: AnyArray
-
-    @property
-    def size(self) -> int:
-        return int(self.gradients.shape[-1])
-
-    def of(self, c: int, n: int) -> "Explicit":
-        """The first n samples of model c."""
-        return Explicit(self.gradients[c, :n])
-
-    def inner(self, other: Factors) -> AnyArray:
-        return np.asarray(np.vecdot(self.gradients, of_kind(Explicit, other).gradients))
-
-    def project(self, direction: Vector) -> AnyArray:
-        return np.asarray(self.gradients @ direction)
-
-    def add_up(self, shares: Vector, out: Vector) -> None:
-        np.matmul(shares, self.gradients, out=out)
 
 
 class BatchMeasurements(Measurements):
@@ -170,7 +149,7 @@ class Trace(Protocol):
     def head(self) -> Outer: ...
 
     @property
-    def valued(self) -> Sequence[Outer | Explicit]: ...
+    def valued(self) -> Sequence[Outer]: ...
 
 
 class TracedMeasurements(FactoredMeasurements):

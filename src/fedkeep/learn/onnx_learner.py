@@ -21,7 +21,7 @@ from fedkeep.core.errors import DataError, needing
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
-from fedkeep.learn.flat import Layout
+from fedkeep.learn.jobs import Layout
 from fedkeep.learn.measurements import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"

@@ -18,7 +18,7 @@ from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.chain import Pass
 from fedkeep.learn.jobs import padded
-from fedkeep.learn.measurements import BatchMeasurements, Explicit, FactoredMeasurements, Factors, Outer
+from fedkeep.learn.measurements import BatchMeasurements, FactoredMeasurements, Factors, Outer
 from fedkeep.learn.network import Network, as_tensor, losses, output_error
 
 _BLOCK = 1 << 20
@@ -159,7 +159,7 @@ class ChainTrace:
         return Outer(self.activations, self._error.mT.numpy())
 
     @cached_property
-    def valued(self) -> list[Outer | Explicit]:
+    def valued(self) -> list[Outer]:
         links = islice(self._passed.errors(self._error), len(self._network.valued_layers))
         factors = [link.factors(error) for link, error in links][::-1]
         del self._passed.links[:-1]  # the activations of all layers are much larger than what is made of them

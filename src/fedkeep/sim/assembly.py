@@ -43,7 +43,7 @@ class Ground:
     """The first one."""
     regions: Regions
     velocities: FloatArray
-    """V as declared, (C, Y); as it truly is where devices measure it."""
+    """V as declared, (C, Y): arrivals a round, with the error asked for; as it truly is where devices measure it."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
@@ -93,7 +93,11 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
     model = learner.initial(experiment.model_seed)
     probe = learner.probe(model)
     regions = divide(experiment, data, probe)
-    velocities = declared_velocities(experiment, region_counts(data, regions, probe), stream)
+    counts = region_counts(data, regions, probe)
+    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
+    if experiment.profile.velocity_error:
+        noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
+        velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)
     return Ground(experiment, data, stream, learner, model, regions, velocities)
 
 
@@ -158,26 +162,15 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     last_layers = overrides.pop("last_layers", None)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
     own = load_object(name) if ":" in name else None
-    if isinstance(own, type) and hasattr(own, "train_many"):
-        return _own_learner(name, own, options | ({} if last_layers is None else {"last_layers": last_layers}), data)
-    return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
-
-
-def _own_learner(name: str, made_by: type[Any], options: dict[str, Any], data: Federation) -> FleetLearner:
+    if not isinstance(own, type) or not hasattr(own, "train_many"):
+        return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
+    if last_layers is not None:
+        options["last_layers"] = last_layers
     try:
-        learner: FleetLearner = made_by(data.sample_shape, data.labels, **options)
+        learner: FleetLearner = own(data.sample_shape, data.labels, **options)
     except TypeError as error:
         raise ConfigError(f"the learner {name} takes (sample_shape, classes) and its options: {error}") from error
     return learner
-
-
-def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:
-    """V as the devices declare it, (C, Y): arrivals a round, with the error that was asked for."""
-    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
-    if experiment.profile.velocity_error:
-        noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
-        velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)
-    return velocities
 
 
 def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:

@@ -15,7 +15,7 @@ from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId, Report, State
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import Assembly, assemble
-from fedkeep.sim.evaluation import ModelScores, Prequential, evaluate
+from fedkeep.sim.evaluation import ModelScores, evaluate, tested_first
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import refuse_alone
@@ -33,6 +33,8 @@ class RoundRecord:
     summary: RoundSummary
     arrivals: int
     evaluation: ModelScores | None
+    tested: tuple[int, int] = (0, 0)
+    """Of what arrived anywhere, how much the model had right before it trained, and how much it was: if asked for."""
 
 
 class Simulator:
@@ -51,10 +53,11 @@ class Simulator:
         self.server: Server = self.parts.server
         self.tally: Counter[str] = Counter()
         """What the run has cost so far, by the names in `TALLIED`."""
-        tested = Prequential(self.parts.learner, self.parts.stream, self.parts.data.devices)
-        self.prequential = tested if experiment.record.prequential else None
         self._population: Sequence[DeviceId] = range(self.parts.data.devices)
         self._k = max(1, round(experiment.train.participation * len(self._population)))
+        self._kept: dict[str, Kept] = {"server": self.server, "rival": self.parts.rival, "guards": self.parts.guards}
+        if isinstance(self.parts.fleet, SimulatedFleet):
+            self._kept["fleet"] = self.parts.fleet
 
     def run(self, rounds: int | None = None) -> Iterator[RoundRecord]:
         """Plays rounds from where the simulation stands, up to `rounds` in all."""
@@ -65,29 +68,25 @@ class Simulator:
 
     def play_round(self, *, evaluated: bool) -> RoundRecord:
         """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
-        round_ = self.server.round
-        participants = self.server.select(round_, self._population, self._k)
-        if self.prequential is not None:
-            self.prequential.test(self.server.model, round_)
-        arrivals = self._bring_up_to_date(participants, round_ + 1)
-        self._declare(round_)
-        orders = self.server.open_round(participants)
-        reports = self.parts.fleet.take_part(orders, self.parts.rival.corrections(participants))
-        reports = self.parts.guards.release(orders, reports)
+        parts, server, round_ = self.parts, self.server, self.server.round
+        before, tested = server.model, (0, 0)
+        participants = self.participants(round_)
+        if self.experiment.record.prequential:
+            tested = tested_first(parts.learner, before, parts.stream, parts.data.devices, round_)
+        arrivals = self._bring_up_to_date(participants, round_)
+        orders = server.open_round(participants)
+        reports = parts.fleet.take_part(orders, parts.rival.corrections(participants))
+        reports = parts.guards.release(orders, reports)
         self._deliver(reports, round_)
-        summary = self._merge(reports)
-        return RoundRecord(self.server.round, summary, arrivals, self.evaluate() if evaluated else None)
-
-    def _merge(self, reports: dict[DeviceId, Report]) -> RoundSummary:
-        before, local = self.server.model, self.server.schedule.local(self.server.round)
-        summary = self.server.close_round()
+        summary = server.close_round()
         counted = {device: reports[device] for device in summary.accepted}
-        self.server.model = self.parts.rival.step(before, self.server.model, counted, local.learning_rate)
-        return summary
+        rate = server.schedule.local(round_).learning_rate
+        server.model = parts.rival.step(before, server.model, counted, rate)
+        return RoundRecord(server.round, summary, arrivals, self.evaluate() if evaluated else None, tested)
 
-    def first_participants(self) -> tuple[DeviceId, ...]:
-        """The devices of the first round, the same for every method under one seed."""
-        return self.server.select(0, self._population, self._k)
+    def participants(self, round_: int) -> tuple[DeviceId, ...]:
+        """The devices of a round; those of the first are the same for every method under one seed."""
+        return self.server.select(round_, self._population, self._k)
 
     def evaluate(self) -> ModelScores:
         """The global model on every device's test samples."""
@@ -95,41 +94,33 @@ class Simulator:
 
     def snapshot(self) -> State:
         """All that the rest of the run depends on."""
-        return snapshot_parts(self._kept()) | {"tally": np.array([self.tally[name] for name in TALLIED])}
+        return snapshot_parts(self._kept) | {"tally": np.array([self.tally[name] for name in TALLIED])}
 
     def restore(self, state: State) -> None:
         """Becomes the simulation that `snapshot` described."""
-        restore_parts(self._kept(), state)
+        restore_parts(self._kept, state)
         self.tally = Counter(dict(zip(TALLIED, state["tally"].tolist(), strict=True)))
 
-    def _kept(self) -> dict[str, Kept]:
-        parts = self.parts
-        kept: dict[str, Kept] = {"server": self.server, "rival": parts.rival, "guards": parts.guards}
-        return kept | ({"fleet": parts.fleet} if isinstance(parts.fleet, SimulatedFleet) else {})
+    def _bring_up_to_date(self, participants: Sequence[DeviceId], round_: int) -> int:
+        """Lets participants see what has arrived; returns how much that was.
 
-    def _is_declared(self, round_: int) -> bool:
-        profile = self.experiment.profile
-        return profile.measured and round_ % profile.every == 0
-
-    def _declare(self, round_: int) -> None:
-        """Lets all devices say what they have counted, and plans anew (steps 1, 2)."""
-        fleet = self.parts.fleet
-        if self._is_declared(round_) and isinstance(fleet, SimulatedFleet):
-            plan, _ = self.server.coordinate(self.parts.guards.release_profiles(fleet.declare()))
-            fleet.assign(plan)
-
-    def _bring_up_to_date(self, participants: Sequence[DeviceId], until: int) -> int:
-        """Lets participants, or under an oracle all devices, see what has arrived; returns how much that was."""
-        fleet = self.parts.fleet
+        Under an oracle, and where devices are to say what they have counted for a new plan (steps 1, 2), all see it.
+        """
+        fleet, oracle, profile = self.parts.fleet, self.parts.oracle, self.experiment.profile
         if not isinstance(fleet, SimulatedFleet):
             return 0
-        if self.parts.oracle is not None and isinstance(self.server.estimator, GivenEstimator):
-            direction = self.parts.oracle.gradient(self.server.model)
+        if oracle is not None and isinstance(self.server.estimator, GivenEstimator):
+            direction = oracle.gradient(self.server.model)
             self.server.estimator.give(direction)
             fleet.adopt(self._population, self.server.model, direction)
-        everyone = self.parts.oracle is not None or self._is_declared(until - 1)
-        arrivals = fleet.catch_up(self._population if everyone else participants, until)
+        declared = profile.measured and round_ % profile.every == 0
+        arrivals = fleet.catch_up(self._population if declared or oracle else participants, round_ + 1)
         self.tally["samples_valued"] += arrivals
+        if declared:
+            counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
+            plan, _ = self.server.coordinate(self.parts.guards.release_profiles(counted))
+            for d, device in fleet.devices.items():
+                device.assign(plan.assignment(d))
         return arrivals
 
     def _deliver(self, reports: dict[DeviceId, Report], round_: int) -> None:

@@ -44,34 +44,17 @@ def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
     )
 
 
-class Prequential:
-    """Test, then train: the global model on what arrives anywhere in a round, before anybody trains on it."""
-
-    def __init__(self, learner: Learner, stream: Stream, devices: int) -> None:
-        self._learner, self._stream, self._devices = learner, stream, devices
-        self._right = self._seen = 0
-
-    def test(self, model: Vector, round_: int) -> None:
-        arrivals = [self._stream.arrivals(d, round_, round_ + 1) for d in range(self._devices)]
-        batch = Batch.concatenate(arrivals)
-        if len(batch):
-            _, right = judge(self._learner, model, batch.x, batch.y)
-            self._right += int(right.sum())
-            self._seen += len(batch)
-
-    def take(self) -> float | None:
-        """The accuracy since this was last asked; None if nothing arrived."""
-        accuracy = self._right / self._seen if self._seen else None
-        self._right = self._seen = 0
-        return accuracy
+def tested_first(learner: Learner, model: Vector, stream: Stream, devices: int, round_: int) -> tuple[int, int]:
+    """How much of what arrives anywhere in a round the model has right, and how much it is: test, then train."""
+    batch = Batch.concatenate([stream.arrivals(d, round_, round_ + 1) for d in range(devices)])
+    return (int(judge(learner, model, batch.x, batch.y)[1].sum()), len(batch)) if len(batch) else (0, 0)
 
 
 def _shares(right: BoolArray, groups: AnyArray, count: int) -> FloatArray:
     """The share of right answers in each group, NaN for an empty one."""
     counts = np.bincount(groups, minlength=count)
     sums = np.bincount(groups, weights=right, minlength=count)
-    shares: FloatArray = np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0)
-    return shares
+    return np.asarray(np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0))
 
 
 def _mean_of_first(values: FloatArray, share: float) -> float:

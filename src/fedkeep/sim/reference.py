@@ -9,7 +9,7 @@ from fedkeep.core.estimators import Estimate
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.ports import FleetLearner, Job, Learner
 from fedkeep.core.seeds import child_seed, generator
-from fedkeep.core.types import Batch, DeviceId, FloatArray, IntArray, Report, TrainOrder, Vector
+from fedkeep.core.types import DeviceId, IntArray, Report, TrainOrder, Vector
 from fedkeep.data import Federation, Ownership, Stream
 
 _CHUNK = 4096
@@ -47,11 +47,8 @@ class FullFleet:
 
 def pooled(data: Federation) -> Federation:
     """The same data on a single device."""
-
-    def one(members: Ownership) -> Ownership:
-        return Ownership(members.indices, np.array([0, len(members.indices)]))
-
-    return replace(data, train=one(data.train), test=one(data.test), device_names=None)
+    train, test = (Ownership(own.indices, np.array([0, len(own.indices)])) for own in (data.train, data.test))
+    return replace(data, train=train, test=test, device_names=None)
 
 
 class Oracle:
@@ -65,19 +62,16 @@ class Oracle:
 
     def gradient(self, model: Vector) -> Vector:
         """The global gradient: every device weighs as many samples as it has."""
-        return self._mean(model, self._ids).astype(np.float32)
+        return self._mean(model, self._ids)
 
     def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
         """Every device's gradient over its training samples, as if each had reported before the first round."""
-        return {
-            d: Estimate(self._mean(model, self._data.train.of(d)).astype(np.float32), rate, -1)
-            for d, rate in rates.items()
-        }
+        return {d: Estimate(self._mean(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}
 
-    def _mean(self, model: Vector, ids: IntArray) -> FloatArray:
+    def _mean(self, model: Vector, ids: IntArray) -> Vector:
         probe = self._learner.probe(model)
         total = np.zeros(self._learner.gradient_size)
         for start in range(0, len(ids), _CHUNK):
-            part: Batch = self._data.take(ids[start : start + _CHUNK])
+            part = self._data.take(ids[start : start + _CHUNK])
             total += probe.measure(part).mean_gradient().astype(np.float64) * len(part)
-        return total / len(ids)
+        return (total / len(ids)).astype(np.float32)

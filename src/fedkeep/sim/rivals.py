@@ -68,11 +68,10 @@ class _OfEachDevice(Rival):
         self._known[device] = new
 
     def snapshot(self) -> State:
-        devices = np.array(sorted(self._known), dtype=np.int64)
-        return {"devices": devices, "mean": self._mean, **{str(d): vector for d, vector in self._known.items()}}
+        return {"mean": self._mean, **{str(device): vector for device, vector in self._known.items()}}
 
     def restore(self, state: State) -> None:
-        self._known = {device: state[str(device)] for device in state["devices"].tolist()}
+        self._known = {int(key): vector for key, vector in state.items() if key.isdigit()}
         self._mean = state["mean"]
 
 
