@@ -35,17 +35,6 @@ def check_policy(policy: SelectionPolicy) -> list[str]:
         _play(policy, [7, 5], rounds=2)
     except FedkeepError as error:  # one sound number per sample
         raise ConformanceError(str(error)) from error
-    _require_inputs_unwritten(policy)
-    whole, mixed = _play(policy, [40], rounds=3), _play(policy, [13, 1, 26], rounds=3)
-    _require(whole == _play(policy, [1] * 40, rounds=3) == mixed, "what is kept does not depend on chunking")
-    restarted = _play(policy, [20, 20], rounds=2, restart=True)
-    _require(_play(policy, [20, 20], rounds=2) == restarted, "what is kept survives snapshot and restore")
-    once, again = (_play(policy, [30], rounds=2) for _ in range(2))
-    _require(once == again, "the same seed keeps the same samples; take randomness from view.uniform")
-    return ["scores", "inputs", "chunking", "restart", "repeatable"]
-
-
-def _require_inputs_unwritten(policy: SelectionPolicy) -> None:
     batch, device = _samples(20), _device(policy)
     for array in (batch.x, batch.y, batch.ids):
         array.setflags(write=False)
@@ -54,6 +43,13 @@ def _require_inputs_unwritten(policy: SelectionPolicy) -> None:
         device.participate(_order(0))
     except (FedkeepError, ValueError) as error:
         raise ConformanceError(f"the samples belong to the caller and must not be written: {error}") from error
+    whole, mixed = _play(policy, [40], rounds=3), _play(policy, [13, 1, 26], rounds=3)
+    _require(whole == _play(policy, [1] * 40, rounds=3) == mixed, "what is kept does not depend on chunking")
+    restarted = _play(policy, [20, 20], rounds=2, restart=True)
+    _require(_play(policy, [20, 20], rounds=2) == restarted, "what is kept survives snapshot and restore")
+    once, again = (_play(policy, [30], rounds=2) for _ in range(2))
+    _require(once == again, "the same seed keeps the same samples; take randomness from view.uniform")
+    return ["scores", "inputs", "chunking", "restart", "repeatable"]
 
 
 def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False) -> list[int]:

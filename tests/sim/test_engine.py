@@ -153,7 +153,6 @@ def test_learns(policy: str) -> None:
         {"preset": "paper"},
         {"preset": "authors"},
         {"policy": {"name": "fifo"}, "coordinator": {"name": "greedy", "applies_to": "all"}},
-        {"profile": {"velocity_error": 0.5}},
         {"regions": {"name": "k-means", "count": 4}},
         {"regions": {"name": "hierarchical", "count": 3, "space": "activations"}},
         {"coordinator": {"name": "exact", "clients_per_label": 2}},

@@ -94,8 +94,13 @@ def descend(
     gamma = array(padded([job.weights.astype(np.float32) for job in jobs]))
     rate, pull = local.learning_rate, local.learning_rate * local.proximal
     anchor = models + 0 if pull else None
-    correction = corrections(jobs, valued)
-    constant, tail = None if correction is None else rate * array(correction), models[:, -valued:]
+    constant, tail = None, models[:, -valued:]
+    if any(job.correction is not None for job in jobs):
+        nothing = np.zeros(valued, dtype=np.float32)
+        given = [nothing if job.correction is None or not job.weights.any() else job.correction for job in jobs]
+        if any(own.shape != nothing.shape for own in given):
+            raise ValueError(f"a correction cannot be broadcast to the {valued} valued parameters")
+        constant = rate * array(padded(given))
     for index in minibatches(y.shape[1], local, jobs[0].seed):
         total = gamma[:, index].sum(1)[:, None]
         if not total.any():
@@ -139,14 +144,3 @@ def padded(rows: Sequence[AnyArray]) -> AnyArray:
     for place, own in zip(whole, rows, strict=True):
         place[: len(own)] = own
     return whole
-
-
-def corrections(jobs: Sequence[Job], size: int) -> AnyArray | None:
-    """The corrections of C jobs, (C, size), zero for jobs without one or without weight; None where none has one."""
-    given = [job.correction for job in jobs]
-    if all(own is None for own in given):
-        return None
-    if any(own is not None and own.shape != (size,) for own in given):
-        raise ValueError(f"a correction cannot be broadcast to the {size} valued parameters")
-    nothing = np.zeros(size, dtype=np.float32)
-    return padded([job.correction if job.correction is not None and job.weights.any() else nothing for job in jobs])

@@ -8,7 +8,6 @@ their own n samples, or (n, ...) for one of them.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -96,28 +95,25 @@ class BatchMeasurements(Measurements):
 
 
 class FactoredMeasurements(BatchMeasurements):
-    """Measurements of n samples from the factors of the valued layers and of the last one, the `head`."""
+    """Measurements of n samples from the factors of the valued layers."""
 
     def __init__(self, gradient_size: int, n: int) -> None:
         self._size, self._n = gradient_size, n
 
-    @property
     @abstractmethod
-    def _head(self) -> Factors: ...
-
-    @property
-    @abstractmethod
-    def _valued(self) -> Sequence[Factors]: ...
+    def _last(self, wanted: int | None = None) -> Sequence[Factors]:
+        """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
         return _summed(factors.project(own) for factors, own in self._with_parts_of(direction))
 
     def inner(self, other: Measurements) -> Scores:
         theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
-        return _summed(mine.inner(same) for mine, same in zip(self._valued, theirs._valued, strict=True))
+        return _summed(mine.inner(same) for mine, same in zip(self._last(), theirs._last(), strict=True))
 
     def head_norms(self) -> Scores:
-        return np.sqrt(_summed([self._head.inner(self._head)]))
+        head = self._last(1)[-1]
+        return np.sqrt(_summed([head.inner(head)]))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         shares = (weights / max(1, self._n)).astype(np.float32)
@@ -129,7 +125,7 @@ class FactoredMeasurements(BatchMeasurements):
     def _with_parts_of(self, vector: Vector) -> Iterator[tuple[Factors, Vector]]:
         """Every valued layer beside its part of a vector."""
         start = 0
-        for factors in self._valued:
+        for factors in self._last():
             yield factors, vector[start : (start := start + factors.size)]
 
 
@@ -165,13 +161,9 @@ class TracedMeasurements(FactoredMeasurements):
     def activations(self) -> AnyArray:
         return self._trace.activations[self._c, : self._n].copy()
 
-    @property
-    def _head(self) -> Outer:
-        return self._trace.head.of(self._c, self._n)
-
-    @cached_property
-    def _valued(self) -> Sequence[Factors]:
-        return [factors.of(self._c, self._n) for factors in self._trace.valued]
+    def _last(self, wanted: int | None = None) -> Sequence[Outer]:
+        layers = [self._trace.head] if wanted == 1 else self._trace.valued
+        return [factors.of(self._c, self._n) for factors in layers]
 
 
 class ChunkedMeasurements(BatchMeasurements):

@@ -57,7 +57,16 @@ def learner_for(
     from fedkeep.learn.torch_learner import TorchLearner
 
     learner = TorchLearner(partial(made_module, partial(make, **options), f"model '{name}'"), last_layers)
-    _refuse_misfit(name, learner, sample_shape, classes)
+    try:  # so that a wrong shape is told before anything runs
+        logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model '{name}' cannot take samples of shape {list(sample_shape)}: {reason}") from error
+    shape = list(logits.shape)
+    if len(shape) != 2 or shape[0] != 2:
+        raise ConfigError(f"model '{name}' must give a row of outputs a sample, it gave shape {shape} for 2")
+    if shape[1] < classes:
+        raise ConfigError(f"model '{name}' has {shape[1]} outputs, and the data has {classes} labels")
     return learner
 
 
@@ -85,20 +94,6 @@ def made_module(make: "Callable[[], nn.Module]", named: str) -> "nn.Module":
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the factory of {named} must make a torch.nn.Module, it made {type(module).__name__}")
     return module
-
-
-def _refuse_misfit(name: str, learner: FleetLearner, sample_shape: tuple[int, ...], classes: int) -> None:
-    """Lets two blank samples through, so that a wrong shape is told before anything runs."""
-    try:
-        logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"model '{name}' cannot take samples of shape {list(sample_shape)}: {reason}") from error
-    shape = list(logits.shape)
-    if len(shape) != 2 or shape[0] != 2:
-        raise ConfigError(f"model '{name}' must give a row of outputs a sample, it gave shape {shape} for 2")
-    if logits.shape[1] < classes:
-        raise ConfigError(f"model '{name}' has {logits.shape[1]} outputs, and the data has {classes} labels")
 
 
 def _hidden(name: str, options: Mapping[str, Any]) -> Sequence[int]:

@@ -93,28 +93,20 @@ class TorchMeasurements(FactoredMeasurements):
         return _scores(losses(self._logits, as_tensor(self._batch.y)))
 
     def activations(self) -> AnyArray:
-        return torch.as_tensor(self._head.a).flatten(1).numpy()
+        return torch.as_tensor(self._last(1)[-1].a).flatten(1).numpy()
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return sum(factors.a.nbytes + factors.e.nbytes for factors in self._noted)
 
-    @property
-    def _head(self) -> Outer | Placed:
-        return self._last(1)[-1]
-
-    @property
-    def _valued(self) -> Sequence[Outer | Placed]:
-        return self._last(len(self._network.valued_layers))
-
-    def _last(self, wanted: int) -> list[Outer | Placed]:
-        """At least the last `wanted` valued layers, of a forward and a backward pass that gives the logits too.
+    def _last(self, wanted: int | None = None) -> list[Outer | Placed]:
+        """By a forward and a backward pass, which gives the logits too.
 
         Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
         """
-        if len(self._noted) >= wanted:
+        layers = self._network.valued_layers[-(wanted or 0) :]
+        if len(self._noted) >= len(layers):
             return self._noted
-        layers = self._network.valued_layers[-wanted:]
         with self._network.loaded(self._model):
             graph, calls = self._network.observe(as_tensor(self._batch.x), layers)
             if any(len(of_layer) != 1 for of_layer in calls):

@@ -1,7 +1,6 @@
 """Puts an experiment's components together."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
 from fedkeep.planning.clusters import Clusters
 from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.fleet import SimulatedFleet
+from fedkeep.sim.fleet import FullFleet, Oracle, SimulatedFleet, pooled
 from fedkeep.sim.guards import Guards, guards_for
-from fedkeep.sim.reference import FullFleet, Oracle, pooled
 from fedkeep.sim.rivals import Rival, rival_for
 
 _SUMMARISED = 200
@@ -43,7 +41,7 @@ class Ground:
     """The first one."""
     regions: Regions
     velocities: FloatArray
-    """V as declared, (C, Y): arrivals a round, with the error asked for; as it truly is where devices measure it."""
+    """V, (C, Y), in arrivals a round: as declared, unless devices measure it."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
@@ -95,9 +93,6 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
     regions = divide(experiment, data, probe)
     counts = region_counts(data, regions, probe)
     velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
-    if experiment.profile.velocity_error:
-        noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
-        velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)
     return Ground(experiment, data, stream, learner, model, regions, velocities)
 
 
@@ -123,7 +118,16 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
     else:
-        fleet = SimulatedFleet(learner, stream, partial(_planned, ground, server, server.estimator.direction()))
+        direction = server.estimator.direction()
+
+        def make(number: DeviceId) -> Device:
+            """As it is before the first round: with the plan's word on what to keep."""
+            made = ground.device(number, direction)
+            if server.plan is not None:
+                made.assign(server.plan.assignment(number))
+            return made
+
+        fleet = SimulatedFleet(learner, stream, make)
     return Assembly(
         **vars(ground),
         server=server,
@@ -132,14 +136,6 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         guards=guards,
         rival=rival_for(experiment.correction, learner, stream.rates),
     )
-
-
-def _planned(ground: Ground, server: Server, direction: Vector | None, device: DeviceId) -> Device:
-    """A device as it is before the first round: with the plan's word on what to keep."""
-    made = ground.device(device, direction)
-    if server.plan is not None:
-        made.assign(server.plan.assignment(device))
-    return made
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:

@@ -7,21 +7,39 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.core.estimators import GivenEstimator
-from fedkeep.core.ports import Kept
+from fedkeep.core.ports import Kept, Learner
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
-from fedkeep.core.types import DeviceId, Report, State
+from fedkeep.core.types import AnyArray, Batch, BoolArray, DeviceId, FloatArray, Report, State, Vector
 from fedkeep.data import Federation
+from fedkeep.learn.judging import judge
 from fedkeep.sim.assembly import Assembly, assemble
-from fedkeep.sim.evaluation import ModelScores, evaluate, tested_first
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import refuse_alone
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 """What a run costs; a sample is trained on once an epoch."""
+_WORST, _RAREST = 0.1, 0.25
+"""The share of devices, and of labels, that must not be forgotten over a good mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelScores:
+    """Accuracy and mean loss, pooled over all devices' test samples, and the accuracy on each device's own."""
+
+    accuracy: float
+    loss: float
+    device_accuracy: FloatArray
+    """(C,), NaN for a device without test samples."""
+    label_recall: FloatArray
+    """(Y,), NaN for a label without test samples."""
+    worst_tenth: float
+    """The mean accuracy of the worst tenth of the devices, one at least."""
+    rare_recall: float
+    """The mean recall of the rarest quarter of the labels in training, one at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +87,8 @@ class Simulator:
     def play_round(self, *, evaluated: bool) -> RoundRecord:
         """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
         parts, server, round_ = self.parts, self.server, self.server.round
-        before, tested = server.model, (0, 0)
-        participants = self.participants(round_)
-        if self.experiment.record.prequential:
-            tested = tested_first(parts.learner, before, parts.stream, parts.data.devices, round_)
+        before, participants = server.model, self.participants(round_)
+        tested = self._test_first(round_) if self.experiment.record.prequential else (0, 0)
         arrivals = self._bring_up_to_date(participants, round_)
         orders = server.open_round(participants)
         reports = parts.fleet.take_part(orders, parts.rival.corrections(participants))
@@ -100,6 +116,14 @@ class Simulator:
         """Becomes the simulation that `snapshot` described."""
         restore_parts(self._kept, state)
         self.tally = Counter(dict(zip(TALLIED, state["tally"].tolist(), strict=True)))
+
+    def _test_first(self, round_: int) -> tuple[int, int]:
+        """How much of what arrives anywhere in a round the model has right, and how much it is: test, then train."""
+        batch = Batch.concatenate([self.parts.stream.arrivals(d, round_, round_ + 1) for d in self._population])
+        if not len(batch):
+            return 0, 0
+        _, right = judge(self.parts.learner, self.server.model, batch.x, batch.y)
+        return int(right.sum()), len(batch)
 
     def _bring_up_to_date(self, participants: Sequence[DeviceId], round_: int) -> int:
         """Lets participants see what has arrived; returns how much that was.
@@ -135,3 +159,31 @@ class Simulator:
                 gradient = 0 if report.local_gradient is None else len(report.local_gradient)
                 self.tally["bytes_up"] += 4 * (len(report.model) + gradient)
                 self.server.receive(device, report)
+
+
+def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
+    """The model on the test samples; a model that has diverged is simply bad."""
+    test = data.pooled_test
+    losses, right = judge(learner, model, test.x, test.y)
+    per_device, per_label = _shares(right, data.test.owners, data.devices), _shares(right, test.y, data.labels)
+    return ModelScores(
+        float(right.mean()),
+        float(losses.mean()),
+        per_device,
+        per_label,
+        _mean_of_first(np.sort(per_device), _WORST),
+        _mean_of_first(per_label[np.argsort(data.label_counts.sum(axis=0), kind="stable")], _RAREST),
+    )
+
+
+def _shares(right: BoolArray, groups: AnyArray, count: int) -> FloatArray:
+    """The share of right answers in each group, NaN for an empty one."""
+    counts = np.bincount(groups, minlength=count)
+    sums = np.bincount(groups, weights=right, minlength=count)
+    return np.asarray(np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0))
+
+
+def _mean_of_first(values: FloatArray, share: float) -> float:
+    """The mean of the first values, a share of those that are known."""
+    known = values[~np.isnan(values)]
+    return float(known[: max(1, round(share * len(known)))].mean())

@@ -1,4 +1,7 @@
-"""The simulated devices: made when first needed, brought up to date when selected."""
+"""The simulated devices: made when first needed, brought up to date when selected.
+
+And what no real fleet has: unlimited storage (FD), all data in one place (CL of Theorem 2), exact gradients.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,12 +10,17 @@ from functools import cache, partial
 import numpy as np
 
 from fedkeep.core.device import Device
-from fedkeep.core.ports import FleetLearner, Job, Measurements, Outcome
+from fedkeep.core.estimators import Estimate
+from fedkeep.core.gist import GistOptions
+from fedkeep.core.ports import FleetLearner, Job, Learner, Measurements, Outcome
+from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.core.state import put_numbered, take_numbered
-from fedkeep.core.types import Batch, DeviceId, Report, State, TrainOrder, Vector
-from fedkeep.data import Stream
+from fedkeep.core.types import Batch, DeviceId, IntArray, Report, State, TrainOrder, Vector
+from fedkeep.data import Federation, Ownership, Stream
 
+_CHUNK = 4096
+"""Samples of which an exact gradient is taken at a time."""
 Watcher = Callable[[DeviceId, Batch, Outcome], None]
 
 
@@ -56,25 +64,31 @@ class SimulatedFleet:
     ) -> dict[DeviceId, Report]:
         """Lets the devices follow their orders, training all of them in one call (steps 5, 6).
 
-        What is stored one local step ahead is measured in one call, too, for all whose steps are mended.
+        What is stored is measured in one call, too, under the models that devices are about to adopt; for gists, also
+        under those that they have, and one local step ahead.
         """
         devices = {d: self.device(d) for d in orders}
-        batches = {d: device.follow(orders[d]) for d, device in devices.items()}
-        before, after = self._measure_stored(orders, {d: batch for d, batch in batches.items() if len(batch)})
+        stored = {d: device.follow(orders[d]) for d, device in devices.items()}
+        filled = {d: batch for d, batch in stored.items() if len(batch)}
+        before: Mapping[DeviceId, Measurements] = {}
+        after: Mapping[DeviceId, Measurements] = {}
+        if filled:
+            first = next(iter(filled))
+            if devices[first].gist is None:
+                after = self._measure_together(orders[first].model, filled)
+            else:
+                before = self._measure({d: _model(devices[d]) for d in filled}, filled)
+                after = self._measure(dict.fromkeys(filled, orders[first].model), filled)
         drafts = {d: device.draft(orders[d], before.get(d), after.get(d)) for d, device in devices.items()}
-        models = {d: model for d, draft in drafts.items() if (model := draft.ahead) is not None}
-        ahead = self._measure(models, {d: draft.job.batch for d, draft in drafts.items()})
+        next_models = {d: model for d, draft in drafts.items() if (model := draft.ahead) is not None}
+        ahead = self._measure(next_models, {d: draft.job.batch for d, draft in drafts.items()})
         prepared = {d: devices[d].look_ahead(draft, ahead.get(d)) for d, draft in drafts.items()}
-        jobs = {d: _corrected(p.job, corrections.get(d)) for d, p in prepared.items() if len(p.job.batch)}
         trained: dict[DeviceId, Vector] = {}
-        if jobs:
+        if jobs := {d: _corrected(p.job, corrections.get(d)) for d, p in prepared.items() if len(p.job.batch)}:
             order = orders[next(iter(jobs))]
-            trained = dict(
-                zip(jobs, self.learner.train_many(order.model, list(jobs.values()), order.local), strict=True)
-            )
-        return {
-            d: devices[d].complete(each, trained.get(d, each.order.model), after.get(d)) for d, each in prepared.items()
-        }
+            models = self.learner.train_many(order.model, list(jobs.values()), order.local)
+            trained = dict(zip(jobs, models, strict=True))
+        return {d: devices[d].complete(p, trained.get(d, p.order.model), after.get(d)) for d, p in prepared.items()}
 
     def adopt(self, devices: Sequence[DeviceId], model: Vector, direction: Vector) -> None:
         """Gives devices a new model and direction outside of a round, as only an oracle can."""
@@ -93,18 +107,6 @@ class SimulatedFleet:
         for d, seen in state["seen"].tolist():
             self.device(d).restore(parts[d])
             self._seen[d] = seen
-
-    def _measure_stored(
-        self, orders: Mapping[DeviceId, TrainOrder], filled: dict[DeviceId, Batch]
-    ) -> tuple[Mapping[DeviceId, Measurements], Mapping[DeviceId, Measurements]]:
-        """What is stored, under the models that the participants have (for gists alone) and are about to adopt."""
-        if not filled:
-            return {}, {}
-        first = next(iter(filled))
-        if self.device(first).gist is None:
-            return {}, self._measure_together(orders[first].model, filled)
-        before = self._measure({d: _model(self.device(d)) for d in filled}, filled)
-        return before, self._measure(dict.fromkeys(filled, orders[first].model), filled)
 
     def _measure(
         self, models: Mapping[DeviceId, Vector], batches: Mapping[DeviceId, Batch]
@@ -137,3 +139,65 @@ def _model(device: Device) -> Vector:
     if device.model is None:
         raise RuntimeError("a simulated device has a model from the start")
     return device.model
+
+
+class FullFleet:
+    """Devices that train on all their data, or all that has come so far, in every round, weighed by its rate.
+
+    With a shared gist, which here is the exact gradient, they have its correction of the drift between devices too.
+    """
+
+    def __init__(self, learner: FleetLearner, stream: Stream, gist: GistOptions, seed: int, *, so_far: bool) -> None:
+        self._learner, self._stream, self._gist, self._seed, self._so_far = learner, stream, gist, seed, so_far
+
+    def take_part(
+        self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Report]:
+        return {d: self._report(d, order, corrections.get(d)) for d, order in orders.items()}
+
+    def _report(self, device: DeviceId, order: TrainOrder, correction: Vector | None) -> Report:
+        stream = self._stream
+        batch = stream.seen_before(device, order.round + 1) if self._so_far else stream.training_set(device)
+        if not len(batch):
+            return Report(order.round, order.model, 0.0, 0, 0, None)
+        seed = child_seed(self._seed, "device", device, "train", order.round)
+        gradient = self._learner.probe(order.model).measure(batch).mean_gradient() if self._gist.shared else None
+        if gradient is not None and order.direction is not None:
+            drift = np.float32(self._gist.kappa) * (order.direction - gradient)
+            correction = drift if correction is None else correction + drift
+        model = self._learner.train(order.model, Job(batch, np.ones(len(batch)), seed, correction), order.local)
+        per_epoch = -(-len(batch) // order.local.batch_size) if order.local.batch_size else 1
+        weight = stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(len(batch))
+        return Report(order.round, model, weight, order.local.epochs * per_epoch, len(batch), gradient, len(batch))
+
+
+def pooled(data: Federation) -> Federation:
+    """The same data on a single device."""
+    train, test = (Ownership(own.indices, np.array([0, len(own.indices)])) for own in (data.train, data.test))
+    return replace(data, train=train, test=test, device_names=None)
+
+
+class Oracle:
+    """Exact gradients of the global loss and of each device's, over all samples or a fixed seeded subset."""
+
+    def __init__(self, learner: Learner, data: Federation, samples: int | None, seed: int) -> None:
+        self._learner, self._data = learner, data
+        self._ids = np.sort(data.train.indices)
+        if samples is not None and samples < len(self._ids):
+            self._ids = np.sort(generator(seed, "oracle").choice(self._ids, samples, replace=False))
+
+    def gradient(self, model: Vector) -> Vector:
+        """The global gradient: every device weighs as many samples as it has."""
+        return self._mean(model, self._ids)
+
+    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
+        """Every device's gradient over its training samples, as if each had reported before the first round."""
+        return {d: Estimate(self._mean(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}
+
+    def _mean(self, model: Vector, ids: IntArray) -> Vector:
+        probe = self._learner.probe(model)
+        total = np.zeros(self._learner.gradient_size)
+        for start in range(0, len(ids), _CHUNK):
+            part = self._data.take(ids[start : start + _CHUNK])
+            total += probe.measure(part).mean_gradient().astype(np.float64) * len(part)
+        return (total / len(ids)).astype(np.float32)

@@ -22,8 +22,7 @@ from fedkeep.records import Recorder, lines, read_run
 from fedkeep.records.measures import LISTED, gist_line, plan_line
 from fedkeep.records.reader import begins_with_header, is_intact_until
 from fedkeep.records.versions import versions
-from fedkeep.sim.engine import TALLIED, RoundRecord, Simulator
-from fedkeep.sim.evaluation import ModelScores
+from fedkeep.sim.engine import TALLIED, ModelScores, RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.fleet import SimulatedFleet
 
@@ -62,74 +61,66 @@ def play(cell: Cell, directory: Path, *, resume: bool = False, progress: Progres
     path = record_path(cell, directory)
     if resume and is_finished(cell, directory):
         return path
-    run = _Run(cell, path, resume=resume)
-    with run.recorder:
-        for record in run.simulator.run():
-            run.note(record)
+    restored = _restored(cell, path) if resume and begins_with_header(path) else None
+    simulator, seconds = restored or (Simulator(cell.experiment), 0.0)
+    observer, saved = Observer(simulator), simulator.server.round
+    with Recorder(path) as recorder:
+        if restored is not None:
+            recorder.truncate_after(saved)
+        else:
+            recorder.start(_header(cell, simulator.parts.data))
+            for line in observer.opening():
+                recorder.write(line)
+        began = time.perf_counter() - seconds
+        for record in simulator.run():
+            observer.see(record)
+            if record.evaluation is not None:
+                for line in observer.account(record.round, record.evaluation):
+                    recorder.write(line)
+                seconds = time.perf_counter() - began
+                recorder.write(lines.Timing(round=record.round, seconds=seconds))
+                observer.start_anew()
+                if record.round - saved >= cell.experiment.record.checkpoint_every:
+                    recorder.sync()
+                    _save(cell, path, simulator, seconds)
+                    saved = record.round
             if progress is not None:
                 progress(record.round, record.evaluation.accuracy if record.evaluation else None)
-        digest = hashlib.sha256(run.simulator.server.model.tobytes()).hexdigest()
-        run.recorder.write(lines.End(round=run.simulator.server.round, digest=digest))
-    run.checkpoint.unlink(missing_ok=True)
+        digest = hashlib.sha256(simulator.server.model.tobytes()).hexdigest()
+        recorder.write(lines.End(round=simulator.server.round, digest=digest))
+    _checkpoint(path).unlink(missing_ok=True)
     return path
 
 
-class _Run:
-    """One cell being played; its checkpoints fall on evaluations, where the record owes nothing."""
+def _checkpoint(path: Path) -> Path:
+    """The state of a run beside its record; it is saved at evaluations, when the record owes nothing."""
+    return path.with_suffix(".checkpoint")
 
-    def __init__(self, cell: Cell, path: Path, *, resume: bool) -> None:
-        self._experiment, self._digest = cell.experiment, cell.experiment.digest()
-        self.simulator = Simulator(cell.experiment)
-        self.checkpoint = path.with_suffix(".checkpoint")
-        self._saved, self._seconds = 0, 0.0
-        resumed = resume and begins_with_header(path) and self._restore(path)
-        self.recorder = Recorder(path)
-        self._observer = Observer(self.simulator)
-        if resumed:
-            self.recorder.truncate_after(self._saved)
-        else:
-            self.recorder.start(_header(cell, self.simulator.parts.data))
-            for line in self._observer.opening():
-                self.recorder.write(line)
-        self._began = time.perf_counter() - self._seconds
 
-    def note(self, record: RoundRecord) -> None:
-        """Takes a round into the record; saves the run's state when it is time."""
-        self._observer.see(record)
-        if record.evaluation is None:
-            return
-        for line in self._observer.account(record.round, record.evaluation):
-            self.recorder.write(line)
-        seconds = time.perf_counter() - self._began
-        self.recorder.write(lines.Timing(round=record.round, seconds=seconds))
-        self._observer.start_anew()
-        if record.round - self._saved < self._experiment.record.checkpoint_every:
-            return
-        state = self.simulator.snapshot() | {"config_hash": np.array(self._digest), "seconds": np.array(seconds)}
-        members: Any = {name.replace("/", "|"): array for name, array in state.items()}  # a slash would make a folder
-        self.recorder.sync()
-        with writing(self.checkpoint) as file:
-            np.savez(file, **members)
-        self._saved = record.round
+def _save(cell: Cell, path: Path, simulator: Simulator, seconds: float) -> None:
+    state = simulator.snapshot()
+    state["config_hash"], state["seconds"] = np.array(cell.experiment.digest()), np.array(seconds)
+    # Names in a zip file are paths: slashes would become folders.
+    members: Any = {name.replace("/", "|"): array for name, array in state.items()}
+    with writing(_checkpoint(path)) as file:
+        np.savez(file, **members)
 
-    def _restore(self, path: Path) -> bool:
-        """Goes back to the last checkpoint; False if there is none of this experiment, or the record is damaged."""
-        try:
-            with np.load(self.checkpoint, allow_pickle=False) as arrays:
-                state = {name.replace("|", "/"): array for name, array in arrays.items()}
-        except FileNotFoundError:
-            return False
-        except (zipfile.BadZipFile, ValueError, EOFError) as error:
-            raise DataError(f"the checkpoint {self.checkpoint} is damaged; delete it to start that run anew") from error
-        if str(state.pop("config_hash")) != self._digest:
-            return False
-        seconds = float(state.pop("seconds"))
-        self.simulator.restore(state)
-        if not is_intact_until(path, self.simulator.server.round):
-            self.simulator = Simulator(self._experiment)
-            return False
-        self._seconds, self._saved = seconds, self.simulator.server.round
-        return True
+
+def _restored(cell: Cell, path: Path) -> tuple[Simulator, float] | None:
+    """The last checkpoint, and the seconds; None if there is none of this experiment, or the record is damaged."""
+    try:
+        with np.load(_checkpoint(path), allow_pickle=False) as arrays:
+            state = {name.replace("|", "/"): array for name, array in arrays.items()}
+    except FileNotFoundError:
+        return None
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        where = _checkpoint(path)
+        raise DataError(f"the checkpoint {where} is damaged; delete it to start that run anew") from error
+    if str(state.pop("config_hash")) != cell.experiment.digest():
+        return None
+    simulator, seconds = Simulator(cell.experiment), float(state.pop("seconds"))
+    simulator.restore(state)
+    return (simulator, seconds) if is_intact_until(path, simulator.server.round) else None
 
 
 def _header(cell: Cell, data: Federation) -> lines.Header:
@@ -249,21 +240,22 @@ class Observer:
 
     def _device(self, round_: int, device: DeviceId, stored: Stored) -> lines.DeviceLine:
         now = self._simulator.parts.stream.position(device, round_)
-        columns = (stored.batch.y, stored.batch.ids, stored.scores, stored.arrivals, stored.uses)
+        columns = (stored.batch.ids, stored.batch.y, stored.scores, stored.arrivals, stored.uses)
+        rows = zip(*(column.tolist() for column in columns), self._thumbnails(stored.batch.x), strict=True)
         slots = tuple(
-            lines.Slot(id=id_, label=y, score=score, age=now - arrival, uses=uses, thumbnail=self._thumbnail(x))
-            for x, y, id_, score, arrival, uses in zip(stored.batch.x, *(c.tolist() for c in columns), strict=True)
+            lines.Slot(id=id_, label=label, score=score, age=now - arrival, uses=uses, thumbnail=thumbnail)
+            for id_, label, score, arrival, uses, thumbnail in rows
         )
         capacity, changes = self._simulator.experiment.storage.capacity, tuple(self._changes[device])
         return lines.DeviceLine(round=round_, device=device, capacity=capacity, slots=slots, changes=changes)
 
-    def _thumbnail(self, x: AnyArray) -> str | None:
-        """The picture as 8-bit grey on the scale of all the data: one that is dim or drowned in noise looks so."""
+    def _thumbnails(self, x: AnyArray) -> list[str | None]:
+        """Pictures as 8-bit grey on the scale of all the data: one that is dim or drowned in noise looks so."""
         if self._greys is None:
-            return None
+            return [None] * len(x)
         low, high = self._greys
         grey = np.clip(255 * (x - low) / max(high - low, 1e-12), 0, 255).astype(np.uint8)
-        return base64.b64encode(grey.tobytes()).decode()
+        return [base64.b64encode(picture.tobytes()).decode() for picture in grey]
 
     def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
         self._fates.update(outcome.fates.tolist())

@@ -155,7 +155,15 @@ def play_on_ray(cells: Sequence[Cell], waiting: Sequence[int], directory: Path, 
             (done,), _ = ray.wait(list(going), num_returns=1)
             i = going.pop(done)
             record = record_path(cells[i], directory)
-            for name, content in _answer(ray, done).items():
+            try:
+                files: dict[str, bytes] = ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, FedkeepError):
+                    raise error.cause from error
+                raise FedkeepError(f"a run failed on the cluster: {error.cause!r}") from error
+            except ray.exceptions.RayError as error:
+                raise FedkeepError(f"the Ray cluster lost a run: {error}; go on with --resume") from error
+            for name, content in files.items():
                 with writing(directory / name) as file:
                     file.write(content)
             record.with_suffix(".checkpoint").unlink(missing_ok=True)
@@ -181,18 +189,6 @@ def _play_elsewhere(table: Table, setting: str) -> dict[str, bytes]:
         record = play(Cell(table, setting), Path(folder))
         paths = sorted(Path(folder).glob("*.jsonl"), key=lambda path: path == record)
         return {path.name: path.read_bytes() for path in paths}
-
-
-def _answer(ray: Any, task: Any) -> dict[str, bytes]:
-    try:
-        files: dict[str, bytes] = ray.get(task)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, FedkeepError):
-            raise error.cause from error
-        raise FedkeepError(f"a run failed on the cluster: {error.cause!r}") from error
-    except ray.exceptions.RayError as error:
-        raise FedkeepError(f"the Ray cluster lost a run: {error}; go on with --resume") from error
-    return files
 
 
 def _connected() -> Any:
