@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import islice, product
 from math import prod
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -111,7 +111,8 @@ class Convolution(Link):
         *lead, outputs, inputs = *errors.shape[:3], columns.shape[3]
         gradients = np.empty((*lead, outputs * (inputs + 1)), dtype=np.float32)
         weight, bias = np.split(gradients, [outputs * inputs], axis=-1)
-        np.matmul(errors.numpy(), columns, out=weight.reshape(*lead, outputs, inputs))  # torch would copy both first
+        # By numpy: torch would copy both first.
+        np.matmul(errors.numpy(), columns, out=weight.reshape(*lead, outputs, inputs))
         bias[:] = errors.sum(3)
         return Outer(gradients, np.ones((*lead, 1), dtype=np.float32), bias=False)
 
@@ -218,11 +219,11 @@ def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:
 
 def handed_down(x: Tensor, largest: Tensor, error: Tensor, kernel: Sequence[int]) -> Tensor:
     """The error of the inputs, from that of the outputs: a window's goes to its first largest place, as in torch."""
-    sizes = x.shape[-len(kernel) :]
-    covered = [size // width * width for size, width in zip(sizes, kernel, strict=True)]
-    below = torch.empty_like(x) if list(sizes) == covered else torch.zeros_like(x)
+    whole = [size // width * width for size, width in zip(x.shape[-len(kernel) :], kernel, strict=True)]
+    below = torch.zeros_like(x)
     for start in product(*map(range, kernel)):
-        places: tuple[Any, ...] = (..., *map(slice, start, covered, kernel))  # of every window the first, the second...
+        # The first place of every window, the second of every window, and so on.
+        places: tuple[Any, ...] = (..., *map(slice, start, whole, kernel))
         part = error * (x[places] == largest)
         below[places] = part
         error = error - part
@@ -250,11 +251,11 @@ class FastPool(nn.Module):
         super().__init__()
         self._pool, self._kernel = pool, tiling(pool)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         try:
-            return cast("Tensor", _LargestOf.apply(x, self._kernel))  # type: ignore[no-untyped-call]
+            return _LargestOf.apply(x, self._kernel)  # type: ignore[no-untyped-call]
         except RuntimeError:  # within vmap, which maps over torch's own only
-            return cast("Tensor", self._pool(x))
+            return self._pool(x)
 
 
 def with_fast_pools(module: nn.Module) -> nn.Module:

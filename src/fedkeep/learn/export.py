@@ -116,7 +116,8 @@ def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...
     random = torch.Generator().manual_seed(n)
     labels = torch.randint(0, head.out_features, (n, 1), generator=random)
     weight = torch.randn(head.weight.shape, generator=random) / head.in_features**0.5
-    return (torch.randn(n, *shape, generator=random), labels, weight, torch.randn(head.out_features, generator=random))
+    x = torch.randn(n, *shape, generator=random)
+    return x, labels, weight, torch.randn(head.out_features, generator=random)
 
 
 def _write(valued: _Valued, example: tuple[Tensor, ...], out: Path) -> None:

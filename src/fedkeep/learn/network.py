@@ -7,7 +7,7 @@ and the error of each valued layer.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -161,7 +161,7 @@ class FrozenNorm(nn.Module):
         super().__init__()
         self.eps, self.weight, self.bias = norm.eps, norm.weight, norm.bias
         for name in ("running_mean", "running_var"):
-            self.register_buffer(name, cast("Tensor", getattr(norm, name)).clone())
+            self.register_buffer(name, getattr(norm, name).clone())
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))

@@ -45,7 +45,8 @@ class OnnxMeasurements(TracedMeasurements):
     cost more than the network itself.
     """
 
-    def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:  # nothing more: this is done for every single sample
+    def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:
+        # Nothing more: this is done for every single sample.
         self._probe, self._batch = probe, batch
         self._size, self._n, self._c = probe.head.size, len(batch.y), 0
         self._seen: list[AnyArray] | None = None
@@ -124,7 +125,8 @@ class OnnxLearner:
             self._places.append((start, end, part))
         outputs, inputs = self.layout.shapes[-2]
         self._head = DenseLearner((inputs, outputs))
-        self.size, self.gradient_size, self.tail = self.layout.size, self._head.size, self._head.tail
+        self.tail = self._head.tail
+        self.size, self.gradient_size = self.layout.size, self._head.size
         self._loaded: tuple[Vector, OnnxProbe] | None = None
 
     def initial(self, seed: int) -> Vector:  # noqa: ARG002 - the file holds the first model

@@ -47,10 +47,9 @@ class TorchLearner:
 
     def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:
         self._factory, self._chunk = factory, chunk
-        self._network = Network(factory(), last_layers)
-        self.layout, self.tail = self._network.layout, self._network.tail
-        self.size, self.gradient_size = self.layout.size, self._network.valued.size
-        self.load_statistics = self._network.load_statistics
+        self._network = network = Network(factory(), last_layers)
+        self.layout, self.size, self.gradient_size = network.layout, network.layout.size, network.valued.size
+        self.tail, self.load_statistics = network.tail, network.load_statistics
         self._traces: bool | None = None
         self._measurements: MeasurementsClass | None = None
 
@@ -92,16 +91,17 @@ class TorchLearner:
 
     def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         """Where each job leads from the same model, in one call where that is possible and faster."""
-        if is_stackable(self._network, jobs, local):
+        network = self._network
+        if is_stackable(network, jobs, local):
             models = as_tensor(model).repeat(len(jobs), 1)
             self._descend(models, jobs, local, self._chained)
             return list(models.numpy())
         trained = []
         for job in jobs:
-            with self._network.training(job.seed):
-                self._network.load(model)
-                self._descend(self._network.flat[None], [job], local, self._differentiated)
-                trained.append(self._network.flat.numpy().copy())
+            with network.training(job.seed):
+                network.load(model)
+                self._descend(network.flat[None], [job], local, self._differentiated)
+                trained.append(network.flat.numpy().copy())
         return trained
 
     def _descend(self, models: Tensor, jobs: Sequence[Job], local: LocalTraining, gradients: Gradients) -> None:
@@ -115,18 +115,20 @@ class TorchLearner:
 
     def _differentiated(self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
         """Of the one model that the module holds, by autograd, as many samples at a time as stay in the cache."""
+        network = self._network
         total: Sequence[Tensor] = ()
         for part, labels, own in zip(*(torch.split(rows[0], CHUNK) for rows in (x, y, share)), strict=True):
-            logits = self._network.module(part)
+            logits = network.module(part)
             error = output_error(logits.detach(), labels).mul_(own[:, None])
-            found = torch.autograd.grad((logits * error).sum(), self._network.parameters, materialize_grads=True)
+            found = torch.autograd.grad((logits * error).sum(), network.parameters, materialize_grads=True)
             total = [one + other for one, other in zip(total, found, strict=True)] if total else found
         return total
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        with self._network.lock:
-            self._network.load(model)
-            return torch.cat([self._network.module(part) for part in torch.split(as_tensor(x), CHUNK)]).numpy()
+        network = self._network
+        with network.lock:
+            network.load(model)
+            return torch.cat([network.module(part) for part in torch.split(as_tensor(x), CHUNK)]).numpy()
 
 
 def is_stackable(network: Network, jobs: Sequence[Job], local: LocalTraining) -> bool:
@@ -139,17 +141,17 @@ class _Trial:
     """Three different samples, made from the first of a batch, as plain backprop of each alone measures them."""
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
-        self._network, self._model = network, model
         x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
-        self._batch = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
-        alone = [AutogradMeasurements(network, model, self._batch.take(slice(i, i + 1))) for i in range(3)]
+        three = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
+        self._network, self._case = network, (network, model, three)
+        alone = [AutogradMeasurements(network, model, three.take(slice(i, i + 1))) for i in range(3)]
         self._losses = np.concatenate([one.losses() for one in alone])
         self._gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
 
     def chosen(self) -> MeasurementsClass:
         """The fastest measurements that are exact for this module."""
         with self._network.lock:
-            together = AutogradMeasurements(self._network, self._model, self._batch).losses()
+            together = AutogradMeasurements(*self._case).losses()
             if not np.allclose(together, self._losses, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise FedkeepError(
                     "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
@@ -157,26 +159,28 @@ class _Trial:
                 )
             try:
                 closed = all(map(is_bilinear, self._network.valued_layers))
-                right = closed and self._agrees(TorchMeasurements(self._network, self._model, self._batch))
+                right = closed and self._agrees(TorchMeasurements(*self._case))
             except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
                 right = False
         return TorchMeasurements if right else AutogradMeasurements
 
     def is_traceable(self) -> bool:
         """Whether the module is a chain of layers whose one pass over many models sees what each alone would see."""
-        if self._network.chain is None or self._network.chain[-1][0] is not Linear:
+        network, model, three = self._case
+        if network.chain is None or network.chain[-1][0] is not Linear:
             return False
         try:
-            trace = ChainTrace(self._network, [self._model], [self._batch])
-            return self._agrees(TracedMeasurements(trace, self._network.valued.size, 3))
+            trace = ChainTrace(network, [model], [three])
+            return self._agrees(TracedMeasurements(trace, network.valued.size, 3))
         except RuntimeError:  # a linear layer that is used at several places, for instance
             return False
 
     def _agrees(self, seen: Measurements) -> bool:
-        direction = np.random.default_rng(0).normal(size=self._network.valued.size).astype(np.float32)
-        norms = np.linalg.norm(self._gradients, axis=1)
+        gradients = self._gradients
+        direction = np.random.default_rng(0).normal(size=len(gradients[0])).astype(np.float32)
+        norms = np.linalg.norm(gradients, axis=1)
         margin = _TOLERANCE * (float(np.linalg.norm(direction) * norms.max()) + 1e-12)
-        right = np.allclose(seen.projections(direction), self._gradients @ direction, rtol=0.0, atol=margin)
+        right = np.allclose(seen.projections(direction), gradients @ direction, rtol=0.0, atol=margin)
         return right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -104,11 +104,12 @@ class TorchMeasurements(FactoredMeasurements):
 
         Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
         """
-        layers = self._network.valued_layers[-(wanted or 0) :]
+        network = self._network
+        layers = network.valued_layers[-(wanted or 0) :]
         if len(self._noted) >= len(layers):
             return self._noted
-        with self._network.loaded(self._model):
-            graph, calls = self._network.observe(as_tensor(self._batch.x), layers)
+        with network.loaded(self._model):
+            graph, calls = network.observe(as_tensor(self._batch.x), layers)
             if any(len(of_layer) != 1 for of_layer in calls):
                 raise RuntimeError("a valued layer was not called exactly once")
             self._logits = graph.detach()
@@ -154,7 +155,8 @@ class ChainTrace:
     def valued(self) -> list[Outer]:
         links = islice(self._passed.errors(self._error), len(self._network.valued_layers))
         factors = [link.factors(error) for link, error in links][::-1]
-        del self._passed.links[:-1]  # the activations of all layers are much larger than what is made of them
+        # The activations of all layers are much larger than what is made of them.
+        del self._passed.links[:-1]
         return factors
 
     @cached_property
@@ -174,18 +176,19 @@ class AutogradMeasurements(BatchMeasurements):
     """
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
-        self._network, self._model, self._n = network, model, len(batch)
+        self._network, self._loaded, self._n = network, partial(network.loaded, model), len(batch)
         self._x, self._y = as_tensor(batch.x), as_tensor(batch.y)
 
     def losses(self) -> Scores:
-        with self._network.loaded(self._model):
+        with self._loaded():
             return _scores(self._losses())
 
     def projections(self, direction: Vector) -> Scores:
         """<grad_i, direction>, as the derivative of <sum_i v_i grad_i, direction> by v."""
-        tangents, parameters = self._network.valued.views(as_tensor(direction)), self._network.valued_parameters
-        with self._network.loaded(self._model), sdpa_kernel(SDPBackend.MATH):
-            with self._network.differentiable(parameters):
+        network, parameters = self._network, self._network.valued_parameters
+        tangents = network.valued.views(as_tensor(direction))
+        with self._loaded(), sdpa_kernel(SDPBackend.MATH):
+            with network.differentiable(parameters):
                 found = self._losses()
                 v = torch.ones_like(found, requires_grad=True)
                 mixed = torch.autograd.grad(found, parameters, v, create_graph=True, materialize_grads=True)
@@ -202,13 +205,14 @@ class AutogradMeasurements(BatchMeasurements):
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         shares, parameters = as_tensor(weights / max(1, self._n)), self._network.valued_parameters
-        with self._network.loaded(self._model), self._network.differentiable(parameters):
+        with self._loaded(), self._network.differentiable(parameters):
             parts = torch.autograd.grad(self._losses() @ shares, parameters, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts]).numpy()
 
     def activations(self) -> AnyArray:
-        with self._network.loaded(self._model), torch.no_grad():  # or no output could be changed in place
-            _, [calls] = self._network.observe(self._x, self._network.valued_layers[-1:])
+        network = self._network
+        with self._loaded(), torch.no_grad():  # or no output could be changed in place
+            _, [calls] = network.observe(self._x, network.valued_layers[-1:])
         return calls[-1][0].flatten(1).numpy()
 
     def _losses(self) -> Tensor:
@@ -225,7 +229,7 @@ class AutogradMeasurements(BatchMeasurements):
         module = self._network.module
         of_one = grad(lambda own, x, y: losses(functional_call(module, own, (x[None],)), y[None])[0])
         for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True):
-            with self._network.loaded(self._model), sdpa_kernel(SDPBackend.MATH):
+            with self._loaded(), sdpa_kernel(SDPBackend.MATH):
                 own = {name: module.get_parameter(name).detach() for name in names}
                 try:
                     found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())

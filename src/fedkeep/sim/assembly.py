@@ -140,7 +140,8 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
     """The task's data; the latest is kept, since the methods of a sweep run on the same."""
-    key = (repr(task), seed)  # a task itself may hold tables, which cannot be looked up
+    # A task itself may hold tables, which cannot be looked up.
+    key = (repr(task), seed)
     if key not in _latest:
         data = task.load(seed, progress)
         _latest.clear()

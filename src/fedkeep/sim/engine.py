@@ -165,7 +165,8 @@ def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
     """The model on the test samples; a model that has diverged is simply bad."""
     test = data.pooled_test
     losses, right = judge(learner, model, test.x, test.y)
-    per_device, per_label = _shares(right, data.test.owners, data.devices), _shares(right, test.y, data.labels)
+    per_device = _shares(right, data.test.owners, data.devices)
+    per_label = _shares(right, test.y, data.labels)
     return ModelScores(
         float(right.mean()),
         float(losses.mean()),

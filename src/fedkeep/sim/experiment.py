@@ -136,7 +136,8 @@ def expand(table: Table) -> list[Cell]:
     tables = [merged(table, {"label": label, **overrides}) for label, overrides in methods.items()]
     choices = [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]
     cells = [_cell(method, chosen) for method in tables or [table] for chosen in choices]
-    names = Counter(cell.name for cell in cells)  # resolves all, so that a mistake is told before anything runs
+    # Resolves all, so that a mistake is told before anything runs.
+    names = Counter(cell.name for cell in cells)
     if len(names) < len(cells):
         twice = names.most_common(1)[0][0]
         raise ConfigError(f"two runs would both be called '{twice}': give each method a label or a seed of its own")

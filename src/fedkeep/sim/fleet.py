@@ -148,7 +148,8 @@ class FullFleet:
     """
 
     def __init__(self, learner: FleetLearner, stream: Stream, gist: GistOptions, seed: int, *, so_far: bool) -> None:
-        self._learner, self._stream, self._gist, self._seed, self._so_far = learner, stream, gist, seed, so_far
+        self._learner, self._stream, self._gist = learner, stream, gist
+        self._seed, self._so_far = seed, so_far
 
     def take_part(
         self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]

@@ -199,7 +199,8 @@ def _connected() -> Any:
     with needing("--on ray", "cluster"):
         import ray
     address = os.environ.get("RAY_ADDRESS", "auto")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns of what it will do some day
+    # Or Ray warns of what it will do some day.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     threads = {"env_vars": dict.fromkeys(_THREADS, "1")}
     try:
         place = urlsplit(address if "//" in address else f"//{address}")
