@@ -41,8 +41,7 @@ def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weight
         raise ConfigError("only a model whose last layer is a torch.nn.Linear with a bias can be exported")
     valued = _Valued(module, next(reversed(layers))).eval()
     _try(module, head, shape)
-    _write(valued, _example(head, shape, 2), out)
-    _describe(module, shape, out)
+    _write(valued, head, shape, out)
     difference = _difference(valued, head, shape, out)
     if not difference <= TOLERANCE:
         out.unlink()
@@ -101,7 +100,7 @@ def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
     hook = head.register_forward_hook(plant)
     try:
         with torch.no_grad():
-            logits = module(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+            logits = module(_example(head, shape, 2)[0])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"the model cannot take samples of shape {list(shape)} (--shape): {reason}") from error
@@ -120,23 +119,22 @@ def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...
     return x, labels, weight, torch.randn(head.out_features, generator=random)
 
 
-def _write(valued: _Valued, example: tuple[Tensor, ...], out: Path) -> None:
-    """The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user."""
+def _write(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) -> None:
+    """Writes down the flat order of the parameters, too, under the names that torch gives them.
+
+    The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user.
+    """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     samples = {0: torch.export.Dim("n", min=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            valued, example, out, input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
+            valued, _example(head, shape, 2), out, input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
             dynamic_shapes={"x": samples, "y": samples, "weight": None, "bias": None}, external_data=False,
             verbose=False,
         )  # fmt: skip
-
-
-def _describe(module: nn.Module, shape: Sequence[int], out: Path) -> None:
-    """Writes down the flat order of the parameters, under the names that torch gives them."""
     model = onnx.load(out)
-    shapes = {name: list(parameter.shape) for name, parameter in module.named_parameters()}
+    shapes = {name: list(parameter.shape) for name, parameter in valued.whole.named_parameters()}
     renamed = {f"whole.{name}": name for name in shapes}
     for initializer in model.graph.initializer:
         initializer.name = renamed.get(initializer.name, initializer.name)

@@ -6,6 +6,7 @@ And what no real fleet has: unlimited storage (FD), all data in one place (CL of
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import cast
 
 import numpy as np
 
@@ -49,7 +50,9 @@ class SimulatedFleet:
         """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
         woken = {d: self.device(d) for d in devices}
         batches = {d: self.stream.arrivals(d, self._seen[d], until) for d in devices}
-        known = self._measure({d: _model(woken[d]) for d, batch in batches.items() if len(batch)}, batches)
+        known = self._measure(
+            {d: cast("Vector", woken[d].model) for d, batch in batches.items() if len(batch)}, batches
+        )
         for d, batch in batches.items():
             stop = self.stream.position(d, until)
             rounds = self.stream.rounds(d, stop - len(batch), stop).astype(np.float64)
@@ -77,7 +80,7 @@ class SimulatedFleet:
             if devices[first].gist is None:
                 after = self._measure_together(orders[first].model, filled)
             else:
-                before = self._measure({d: _model(devices[d]) for d in filled}, filled)
+                before = self._measure({d: cast("Vector", devices[d].model) for d in filled}, filled)
                 after = self._measure(dict.fromkeys(filled, orders[first].model), filled)
         drafts = {d: device.draft(orders[d], before.get(d), after.get(d)) for d, device in devices.items()}
         next_models = {d: model for d, draft in drafts.items() if (model := draft.ahead) is not None}
@@ -135,12 +138,6 @@ def _corrected(job: Job, correction: Vector | None) -> Job:
     return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
-def _model(device: Device) -> Vector:
-    if device.model is None:
-        raise RuntimeError("a simulated device has a model from the start")
-    return device.model
-
-
 class FullFleet:
     """Devices that train on all their data, or all that has come so far, in every round, weighed by its rate.
 
@@ -157,19 +154,20 @@ class FullFleet:
         return {d: self._report(d, order, corrections.get(d)) for d, order in orders.items()}
 
     def _report(self, device: DeviceId, order: TrainOrder, correction: Vector | None) -> Report:
-        stream = self._stream
+        stream, learner, local = self._stream, self._learner, order.local
         batch = stream.seen_before(device, order.round + 1) if self._so_far else stream.training_set(device)
-        if not len(batch):
+        n = len(batch)
+        if not n:
             return Report(order.round, order.model, 0.0, 0, 0, None)
-        seed = child_seed(self._seed, "device", device, "train", order.round)
-        gradient = self._learner.probe(order.model).measure(batch).mean_gradient() if self._gist.shared else None
+        gradient = learner.probe(order.model).measure(batch).mean_gradient() if self._gist.shared else None
         if gradient is not None and order.direction is not None:
             drift = np.float32(self._gist.kappa) * (order.direction - gradient)
             correction = drift if correction is None else correction + drift
-        model = self._learner.train(order.model, Job(batch, np.ones(len(batch)), seed, correction), order.local)
-        per_epoch = -(-len(batch) // order.local.batch_size) if order.local.batch_size else 1
-        weight = stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(len(batch))
-        return Report(order.round, model, weight, order.local.epochs * per_epoch, len(batch), gradient, len(batch))
+        seed = child_seed(self._seed, "device", device, "train", order.round)
+        model = learner.train(order.model, Job(batch, np.ones(n), seed, correction), local)
+        steps = local.epochs * (-(-n // local.batch_size) if local.batch_size else 1)
+        weight = stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(n)
+        return Report(order.round, model, weight, steps, n, gradient, n)
 
 
 def pooled(data: Federation) -> Federation:
