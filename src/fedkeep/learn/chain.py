@@ -110,7 +110,7 @@ class Convolution(Link):
         columns = self._columns.view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2).mT.numpy()
         *lead, outputs, inputs = *errors.shape[:3], columns.shape[3]
         gradients = np.empty((*lead, outputs * (inputs + 1)), dtype=np.float32)
-        weight, bias = np.split(gradients, [outputs * inputs], axis=-1)
+        weight, bias = gradients[..., : outputs * inputs], gradients[..., outputs * inputs :]
         # By numpy: torch would copy both first.
         np.matmul(errors.numpy(), columns, out=weight.reshape(*lead, outputs, inputs))
         bias[:] = errors.sum(3)
@@ -219,8 +219,9 @@ def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:
 
 def handed_down(x: Tensor, largest: Tensor, error: Tensor, kernel: Sequence[int]) -> Tensor:
     """The error of the inputs, from that of the outputs: a window's goes to its first largest place, as in torch."""
-    whole = [size // width * width for size, width in zip(x.shape[-len(kernel) :], kernel, strict=True)]
-    below = torch.zeros_like(x)
+    sizes = x.shape[-len(kernel) :]
+    whole = [size // width * width for size, width in zip(sizes, kernel, strict=True)]
+    below = torch.empty_like(x) if list(sizes) == whole else torch.zeros_like(x)
     for start in product(*map(range, kernel)):
         # The first place of every window, the second of every window, and so on.
         places: tuple[Any, ...] = (..., *map(slice, start, whole, kernel))

@@ -50,9 +50,8 @@ class SimulatedFleet:
         """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
         woken = {d: self.device(d) for d in devices}
         batches = {d: self.stream.arrivals(d, self._seen[d], until) for d in devices}
-        known = self._measure(
-            {d: cast("Vector", woken[d].model) for d, batch in batches.items() if len(batch)}, batches
-        )
+        models = {d: cast("Vector", woken[d].model) for d, batch in batches.items() if len(batch)}
+        known = self._measure(models, batches)
         for d, batch in batches.items():
             stop = self.stream.position(d, until)
             rounds = self.stream.rounds(d, stop - len(batch), stop).astype(np.float64)
