@@ -35,8 +35,7 @@ from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, FloatArray, Profile
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import load_data
-from fedkeep.sim.engine import Simulator
-from fedkeep.sim.evaluation import evaluate
+from fedkeep.sim.engine import Simulator, evaluate
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import SimulatedFleet
 

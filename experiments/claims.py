@@ -20,7 +20,7 @@ from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import resolve
-from fedkeep.sim.reference import Oracle
+from fedkeep.sim.fleet import Oracle
 
 HERE = Path(__file__).parent
 TASKS = ("st", "st-all-labels", "har", "ic")

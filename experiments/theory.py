@@ -18,8 +18,7 @@ from fedkeep.core.ports import FleetLearner, Job
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import build_learner
-from fedkeep.sim.engine import Simulator
-from fedkeep.sim.evaluation import evaluate
+from fedkeep.sim.engine import Simulator, evaluate
 from fedkeep.sim.experiment import resolve
 
 HERE = Path(__file__).parent

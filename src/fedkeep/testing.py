@@ -5,7 +5,7 @@
 ['scores', 'inputs', 'chunking', 'restart', 'repeatable']
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Learner
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, Scores, TrainOrder
+from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, Scores, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.judging import judge
@@ -30,98 +30,39 @@ class ConformanceError(AssertionError):
 
 def check_policy(policy: SelectionPolicy) -> list[str]:
     """Runs a device with the policy through every law; returns their names or raises `ConformanceError`."""
-    laws: dict[str, Callable[[SelectionPolicy], None]] = {
-        "scores": _one_number_per_sample,
-        "inputs": _inputs_unwritten,
-        "chunking": _chunking_does_not_matter,
-        "restart": _a_restart_does_not_matter,
-        "repeatable": _repeats,
-    }
-    for law in laws.values():
-        law(policy)
-    return list(laws)
-
-
-def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
-    """Checks the learner's measurements on a batch against each other and against finite differences.
-
-    >>> rng = np.random.default_rng(0)
-    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9), np.arange(9))
-    >>> check_learner(DenseLearner((4, 2)), batch)[-2:]
-    ['finite-differences', 'training']
-    """
-    model = learner.initial(seed)
-    measured = learner.probe(model).measure(batch)
-    rng = np.random.default_rng(seed)
-    direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
-    projections, norms, mean = measured.projections(direction), measured.norms(), measured.mean_gradient()
-    _require(mean.shape == (learner.gradient_size,), "the mean gradient has the length of a direction")
-    along = float(mean.astype(np.float64) @ direction)
-    _close(projections.mean(), along, "the mean of the projections is that of the mean")
-    weights = rng.random(len(batch))
-    weighted = float(measured.weighted_gradient(weights).astype(np.float64) @ direction)
-    _close((weights * projections).mean(), weighted, "the weighted gradient weighs each sample's own")
-    length = float(np.linalg.norm(direction))
-    _require(bool((np.abs(projections) <= norms * length * (1 + 1e-4) + 1e-6).all()), "no projection exceeds its norm")
-    _close(measured.losses().mean(), judge(learner, model, batch.x, batch.y)[0].mean(), "losses follow the logits")
-    alone = learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction)
-    _require(bool(np.allclose(alone, projections[:1], rtol=1e-4, atol=1e-6)), "one by one")
-    _finite_differences(learner, model, batch, direction, projections)
-    _training_descends(learner, model, batch)
-    return ["shape", "mean", "norms", "losses", "one-by-one", "finite-differences", "training"]
-
-
-def _one_number_per_sample(policy: SelectionPolicy) -> None:
     try:
         _play(policy, [7, 5], rounds=2)
-    except FedkeepError as error:
+    except FedkeepError as error:  # one sound number per sample
         raise ConformanceError(str(error)) from error
-
-
-def _inputs_unwritten(policy: SelectionPolicy) -> None:
-    batch = _samples(20)
+    batch, device = _samples(20), _device(policy)
     for array in (batch.x, batch.y, batch.ids):
         array.setflags(write=False)
-    device = _device(policy)
     try:
         device.observe(batch, 0.0)
         device.participate(_order(0))
     except (FedkeepError, ValueError) as error:
         raise ConformanceError(f"the samples belong to the caller and must not be written: {error}") from error
-
-
-def _chunking_does_not_matter(policy: SelectionPolicy) -> None:
-    whole, single = _play(policy, [40], rounds=3), _play(policy, [1] * 40, rounds=3)
-    mixed = _play(policy, [13, 1, 26], rounds=3)
-    _require(_stored(whole) == _stored(single) == _stored(mixed), "what is kept does not depend on chunking")
-
-
-def _a_restart_does_not_matter(policy: SelectionPolicy) -> None:
-    steady = _play(policy, [20, 20], rounds=2)
+    whole, mixed = _play(policy, [40], rounds=3), _play(policy, [13, 1, 26], rounds=3)
+    _require(whole == _play(policy, [1] * 40, rounds=3) == mixed, "what is kept does not depend on chunking")
     restarted = _play(policy, [20, 20], rounds=2, restart=True)
-    _require(_stored(steady) == _stored(restarted), "what is kept survives snapshot and restore")
-
-
-def _repeats(policy: SelectionPolicy) -> None:
-    once, again = (_stored(_play(policy, [30], rounds=2)) for _ in range(2))
+    _require(_play(policy, [20, 20], rounds=2) == restarted, "what is kept survives snapshot and restore")
+    once, again = (_play(policy, [30], rounds=2) for _ in range(2))
     _require(once == again, "the same seed keeps the same samples; take randomness from view.uniform")
+    return ["scores", "inputs", "chunking", "restart", "repeatable"]
 
 
-def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False) -> Device:
-    """A device's life: arrivals in chunks, then a participation, `rounds` times over; before and after a g_hat."""
-    device = _device(policy)
-    samples = _samples(sum(chunks) * rounds)
-    start = 0
+def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False) -> list[int]:
+    """What a device stores after arrivals in chunks and a participation, `rounds` times over; first without g_hat."""
+    device, samples, start = _device(policy), _samples(sum(chunks) * rounds), 0
     for round_ in range(rounds):
         for chunk in chunks:
             device.observe(samples.take(slice(start, start + chunk)), float(round_))
             start += chunk
             if restart:
-                state = device.snapshot()
-                device = _device(policy)
+                state, device = device.snapshot(), _device(policy)
                 device.restore(state)
         device.participate(_order(round_))
-    return device
+    return list(device.store.stored().batch.ids.tolist())
 
 
 def _device(policy: SelectionPolicy) -> Device:
@@ -147,42 +88,56 @@ def _order(round_: int) -> TrainOrder:
 
 def _samples(n: int) -> Batch:
     """Samples of which some come twice."""
-    rng = np.random.default_rng(n)
-    ids = rng.integers(0, max(1, 3 * n // 4), n)
+    ids = np.random.default_rng(n).integers(0, max(1, 3 * n // 4), n)
     features: AnyArray = np.random.default_rng(7).standard_normal((n, _FEATURES)).astype(np.float32)
     return Batch(features[ids], ids % _LABELS, ids)
 
 
-def _stored(device: Device) -> list[int]:
-    ids: list[int] = device.store.stored().batch.ids.tolist()
-    return ids
+def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
+    """Checks the learner's measurements on a batch against each other and against finite differences.
 
-
-def _finite_differences(
-    learner: Learner, model: AnyArray, batch: Batch, direction: AnyArray, projections: Scores
-) -> None:
-    """Compares projections with the change of each loss along the direction; the valued parameters stand last."""
-    step = 1e-2 / float(np.linalg.norm(direction))
-    moved = []
-    for sign in (1, -1):
-        shifted = model.copy()
-        shifted[len(model) - len(direction) :] += np.float32(sign * step) * direction
-        moved.append(learner.probe(shifted).measure(batch).losses())
-    slopes = (moved[0] - moved[1]) / (2 * step)
-    scale = np.abs(projections).max() + 1e-9
-    _require(bool((np.abs(slopes - projections) <= 0.02 * scale).all()), "projections are derivatives of the losses")
-
-
-def _training_descends(learner: Learner, model: AnyArray, batch: Batch) -> None:
+    >>> rng = np.random.default_rng(0)
+    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9), np.arange(9))
+    >>> check_learner(DenseLearner((4, 2)), batch)[-2:]
+    ['finite-differences', 'training']
+    """
+    model = learner.initial(seed)
+    measured = learner.probe(model).measure(batch)
+    rng = np.random.default_rng(seed)
+    direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
+    projections, norms, mean = measured.projections(direction), measured.norms(), measured.mean_gradient()
+    _require(mean.shape == (learner.gradient_size,), "the mean gradient has the length of a direction")
+    along = float(mean.astype(np.float64) @ direction)
+    _require_close(projections.mean(), along, "the mean of the projections is that of the mean")
+    weights = rng.random(len(batch))
+    weighted = float(measured.weighted_gradient(weights).astype(np.float64) @ direction)
+    _require_close((weights * projections).mean(), weighted, "the weighted gradient weighs each sample's own")
+    most = norms * np.linalg.norm(direction) * (1 + 1e-4) + 1e-6
+    _require(bool((np.abs(projections) <= most).all()), "no projection exceeds its norm")
+    losses, _ = judge(learner, model, batch.x, batch.y)
+    _require_close(measured.losses().mean(), losses.mean(), "losses follow the logits")
+    alone = learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction)
+    _require(bool(np.allclose(alone, projections[:1], rtol=1e-4, atol=1e-6)), "one by one")
+    _require_derivatives(learner, model, batch, direction, projections)
     job, local = Job(batch, np.ones(len(batch)), seed=0), LocalTraining(1e-3, 5)
     trained = learner.train(model, job, local)
-    before, after = (learner.probe(m).measure(batch).losses().mean() for m in (model, trained))
-    _require(bool(after < before), "training lowers the loss")
-    again = learner.train(model, job, local)
-    _require(bool((again == trained).all()), "training repeats to the bit")
+    after = learner.probe(trained).measure(batch).losses().mean()
+    _require(bool(after < measured.losses().mean()), "training lowers the loss")
+    _require(bool((learner.train(model, job, local) == trained).all()), "training repeats to the bit")
+    return ["shape", "mean", "norms", "losses", "one-by-one", "finite-differences", "training"]
 
 
-def _close(a: float, b: float, law: str) -> None:
+def _require_derivatives(learner: Learner, model: Vector, batch: Batch, direction: Vector, projections: Scores) -> None:
+    """Compares projections with the change of each loss along the direction; the valued parameters stand last."""
+    step = 1e-2 / float(np.linalg.norm(direction))
+    shift = np.zeros_like(model)
+    shift[len(model) - len(direction) :] = np.float32(step) * direction
+    ahead, behind = (learner.probe(model + sign * shift).measure(batch).losses() for sign in (1, -1))
+    near = np.abs((ahead - behind) / (2 * step) - projections) <= 0.02 * (np.abs(projections).max() + 1e-9)
+    _require(bool(near.all()), "projections are derivatives of the losses")
+
+
+def _require_close(a: float, b: float, law: str) -> None:
     _require(abs(a - b) <= 1e-4 * max(abs(a), abs(b), 1e-3), f"{law} ({a:g} against {b:g})")
 
 

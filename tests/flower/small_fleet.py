@@ -21,9 +21,8 @@ from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.privacy.sum_book import SumBook
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
-from fedkeep.sim.fleet import SimulatedFleet
+from fedkeep.sim.fleet import FullFleet, SimulatedFleet
 from fedkeep.sim.guards import SeededNoise
-from fedkeep.sim.reference import FullFleet
 from tests.flower.in_process import InProcessGrid, make_node
 
 App = Callable[[Message, Context], Message]

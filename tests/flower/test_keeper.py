@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.flower import Keeper, Keeping
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
-from fedkeep.learn.torch_training import add_to_gradients
+from fedkeep.learn.torch_learner import add_to_gradients
 from fedkeep.records import GistLine, read_run
 from tests.flower.in_process import InProcessGrid, make_node
 

@@ -10,12 +10,8 @@ from torch import Tensor, nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from fedkeep.learn.chain import (  # noqa: E402
-    Chain,
-    FastPool,
-    with_fast_pools,
-)
-from fedkeep.learn.layers import output_error  # noqa: E402
+from fedkeep.learn.chain import FastPool, Pass, chain_of, with_fast_pools  # noqa: E402
+from fedkeep.learn.network import output_error  # noqa: E402
 from fedkeep.learn.torch_models import har_dnn, lenet, logistic, traffic_cnn  # noqa: E402
 
 C, N = 3, 4
@@ -63,10 +59,10 @@ def test_a_chain_does_what_autograd_does(factory: Callable[[], nn.Module], shape
     parameters = [torch.stack(list(each)).detach() for each in zip(*(m.parameters() for m in modules), strict=True)]
     x = torch.ones(C, N, *shape) * torch.rand(C, N, *[1] * len(shape)) if flat else torch.randn(C, N, *shape)
     y = torch.randint(0, 3, (C, N))
-    chain = Chain.of(modules[0])
+    chain = chain_of(modules[0])
     assert chain is not None
-    passed = chain.forward(parameters, x)
-    gradients = chain.gradients(parameters, passed, output_error(passed.logits, y))
+    passed = Pass(chain, parameters, x)
+    gradients = passed.gradients(output_error(passed.logits, y))
     for c, module in enumerate(modules):
         logits, expected = by_autograd(module, [p[c] for p in parameters], x[c], y[c])
         torch.testing.assert_close(passed.logits[c].mT, logits)
@@ -89,12 +85,12 @@ def test_a_chain_does_what_autograd_does(factory: Callable[[], nn.Module], shape
     ids=repr,
 )
 def test_a_module_with_any_other_layer_is_no_chain(layer: nn.Module) -> None:
-    assert Chain.of(nn.Sequential(nn.Linear(4, 4), layer)) is None
+    assert chain_of(nn.Sequential(nn.Linear(4, 4), layer)) is None
 
 
 def test_a_layer_used_twice_makes_no_chain() -> None:
     layer = nn.Linear(4, 4)
-    assert Chain.of(nn.Sequential(layer, nn.ReLU(), layer)) is None
+    assert chain_of(nn.Sequential(layer, nn.ReLU(), layer)) is None
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["noise", "flat"])

@@ -11,8 +11,7 @@ pytest.importorskip("onnxscript", reason="needs the export extra")
 
 from fedkeep.core.ports import FleetLearner, Job, Learner
 from fedkeep.core.types import LocalTraining
-from fedkeep.learn.torch_learner import TorchLearner
-from fedkeep.learn.torch_training import is_stackable
+from fedkeep.learn.torch_learner import TorchLearner, is_stackable
 from tests.learn.written_out import CASES, Case, WrittenOut, batch_of
 
 LOCALS = {

@@ -14,7 +14,7 @@ from torch import nn
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.slices import Deferred, SliceOf
-from fedkeep.learn import layers, torch_measurements
+from fedkeep.learn import torch_measurements
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.measurements import TracedMeasurements
 from fedkeep.learn.torch_learner import TorchLearner
@@ -56,7 +56,6 @@ def test_inner_products_are_those_of_the_gradients(
     name: str, n: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few samples of a chain go through it in one pass with those of other devices, more on their own."""
-    monkeypatch.setattr(layers, "_BLOCK", 400)
     monkeypatch.setattr(torch_measurements, "_BLOCK", 400)
     case = MEASURED[name]
     learner, batch = case.learner(folder), batch_of(case, n)

@@ -12,9 +12,8 @@ import pytest
 
 import fedkeep
 from fedkeep.core.errors import FedkeepError
-from fedkeep.sim.cluster import play_on_ray
 from fedkeep.sim.experiment import expand
-from fedkeep.sim.sweep import run_sweep
+from fedkeep.sim.sweep import play_on_ray, run_sweep
 
 TABLE = {
     "task": {"name": "embedded", "devices": 8},

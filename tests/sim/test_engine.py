@@ -153,7 +153,6 @@ def test_learns(policy: str) -> None:
         {"preset": "paper"},
         {"preset": "authors"},
         {"policy": {"name": "fifo"}, "coordinator": {"name": "greedy", "applies_to": "all"}},
-        {"profile": {"velocity_error": 0.5}},
         {"regions": {"name": "lab.clusters:Clusters", "count": 4}},
         {"regions": {"name": "lab.clusters:Clusters", "method": "hierarchical", "count": 3, "space": "activations"}},
         {"coordinator": {"name": "lab.exact:Exact", "clients_per_label": 2}},

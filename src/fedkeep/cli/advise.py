@@ -15,8 +15,8 @@ from fedkeep.cli.run import PROCESSORS, Jobs, On, make_folder, place
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import build_learner, load_data
-from fedkeep.sim.cluster import processors
 from fedkeep.sim.experiment import resolve
+from fedkeep.sim.sweep import processors
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
 

@@ -16,10 +16,9 @@ from fedkeep.config import override, read_experiment
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import load_data
-from fedkeep.sim.cluster import processors
 from fedkeep.sim.experiment import Cell, expand
 from fedkeep.sim.runner import is_finished, record_path
-from fedkeep.sim.sweep import Place, estimate_seconds, run_sweep
+from fedkeep.sim.sweep import Place, estimate_seconds, processors, run_sweep
 
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")]
 On = Annotated[

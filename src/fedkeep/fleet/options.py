@@ -84,8 +84,6 @@ class TrainOptions(Schedule):
 class ProfileOptions:
     """`profile`: what devices declare of their streams, and from what they know it."""
 
-    velocity_error: float = 0.0
-    """Standard deviation of the error in each declared velocity, as a share of it."""
     measured: bool = False
     """Devices declare what they have counted so far, not what the data set will bring; unlimited storage excepted."""
     every: int = 20
@@ -94,11 +92,8 @@ class ProfileOptions:
     """Rounds over which a device counts; what came before is forgotten."""
 
     def __post_init__(self) -> None:
-        within(self, "velocity_error", least=0)
         within(self, "every", least=1)
         within(self, "window", above=0)
-        if self.measured and self.velocity_error:
-            raise ValueError("velocity_error is an error of known velocities: leave it out with measured = true")
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,6 @@ class CorrectionOptions:
 
     name: Literal["none", "momentum", "fedvarp", "scaffold"] = "none"
     """Whose way: momentum on the server, FedVARP's memory of updates, SCAFFOLD's control variates; or none."""
-    momentum: float = 0.9
-    """What of the last step the server keeps, under "momentum"."""
-
-    def __post_init__(self) -> None:
-        within(self, "momentum", least=0, below=1)
 
 
 @dataclass(frozen=True)

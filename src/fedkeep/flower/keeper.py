@@ -185,7 +185,7 @@ class Keeper:
         """
         if self._correction is None:
             return
-        from fedkeep.learn.torch_training import add_to_gradients
+        from fedkeep.learn.torch_learner import add_to_gradients
 
         add_to_gradients(model, self._correction)
 

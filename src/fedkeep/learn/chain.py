@@ -7,43 +7,40 @@ Activations are (C, channels, n, ...): a layer with a weight is then one product
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import islice, product
 from math import prod
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedkeep.learn.layers import is_bilinear
-from fedkeep.learn.measurements import Explicit, Outer
-
-Saved: TypeAlias = tuple[Tensor, ...]
-"""What a layer keeps of its forward pass for its backward pass."""
-Pool: TypeAlias = nn.MaxPool1d | nn.MaxPool2d
+from fedkeep.learn.measurements import Outer
 
 
 class Link(ABC):
-    """One layer; `own` are its parameters, (C, *shape) each."""
+    """One layer in one pass over inputs `x`; `own` are its parameters, (C, *shape) each."""
 
     parameters = 0
 
+    def __init__(self, layer: Any, own: list[Tensor], x: Tensor) -> None:
+        self.layer, self.own, self.x = layer, own, x
+
     @abstractmethod
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
+    def forward(self) -> Tensor:
         """The layer's outputs."""
 
     @abstractmethod
-    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:
+    def below(self, error: Tensor) -> Tensor:
         """The error of the inputs, from that of the outputs, which may be overwritten."""
 
-    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:  # noqa: ARG002
+    def gradients(self, error: Tensor) -> list[Tensor]:  # noqa: ARG002
         """The gradients by the layer's parameters, summed over each model's samples."""
         return []
 
-    def factors(self, kept: Saved, error: Tensor) -> Outer | Explicit:  # noqa: ARG002
+    def factors(self, error: Tensor) -> Outer:  # noqa: ARG002
         """The same for each sample."""
         raise TypeError(f"{type(self).__name__} has no parameters")
 
@@ -53,18 +50,18 @@ class Linear(Link):
 
     parameters = 2
 
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
-        weight, bias = own
-        return torch.baddbmm(bias[:, None], x.mT, weight.mT).mT, (x,)
+    def forward(self) -> Tensor:
+        weight, bias = self.own
+        return torch.baddbmm(bias[:, None], self.x.mT, weight.mT).mT
 
-    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
-        return (error.mT @ own[0]).mT
+    def below(self, error: Tensor) -> Tensor:
+        return (error.mT @ self.own[0]).mT
 
-    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(error.numpy() @ kept[0].mT.numpy()), error.sum(2)]
+    def gradients(self, error: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(error.numpy() @ self.x.mT.numpy()), error.sum(2)]
 
-    def factors(self, kept: Saved, error: Tensor) -> Outer:
-        return Outer(kept[0].mT.contiguous().numpy(), error.mT.contiguous().numpy())
+    def factors(self, error: Tensor) -> Outer:
+        return Outer(self.x.mT.contiguous().numpy(), error.mT.contiguous().numpy())
 
 
 class Convolution(Link):
@@ -72,175 +69,144 @@ class Convolution(Link):
 
     parameters = 2
 
-    def __init__(self, layer: nn.Conv1d | nn.Conv2d) -> None:
-        self._kernel, self._stride, self._dilation = layer.kernel_size, layer.stride, layer.dilation
-        self._padding = cast("tuple[int, ...]", layer.padding)
+    def forward(self) -> Tensor:
+        weight, bias = self.own
+        kernel, stride, dilation = self.layer.kernel_size, self.layer.stride, self.layer.dilation
+        x = pad(self.x, [p for each in reversed(self.layer.padding) for p in (each, each)])
+        (*lead, between_samples), steps = x.stride()[:3], x.stride()[3:]
+        sizes = zip(x.shape[3:], kernel, stride, dilation, strict=True)
+        places = [x.shape[2], *((size - d * (k - 1) - 1) // s + 1 for size, k, s, d in sizes)]
+        within = [d * step for d, step in zip(dilation, steps, strict=True)]
+        between = [between_samples, *(s * step for s, step in zip(stride, steps, strict=True))]
+        windows = x.as_strided((*x.shape[:2], *kernel, *places), (*lead, *within, *between))
+        self._columns = windows.reshape(len(x), -1, prod(places))
+        z = torch.baddbmm(bias[:, :, None], weight.flatten(2), self._columns)
+        return z.view(*z.shape[:2], *places)
 
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:
-        weight, bias = own
-        windows = self._windows(pad(x, [p for each in reversed(self._padding) for p in (each, each)]))
-        places = windows.shape[-1 - len(self._kernel) :]
-        columns = windows.reshape(len(x), -1, prod(places))
-        z = torch.baddbmm(bias[:, :, None], weight.flatten(2), columns)
-        return z.view(*z.shape[:2], *places), (columns, x)
-
-    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:
-        x = kept[1]
-        columns = own[0].flatten(2).mT @ error.flatten(2)
-        part = columns.view(len(x), x.shape[1], *self._kernel, *error.shape[2:])
-        for axis, (kernel, stride, dilation) in enumerate(self._axes()):
-            part = _overlay(part, axis - len(self._kernel), kernel, stride, dilation, self._padding[axis], x.shape)
+    def below(self, error: Tensor) -> Tensor:
+        """Along one axis after the other, adds up what the positions of the kernel say of each input."""
+        layer, whole = self.layer, self.x.shape
+        columns = self.own[0].flatten(2).mT @ error.flatten(2)
+        part = columns.view(*whole[:2], *layer.kernel_size, *error.shape[2:])
+        axes = zip(layer.kernel_size, layer.stride, layer.dilation, layer.padding, strict=True)
+        for axis, (kernel, stride, dilation, padding) in enumerate(axes, start=-len(layer.kernel_size)):
+            last = stride * (part.shape[axis] - 1) + 1
+            shape = list(part.shape[:2] + part.shape[3:])
+            shape[axis] = whole[axis] + 2 * padding
+            total = part.new_zeros(shape)
+            inputs = total.movedim(axis, -1)
+            for k in range(kernel):
+                inputs[..., k * dilation : k * dilation + last : stride] += part[:, :, k].movedim(axis, -1)
+            part = total.narrow(axis, padding, whole[axis])
         return part
 
-    def gradients(self, kept: Saved, error: Tensor) -> list[Tensor]:
+    def gradients(self, error: Tensor) -> list[Tensor]:
         error = error.flatten(2)
-        weight = error @ kept[0].mT
-        return [weight.view(*weight.shape[:2], -1, *self._kernel), error.sum(2)]
+        weight = error @ self._columns.mT
+        return [weight.view(*weight.shape[:2], -1, *self.layer.kernel_size), error.sum(2)]
 
-    def factors(self, kept: Saved, error: Tensor) -> Explicit:
+    def factors(self, error: Tensor) -> Outer:
         errors = error.flatten(3).transpose(1, 2)
-        columns = kept[0].view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2).mT.numpy()
+        columns = self._columns.view(len(error), -1, error.shape[2], errors.shape[3]).transpose(1, 2).mT.numpy()
         *lead, outputs, inputs = *errors.shape[:3], columns.shape[3]
         gradients = np.empty((*lead, outputs * (inputs + 1)), dtype=np.float32)
-        weight = gradients[..., : outputs * inputs].reshape(*lead, outputs, inputs)
-        np.matmul(errors.numpy(), columns, out=weight)  # torch would copy both first
-        gradients[..., outputs * inputs :] = errors.sum(3)
-        return Explicit(gradients)
-
-    def _axes(self) -> Iterator[tuple[int, int, int]]:
-        return zip(self._kernel, self._stride, self._dilation, strict=True)
-
-    def _windows(self, x: Tensor) -> Tensor:
-        """Views of x, (C, channels, *kernel, n, *places)."""
-        lead, sizes = x.shape[:3], x.shape[3:]
-        steps = x.stride()[3:]
-        places = [(s - d * (k - 1) - 1) // t + 1 for s, (k, t, d) in zip(sizes, self._axes(), strict=True)]
-        within = [d * step for step, (_, _, d) in zip(steps, self._axes(), strict=True)]
-        between = [t * step for step, (_, t, _) in zip(steps, self._axes(), strict=True)]
-        shape = (*lead[:2], *self._kernel, lead[2], *places)
-        return x.as_strided(shape, (*x.stride()[:2], *within, x.stride(2), *between))
-
-
-def _overlay(
-    part: Tensor, axis: int, kernel: int, stride: int, dilation: int, padding: int, whole: Sequence[int]
-) -> Tensor:
-    """Adds up what the positions of a kernel along one axis, the third of `part`, say of each input along `axis`."""
-    last = stride * (part.shape[axis] - 1) + 1
-    shape = list(part.shape[:2] + part.shape[3:])
-    shape[axis] = whole[axis] + 2 * padding
-    total = part.new_zeros(shape)
-    inputs = total.movedim(axis, -1)
-    for k in range(kernel):
-        inputs[..., k * dilation : k * dilation + last : stride] += part[:, :, k].movedim(axis, -1)
-    return total.narrow(axis, padding, whole[axis])
+        weight, bias = gradients[..., : outputs * inputs], gradients[..., outputs * inputs :]
+        # By numpy: torch would copy both first.
+        np.matmul(errors.numpy(), columns, out=weight.reshape(*lead, outputs, inputs))
+        bias[:] = errors.sum(3)
+        return Outer(gradients, np.ones((*lead, 1), dtype=np.float32), bias=False)
 
 
 class Relu(Link):
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
-        positive = x.relu()
-        return positive, (positive,)
+    def forward(self) -> Tensor:
+        self.x = self.x.relu()  # all it must know of its inputs is which were positive
+        return self.x
 
-    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
-        return error.mul_(kept[0] > 0)
+    def below(self, error: Tensor) -> Tensor:
+        return error.mul_(self.x > 0)
 
 
 class MaxPool(Link):
-    def __init__(self, kernel: tuple[int, ...]) -> None:
-        self._kernel = kernel
+    def forward(self) -> Tensor:
+        self._kernel = tiling(self.layer)
+        self._largest = largest_of(self.x, self._kernel)
+        return self._largest
 
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
-        largest = largest_of(x, self._kernel)
-        return largest, (x, largest)
-
-    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
-        x, largest = kept
-        return handed_down(x, largest, error, self._kernel)
+    def below(self, error: Tensor) -> Tensor:
+        return handed_down(self.x, self._largest, error, self._kernel)
 
 
 class Flatten(Link):
-    def forward(self, own: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Saved]:  # noqa: ARG002
-        return x.movedim(2, -1).reshape(len(x), -1, x.shape[2]), (x,)
+    def forward(self) -> Tensor:
+        return self.x.movedim(2, -1).reshape(len(self.x), -1, self.x.shape[2])
 
-    def backward(self, own: Sequence[Tensor], kept: Saved, error: Tensor) -> Tensor:  # noqa: ARG002
-        shape = kept[0].shape
+    def below(self, error: Tensor) -> Tensor:
+        shape = self.x.shape
         return error.view(*shape[:2], *shape[3:], shape[2]).movedim(-1, 2)
 
 
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """One forward pass: the logits, (C, Y, n), and what each layer keeps of it."""
-
-    logits: Tensor
-    kept: list[Saved]
+Chain: TypeAlias = list[tuple[type[Link], nn.Module]]
+"""The layers of a module that is nothing but a chain of them, each with what does its work here."""
 
 
-class Chain:
-    """The links of a module that is nothing but a chain of them."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = links
-
-    @property
-    def ends_linear(self) -> bool:
-        """Whether the logits come straight from a linear layer."""
-        return isinstance(self._links[-1], Linear)
-
-    @staticmethod
-    def of(module: nn.Module) -> "Chain | None":
-        """The module as a chain; None if any part of it is something else."""
-        layers = list(module) if type(module) is nn.Sequential else []
-        links = [_link(layer) for layer in layers]
-        plain = len(set(map(id, layers))) == len(layers) and not any(link is None for link in links)
-        return Chain(cast("list[Link]", links)) if links and plain else None
-
-    def forward(self, parameters: Sequence[Tensor], x: Tensor) -> Pass:
-        """C models over their samples x, (C, n, ...)."""
-        x = x.transpose(1, 2) if x.dim() > 2 else x[:, None]
-        kept = []
-        for link, own in self._owned(parameters):
-            x, of_link = link.forward(own, x)
-            kept.append(of_link)
-        return Pass(x, kept)
-
-    def gradients(self, parameters: Sequence[Tensor], passed: Pass, error: Tensor) -> list[Tensor]:
-        """The gradients by all parameters, (C, *shape) each, from the error of the logits, (C, Y, n)."""
-        gradients: list[Tensor] = []
-        for link, kept, below in self.errors(parameters, passed, error):
-            gradients = link.gradients(kept, below) + gradients
-        return gradients
-
-    def errors(self, parameters: Sequence[Tensor], passed: Pass, error: Tensor) -> Iterator[tuple[Link, Saved, Tensor]]:
-        """Each link with parameters, the last first: what it kept and the error of its outputs."""
-        left = len(parameters)
-        for (link, own), kept in zip(reversed(list(self._owned(parameters))), reversed(passed.kept), strict=True):
-            if link.parameters:
-                yield link, kept, error
-                left -= link.parameters
-            if not left:
-                return
-            error = link.backward(own, kept, error)
-
-    def _owned(self, parameters: Sequence[Tensor]) -> Iterator[tuple[Link, list[Tensor]]]:
-        rest = iter(parameters)
-        for link in self._links:
-            yield link, list(islice(rest, link.parameters))
+def chain_of(module: nn.Module) -> Chain | None:
+    """The module as a chain; None if any part of it is something else."""
+    layers = list(module) if type(module) is nn.Sequential else []
+    links = [(kind, layer) for layer in layers if (kind := _kind(layer)) is not None]
+    return links if links and len(links) == len(set(map(id, layers))) == len(layers) else None
 
 
-def _link(layer: nn.Module) -> Link | None:
-    """The layer as a link; subclasses may do anything, so they do not count."""
+def _kind(layer: Any) -> type[Link] | None:
+    """What does the work of this layer; subclasses may do anything, so they do not count."""
     if type(layer) is nn.ReLU:
-        return Relu()
+        return Relu
     if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-        return Flatten()
-    if type(layer) in (nn.MaxPool1d, nn.MaxPool2d):
-        kernel = tiling(cast("Pool", layer))
-        return MaxPool(kernel) if kernel else None
+        return Flatten
+    if tiling(layer):
+        return MaxPool
     if not is_bilinear(layer) or layer.bias is None:
         return None
     if isinstance(layer, nn.Linear):
-        return Linear()
-    convolution = cast("nn.Conv1d | nn.Conv2d", layer)
-    return Convolution(convolution) if convolution.groups == 1 else None
+        return Linear
+    return Convolution if layer.groups == 1 else None
+
+
+def is_bilinear(layer: Any) -> bool:
+    """Whether its output is bilinear in input and weight, for which there are closed forms."""
+    if type(layer) is nn.Linear:
+        return True
+    convolves = type(layer) in (nn.Conv1d, nn.Conv2d)
+    return convolves and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+class Pass:
+    """C models, their parameters (C, *shape) each, over their samples x, (C, n, ...), to their logits, (C, Y, n)."""
+
+    def __init__(self, chain: Chain, parameters: Sequence[Tensor], x: Tensor) -> None:
+        rest = iter(parameters)
+        self.links: list[Link] = []
+        self.logits = x.transpose(1, 2) if x.dim() > 2 else x[:, None]
+        for kind, layer in chain:
+            self.links.append(kind(layer, list(islice(rest, kind.parameters)), self.logits))
+            self.logits = self.links[-1].forward()
+
+    def gradients(self, error: Tensor) -> list[Tensor]:
+        """The gradients by all parameters, (C, *shape) each, from the error of the logits, (C, Y, n)."""
+        gradients: list[Tensor] = []
+        for link, of_outputs in self.errors(error):
+            gradients = link.gradients(of_outputs) + gradients
+        return gradients
+
+    def errors(self, error: Tensor) -> Iterator[tuple[Link, Tensor]]:
+        """Each link with parameters, the last first, and the error of its outputs."""
+        left = sum(link.parameters for link in self.links)
+        for link in reversed(self.links):
+            if link.parameters:
+                yield link, error
+                left -= link.parameters
+            if not left:
+                return
+            error = link.below(error)
 
 
 def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:
@@ -253,11 +219,14 @@ def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:
 
 def handed_down(x: Tensor, largest: Tensor, error: Tensor, kernel: Sequence[int]) -> Tensor:
     """The error of the inputs, from that of the outputs: a window's goes to its first largest place, as in torch."""
-    covered = not any(size % width for size, width in zip(x.shape[-len(kernel) :], kernel, strict=True))
-    below = torch.empty_like(x) if covered else torch.zeros_like(x)
-    for seen, place in zip(corners(x, kernel), corners(below, kernel), strict=True):
-        part = error * (seen == largest)
-        place.copy_(part)
+    sizes = x.shape[-len(kernel) :]
+    whole = [size // width * width for size, width in zip(sizes, kernel, strict=True)]
+    below = torch.empty_like(x) if list(sizes) == whole else torch.zeros_like(x)
+    for start in product(*map(range, kernel)):
+        # The first place of every window, the second of every window, and so on.
+        places: tuple[Any, ...] = (..., *map(slice, start, whole, kernel))
+        part = error * (x[places] == largest)
+        below[places] = part
         error = error - part
     return below
 
@@ -279,43 +248,32 @@ class _LargestOf(torch.autograd.Function):
 class FastPool(nn.Module):
     """The pooling that it replaces, in a fraction of the time."""
 
-    def __init__(self, pool: Pool, kernel: tuple[int, ...]) -> None:
+    def __init__(self, pool: nn.Module) -> None:
         super().__init__()
-        self._pool, self._kernel = pool, kernel
+        self._pool, self._kernel = pool, tiling(pool)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         try:
-            return cast("Tensor", _LargestOf.apply(x, self._kernel))  # type: ignore[no-untyped-call]
+            return _LargestOf.apply(x, self._kernel)  # type: ignore[no-untyped-call]
         except RuntimeError:  # within vmap, which maps over torch's own only
-            return cast("Tensor", self._pool(x))
+            return self._pool(x)
 
 
 def with_fast_pools(module: nn.Module) -> nn.Module:
     """The module, its poolings replaced wherever their windows tile the input."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if type(child) in (nn.MaxPool1d, nn.MaxPool2d) and (kernel := tiling(cast("Pool", child))):
-                setattr(parent, name, FastPool(cast("Pool", child), kernel))
+            if tiling(child):
+                setattr(parent, name, FastPool(child))
     return module
 
 
-def corners(x: Tensor, kernel: Sequence[int]) -> Iterator[Tensor]:
-    """The first place of every window of x's last axes, the second of every window, and so on."""
-    sizes = [size // k * k for size, k in zip(x.shape[-len(kernel) :], kernel, strict=True)]
-    for start in product(*map(range, kernel)):
-        places: tuple[Any, ...] = (..., *map(slice, start, sizes, kernel))
-        yield x[places]
-
-
-def tiling(pool: Pool) -> tuple[int, ...] | None:
-    """The windows' sizes along each axis; None where they overlap, leave gaps or reach beyond the input."""
+def tiling(pool: Any) -> tuple[int, ...]:
+    """The sizes of a pooling's windows; none where they overlap, leave gaps or reach beyond the input."""
+    if type(pool) not in (nn.MaxPool1d, nn.MaxPool2d):
+        return ()
     axes = 1 if isinstance(pool, nn.MaxPool1d) else 2
-    kernel, stride, padding, dilation = (
-        _each(size, axes) for size in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    )
+    sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    kernel, stride, padding, dilation = (s if isinstance(s, tuple) else (s,) * axes for s in sizes)
     tiles = kernel == stride and not any(padding) and set(dilation) == {1}
-    return kernel if tiles and not pool.ceil_mode and not pool.return_indices else None
-
-
-def _each(size: Any, axes: int) -> tuple[int, ...]:
-    return tuple(size) if isinstance(size, tuple) else (size,) * axes
+    return kernel if tiles and not pool.ceil_mode and not pool.return_indices else ()

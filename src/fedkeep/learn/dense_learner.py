@@ -1,26 +1,28 @@
-"""Dense networks without torch: the base install trains and values with these.
+"""Dense ReLU networks with softmax cross-entropy, in numpy: the base install trains and values with these.
 
-Softmax regression is the network without a hidden layer, `DenseLearner((features, classes))`. The flat order
-is torch's: weight (out, in), then bias, layer by layer.
+Softmax regression is the network without a hidden layer, `DenseLearner((features, classes))`. The flat order is
+torch's: weight (out, in), then bias, layer by layer. In the arithmetic a leading axis of C runs through everything:
+C models over C batches at once, and C = 1 for a single one.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
-from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
-from fedkeep.learn.dense import DenseTrace, Layers, forward, gradients, paired
-from fedkeep.learn.flat import Layout, require_layers
-from fedkeep.learn.jobs import FrozenModel, descend, padded
-from fedkeep.learn.measurements import TracedMeasurements
+from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
+from fedkeep.learn.jobs import FrozenModel, Layout, descend, padded, require_layers
+from fedkeep.learn.measurements import Outer, TracedMeasurements
 
-STACKED_NUMBERS = 1_000_000
-CACHED_NUMBERS = 1 << 17
+Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
+"""Weight (C, out, in) and bias (C, out) of each layer."""
+_STACKED_NUMBERS = 1_000_000
+_CACHED_NUMBERS = 1 << 17
 """Parameters of models trained side by side: more do not stay in the cache from step to step."""
 
 
@@ -44,13 +46,14 @@ class DenseLearner:
             raise ConfigError(f"widths must be two or more positive numbers, got {tuple(widths)}")
         self.widths = tuple(widths)
         self._first = depth - require_layers(last_layers, depth)
-        self.layout = _layout(self.widths)
-        self._valued = self.layout.since(2 * self._first)
-        self.size, self.gradient_size = self.layout.size, self._valued.size
+        names = [f"{layer}.{part}" for layer in range(depth) for part in ("weight", "bias")]
+        shapes = [shape for fan_in, fan_out in pairwise(self.widths) for shape in ((fan_out, fan_in), (fan_out,))]
+        self.layout = Layout(tuple(names), tuple(shapes))
+        self.size, self.gradient_size = self.layout.size, self.layout.since(2 * self._first).size
 
     def tail(self, layers: int | None) -> int:
-        valued = len(self.widths) - 1 - self._first
-        return self._valued.since(2 * (valued - require_layers(layers, valued))).size
+        depth = len(self.widths) - 1
+        return self.layout.since(2 * (depth - require_layers(layers, depth - self._first))).size
 
     def initial(self, seed: int) -> Vector:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""
@@ -67,7 +70,7 @@ class DenseLearner:
         if not self._stackable(batches):
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
         shared = all(model is models[0] for model in models)
-        layers = self._layers(models[0][None] if shared else np.stack(models))
+        layers = paired(self.layout.views(models[0][None] if shared else np.stack(models)))
         y = padded([batch.y for batch in batches])
         trace = DenseTrace(lambda: forward(layers, padded([batch.x for batch in batches])), y, layers, self._first)
         return [TracedMeasurements(trace, self.gradient_size, len(batch), c) for c, batch in enumerate(batches)]
@@ -79,7 +82,7 @@ class DenseLearner:
         """Where each job leads from the same model; mini-batches are not aligned, so they go one by one."""
         if local.batch_size is not None or not self._stackable([job.batch for job in jobs]):
             return [self.train(model, job, local) for job in jobs]
-        together = max(1, CACHED_NUMBERS // self.size)
+        together = max(1, _CACHED_NUMBERS // self.size)
         groups = [jobs[start : start + together] for start in range(0, len(jobs), together)]
         return [trained for group in groups for trained in self._train_stacked(model, group, local)]
 
@@ -92,23 +95,106 @@ class DenseLearner:
         return list(models)
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        _, logits = forward(self._layers(model[None]), x[None])
-        scores: AnyArray = logits[0]
-        return scores
-
-    def _layers(self, models: AnyArray) -> Layers:
-        return paired(self.layout.views(models))
+        return np.asarray(forward(paired(self.layout.views(model[None])), x[None])[1][0])
 
     def _stackable(self, batches: Sequence[Batch]) -> bool:
         """Whether one call for all is faster: where calls cost more than copying and padding."""
         padded = len(batches) * max(map(len, batches), default=0)
-        small = 0 < padded * self.widths[0] <= STACKED_NUMBERS
+        small = 0 < padded * self.widths[0] <= _STACKED_NUMBERS
         return len(batches) == 1 or (small and padded <= 2 * sum(map(len, batches)))
 
 
-def _layout(widths: Sequence[int]) -> Layout:
-    names, shapes = [], []
-    for index, (fan_in, fan_out) in enumerate(pairwise(widths)):
-        names += [f"{index}.weight", f"{index}.bias"]
-        shapes += [(fan_out, fan_in), (fan_out,)]
-    return Layout(tuple(names), tuple(shapes))
+class DenseTrace:
+    """One forward pass of C models over C batches, and one backward pass, each made when first asked for.
+
+    `run` gives the input of each layer, (C, n, in), and the logits, (C, n, Y). Without `layers` it stands for the last
+    layer of any network: that layer is softmax regression over its inputs, whatever comes before.
+    """
+
+    def __init__(
+        self, run: Callable[[], tuple[list[AnyArray], AnyArray]], y: IntArray, layers: Layers = (), first: int = 0
+    ) -> None:
+        self._run, self._y, self._layers, self._first = cache(run), y, layers, first
+
+    @cached_property
+    def losses(self) -> AnyArray:
+        return cross_entropy(self._run()[1], self._y)
+
+    @cached_property
+    def activations(self) -> AnyArray:
+        return self._run()[0][-1]
+
+    @cached_property
+    def head(self) -> Outer:
+        return Outer(self.activations, output_error(self._run()[1], self._y))
+
+    @cached_property
+    def valued(self) -> list[Outer]:
+        inputs, _ = self._run()
+        errors = backward(self._layers, inputs, self.head.e, self._first)
+        return [Outer(a, e) for a, e in zip(inputs[self._first :], errors, strict=True)]
+
+
+def paired(parameters: Sequence[AnyArray]) -> Layers:
+    """Weights and biases in turn, by layer."""
+    return list(zip(parameters[::2], parameters[1::2], strict=True))
+
+
+def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
+    """The input of every layer, (C, n, in), and the logits, (C, n, Y), of samples (C, n, ...)."""
+    inputs = [np.asarray(x, dtype=np.float32).reshape(*x.shape[:2], layers[0][0].shape[-1])]
+    for weight, bias in layers:
+        z = inputs[-1] @ weight.mT
+        z += bias[:, None]
+        if len(inputs) < len(layers):
+            inputs.append(np.maximum(z, 0.0, out=z))
+    return inputs, z
+
+
+def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int = 0) -> list[AnyArray]:
+    """The gradient of each sample's loss by the outputs of the layers from `first` on, (C, n, out)."""
+    errors = [error]
+    for index in range(len(layers) - 1, first, -1):
+        below = errors[0] @ layers[index][0]
+        below *= inputs[index] > 0
+        errors.insert(0, below)
+    return errors
+
+
+def gradients(
+    room: Sequence[AnyArray], parameters: Sequence[AnyArray], x: AnyArray, y: IntArray, share: AnyArray
+) -> Sequence[AnyArray]:
+    """By each parameter, (C, *shape), of the losses of C models, multiplied by `share`, (C, n), and summed, in `room`.
+
+    To take memory anew for each step and give it back can cost as much as what is computed.
+    """
+    layers = paired(parameters)
+    inputs, logits = forward(layers, x)
+    errors = backward(layers, inputs, output_error(logits, y) * share[..., None])
+    for (weight, bias), a, e in zip(paired(room), inputs, errors, strict=True):
+        np.matmul(e.mT, a, out=weight)
+        np.add.reduce(e, axis=1, out=bias)
+    return room
+
+
+def cross_entropy(logits: AnyArray, y: IntArray) -> AnyArray:
+    """The loss of each sample, -log softmax(z)_y."""
+    z = _class_rows(logits)
+    losses = np.log(np.add.reduce(np.exp(z), axis=0)) - z[y.reshape(-1), np.arange(y.size)]
+    return np.asarray(losses.reshape(y.shape))
+
+
+def output_error(logits: AnyArray, y: IntArray) -> AnyArray:
+    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y)."""
+    z = _class_rows(logits)
+    np.exp(z, out=z)
+    z /= np.add.reduce(z, axis=0)
+    z -= np.arange(len(z))[:, None] == y.reshape(-1)
+    return np.ascontiguousarray(z.T).reshape(logits.shape)
+
+
+def _class_rows(logits: AnyArray) -> AnyArray:
+    """Each sample's logits less their maximum, a row per class: numpy is slow along short rows."""
+    z = np.array(logits.reshape(-1, logits.shape[-1]).T, order="C")
+    z -= np.maximum.reduce(z, axis=0)
+    return z

@@ -29,17 +29,19 @@ def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weight
     Without a shape, the samples are those that the module's first layer takes, if that says it.
     """
     module = made_module(factory, "the model").float().eval()
-    layers = [(name, part) for name, part in module.named_modules() if list(part.parameters(recurse=False))]
-    shape = shape or _sample_shape(layers[0][1] if layers else None)
+    layers = {name: part for name, part in module.named_modules() if list(part.parameters(recurse=False))}
+    first, head = next(iter(layers.values()), None), next(reversed(layers.values()), None)
+    if not shape and isinstance(first, nn.Linear):
+        shape = (first.in_features,)
+    if not shape:
+        raise ConfigError("the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64")
     if weights is not None:
         load_weights(module, weights)
-    name, head = layers[-1] if layers else ("", None)
     if not isinstance(head, nn.Linear) or head.bias is None:
         raise ConfigError("only a model whose last layer is a torch.nn.Linear with a bias can be exported")
-    valued = _Valued(module, name).eval()
+    valued = _Valued(module, next(reversed(layers))).eval()
     _try(module, head, shape)
-    _write(valued, _example(head, shape, 2), out)
-    _describe(module, shape, out)
+    _write(valued, head, shape, out)
     difference = _difference(valued, head, shape, out)
     if not difference <= TOLERANCE:
         out.unlink()
@@ -86,12 +88,6 @@ class _Valued(nn.Module):
         return projections, seen[0], logits
 
 
-def _sample_shape(first: nn.Module | None) -> tuple[int, ...]:
-    if isinstance(first, nn.Linear):
-        return (first.in_features,)
-    raise ConfigError("the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64")
-
-
 def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
     """Lets two samples through: the shape must fit, and what the last layer says must be what the model says."""
     said: list[Tensor] = []
@@ -104,7 +100,7 @@ def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
     hook = head.register_forward_hook(plant)
     try:
         with torch.no_grad():
-            logits = module(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+            logits = module(_example(head, shape, 2)[0])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"the model cannot take samples of shape {list(shape)} (--shape): {reason}") from error
@@ -119,36 +115,33 @@ def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...
     random = torch.Generator().manual_seed(n)
     labels = torch.randint(0, head.out_features, (n, 1), generator=random)
     weight = torch.randn(head.weight.shape, generator=random) / head.in_features**0.5
-    return (torch.randn(n, *shape, generator=random), labels, weight, torch.randn(head.out_features, generator=random))
+    x = torch.randn(n, *shape, generator=random)
+    return x, labels, weight, torch.randn(head.out_features, generator=random)
 
 
-def _write(valued: _Valued, example: tuple[Tensor, ...], out: Path) -> None:
-    """The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user."""
+def _write(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) -> None:
+    """Writes down the flat order of the parameters, too, under the names that torch gives them.
+
+    The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user.
+    """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     samples = {0: torch.export.Dim("n", min=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            valued, example, out, input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
+            valued, _example(head, shape, 2), out, input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
             dynamic_shapes={"x": samples, "y": samples, "weight": None, "bias": None}, external_data=False,
             verbose=False,
         )  # fmt: skip
-
-
-def _describe(module: nn.Module, shape: Sequence[int], out: Path) -> None:
-    """Writes down the flat order of the parameters, under the names that torch gives them."""
     model = onnx.load(out)
-    named = list(module.named_parameters())
-    renamed = {f"whole.{name}": name for name, _ in named}
+    shapes = {name: list(parameter.shape) for name, parameter in valued.whole.named_parameters()}
+    renamed = {f"whole.{name}": name for name in shapes}
     for initializer in model.graph.initializer:
         initializer.name = renamed.get(initializer.name, initializer.name)
     for node in model.graph.node:
-        for i, name in enumerate(node.input):
-            node.input[i] = renamed.get(name, name)
-    entry = model.metadata_props.add()
-    entry.key = LAYOUT_KEY
-    names, shapes = [name for name, _ in named], [list(p.shape) for _, p in named]
-    entry.value = json.dumps({"names": names, "shapes": shapes, "sample": list(shape)})
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    said = {"names": list(shapes), "shapes": list(shapes.values()), "sample": list(shape)}
+    model.metadata_props.add(key=LAYOUT_KEY, value=json.dumps(said))
     onnx.save(model, out)
 
 

@@ -1,16 +1,68 @@
-"""What every backend has in common: its probe, how it trains, and how batches of several devices are stacked."""
+"""What every backend has in common: flat models, its probe, how it trains, how batches of devices are stacked."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import FleetLearner, Job, Measurements
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
 
 Gradients: TypeAlias = Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]]
 """From parameters, (C, *shape) each, samples (C, n, ...), labels and shares (C, n) to the gradients by each parameter
 of the models' losses, multiplied by the shares and summed."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names and shapes of a model's parameters, in the order in which they are flattened."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where each parameter lies in the vector."""
+        return tuple(slice(*ends) for ends in pairwise(accumulate(map(prod, self.shapes), initial=0)))
+
+    @cached_property
+    def size(self) -> int:
+        return sum(map(prod, self.shapes))
+
+    def views(self, vectors: Any) -> list[Any]:
+        """Each parameter as a view of `vectors`, numpy's or torch's, whose last axis is P: (..., P) to (..., *shape).
+
+        >>> weight, bias = Layout(("weight", "bias"), ((2, 3), (2,))).views(np.arange(8))
+        >>> weight.tolist(), bias.tolist()
+        ([[0, 1, 2], [3, 4, 5]], [6, 7])
+        """
+        self.require(vectors)
+        lead = vectors.shape[:-1]
+        return [vectors[..., part].reshape(lead + shape) for part, shape in zip(self.slices, self.shapes, strict=True)]
+
+    def require(self, vectors: Any) -> None:
+        """Raises where the last axis is not P."""
+        if vectors.shape[-1] != self.size:
+            raise FedkeepError(
+                f"a vector of {vectors.shape[-1]} numbers does not fit a model of {self.size}: "
+                "it comes from another architecture or other shape options"
+            )
+
+    def since(self, first: int) -> "Layout":
+        """The layout of the parameters from number `first` on."""
+        return Layout(self.names[first:], self.shapes[first:])
+
+
+def require_layers(count: int | None, depth: int) -> int:
+    """How many of `depth` layers are meant by the option `last_layers`; None: all."""
+    if count is not None and not 1 <= count <= depth:
+        raise ConfigError(f"last_layers must be between 1 and {depth}, got {count}")
+    return depth if count is None else count
 
 
 class FrozenModel:
@@ -42,8 +94,13 @@ def descend(
     gamma = array(padded([job.weights.astype(np.float32) for job in jobs]))
     rate, pull = local.learning_rate, local.learning_rate * local.proximal
     anchor = models + 0 if pull else None
-    correction = corrections(jobs, valued)
-    constant, tail = None if correction is None else rate * array(correction), models[:, -valued:]
+    constant, tail = None, models[:, -valued:]
+    if any(job.correction is not None for job in jobs):
+        nothing = np.zeros(valued, dtype=np.float32)
+        given = [nothing if job.correction is None or not job.weights.any() else job.correction for job in jobs]
+        if any(own.shape != nothing.shape for own in given):
+            raise ValueError(f"a correction cannot be broadcast to the {valued} valued parameters")
+        constant = rate * array(padded(given))
     for index in minibatches(y.shape[1], local, jobs[0].seed):
         total = gamma[:, index].sum(1)[:, None]
         if not total.any():
@@ -87,17 +144,3 @@ def padded(rows: Sequence[AnyArray]) -> AnyArray:
     for place, own in zip(whole, rows, strict=True):
         place[: len(own)] = own
     return whole
-
-
-def corrections(jobs: Sequence[Job], size: int) -> AnyArray | None:
-    """The corrections of C jobs, (C, size), zero for jobs without one or without weight; None where none has one."""
-    if all(job.correction is None for job in jobs):
-        return None
-    alone = jobs[0].correction if len(jobs) == 1 and jobs[0].weights.any() else None
-    if alone is not None and alone.shape == (size,):  # of a large model even one copy is felt
-        return alone[None]
-    stacked = np.zeros((len(jobs), size), dtype=np.float32)
-    for row, job in zip(stacked, jobs, strict=True):
-        if job.correction is not None and job.weights.any():
-            row[:] = job.correction
-    return stacked

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedkeep.core.ports import Learner
 from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray, Vector
-from fedkeep.learn.dense import cross_entropy
+from fedkeep.learn.dense_learner import cross_entropy
 
 
 def judge(learner: Learner, model: Vector, x: AnyArray, y: IntArray) -> tuple[FloatArray, BoolArray]:

@@ -8,7 +8,6 @@ their own n samples, or (n, ...) for one of them.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -39,7 +38,10 @@ class Factors(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """A linear layer: the outer products of its errors with its inputs and, where it has a bias, a one."""
+    """A linear layer: the outer products of its errors with its inputs and, where it has a bias, a one.
+
+    Gradients themselves are outer products, too: with ones for errors, and no bias.
+    """
 
     a: AnyArray
     e: AnyArray
@@ -51,13 +53,12 @@ class Outer:
 
     def of(self, c: int, n: int) -> "Outer":
         """The first n samples of model c."""
-        return Outer(self.a[c, :n], self.e[c, :n])
+        return Outer(self.a[c, :n], self.e[c, :n], self.bias)
 
     def inner(self, other: Factors) -> AnyArray:
         """For outer products, the product of the factors' own."""
         same = of_kind(Outer, other)
-        products: AnyArray = (np.vecdot(self.a, same.a) + self.bias) * np.vecdot(self.e, same.e)
-        return products
+        return np.asarray((np.vecdot(self.a, same.a) + self.bias) * np.vecdot(self.e, same.e))
 
     def project(self, direction: Vector) -> AnyArray:
         """As e . (weight a + bias)."""
@@ -65,8 +66,7 @@ class Outer:
         response = self.a @ weight.T
         if self.bias:
             response += bias
-        projections: AnyArray = np.vecdot(self.e, response)
-        return projections
+        return np.asarray(np.vecdot(self.e, response))
 
     def add_up(self, shares: Vector, out: Vector) -> None:
         weight, bias = self._views(out)
@@ -78,32 +78,6 @@ class Outer:
     def _views(self, vector: Vector) -> tuple[AnyArray, AnyArray]:
         outputs, inputs = self.e.shape[-1], self.a.shape[-1]
         return vector[: outputs * inputs].reshape(outputs, inputs), vector[outputs * inputs :]
-
-
-@dataclass(frozen=True, eq=False)
-class Explicit:
-    """A convolution: the gradients themselves, (n, size)."""
-
-    gradients: AnyArray
-
-    @property
-    def size(self) -> int:
-        return int(self.gradients.shape[-1])
-
-    def of(self, c: int, n: int) -> "Explicit":
-        """The first n samples of model c."""
-        return Explicit(self.gradients[c, :n])
-
-    def inner(self, other: Factors) -> AnyArray:
-        products: AnyArray = np.vecdot(self.gradients, of_kind(Explicit, other).gradients)
-        return products
-
-    def project(self, direction: Vector) -> AnyArray:
-        projections: AnyArray = self.gradients @ direction
-        return projections
-
-    def add_up(self, shares: Vector, out: Vector) -> None:
-        np.matmul(shares, self.gradients, out=out)
 
 
 class BatchMeasurements(Measurements):
@@ -121,28 +95,25 @@ class BatchMeasurements(Measurements):
 
 
 class FactoredMeasurements(BatchMeasurements):
-    """Measurements of n samples from the factors of the valued layers and of the last one, the `head`."""
+    """Measurements of n samples from the factors of the valued layers."""
 
     def __init__(self, gradient_size: int, n: int) -> None:
         self._size, self._n = gradient_size, n
 
-    @property
     @abstractmethod
-    def _head(self) -> Factors: ...
-
-    @property
-    @abstractmethod
-    def _valued(self) -> Sequence[Factors]: ...
+    def _last(self, wanted: int | None = None) -> Sequence[Factors]:
+        """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
         return _summed(factors.project(own) for factors, own in self._with_parts_of(direction))
 
     def inner(self, other: Measurements) -> Scores:
         theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
-        return _summed(mine.inner(same) for mine, same in zip(self._valued, theirs._valued, strict=True))
+        return _summed(mine.inner(same) for mine, same in zip(self._last(), theirs._last(), strict=True))
 
     def head_norms(self) -> Scores:
-        return np.sqrt(_summed([self._head.inner(self._head)]))
+        head = self._last(1)[-1]
+        return np.sqrt(_summed([head.inner(head)]))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         shares = (weights / max(1, self._n)).astype(np.float32)
@@ -154,28 +125,27 @@ class FactoredMeasurements(BatchMeasurements):
     def _with_parts_of(self, vector: Vector) -> Iterator[tuple[Factors, Vector]]:
         """Every valued layer beside its part of a vector."""
         start = 0
-        for factors in self._valued:
+        for factors in self._last():
             yield factors, vector[start : (start := start + factors.size)]
 
 
 class Trace(Protocol):
-    """One forward pass of C models, and one backward pass, each made when first asked for; short batches are padded."""
+    """One forward pass of C models, and one backward pass, each made when first asked for; short batches are padded.
+
+    `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), and need no loss; `head` is the last layer.
+    """
 
     @property
-    def losses(self) -> AnyArray:
-        """(C, n)."""
+    def losses(self) -> AnyArray: ...
 
     @property
-    def head(self) -> Outer:
-        """The last layer's inputs and errors."""
+    def activations(self) -> AnyArray: ...
 
     @property
-    def activations(self) -> AnyArray:
-        """The last layer's inputs, for which no loss is needed, (C, n, d)."""
+    def head(self) -> Outer: ...
 
     @property
-    def valued(self) -> Sequence[Outer | Explicit]:
-        """Every valued layer."""
+    def valued(self) -> Sequence[Outer]: ...
 
 
 class TracedMeasurements(FactoredMeasurements):
@@ -191,13 +161,9 @@ class TracedMeasurements(FactoredMeasurements):
     def activations(self) -> AnyArray:
         return self._trace.activations[self._c, : self._n].copy()
 
-    @property
-    def _head(self) -> Outer:
-        return self._trace.head.of(self._c, self._n)
-
-    @cached_property
-    def _valued(self) -> Sequence[Factors]:
-        return [factors.of(self._c, self._n) for factors in self._trace.valued]
+    def _last(self, wanted: int | None = None) -> Sequence[Outer]:
+        layers = [self._trace.head] if wanted == 1 else self._trace.valued
+        return [factors.of(self._c, self._n) for factors in layers]
 
 
 class ChunkedMeasurements(BatchMeasurements):

@@ -49,11 +49,24 @@ def learner_for(
         return DenseLearner((prod(sample_shape), *_hidden(name, options), classes), last_layers)
     if name in TORCH:
         options = {"classes": classes, **options}
-    make = _fitting(name, torch_factory(name), options)
+    make = torch_factory(name)
+    try:
+        signature(make).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"model '{name}' takes {signature(make)}: {error}") from error
     from fedkeep.learn.torch_learner import TorchLearner
 
     learner = TorchLearner(partial(made_module, partial(make, **options), f"model '{name}'"), last_layers)
-    _refuse_misfit(name, learner, sample_shape, classes)
+    try:  # so that a wrong shape is told before anything runs
+        logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model '{name}' cannot take samples of shape {list(sample_shape)}: {reason}") from error
+    shape = list(logits.shape)
+    if len(shape) != 2 or shape[0] != 2:
+        raise ConfigError(f"model '{name}' must give a row of outputs a sample, it gave shape {shape} for 2")
+    if shape[1] < classes:
+        raise ConfigError(f"model '{name}' has {shape[1]} outputs, and the data has {classes} labels")
     return learner
 
 
@@ -83,21 +96,6 @@ def made_module(make: "Callable[[], nn.Module]", named: str) -> "nn.Module":
     return module
 
 
-def _refuse_misfit(name: str, learner: FleetLearner, sample_shape: tuple[int, ...], classes: int) -> None:
-    """Lets two blank samples through, so that a wrong shape is told before anything runs."""
-    try:
-        logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"model '{name}' cannot take samples of shape {list(sample_shape)}: {reason}") from error
-    if logits.ndim != 2 or len(logits) != 2:
-        raise ConfigError(
-            f"model '{name}' must give a row of outputs a sample, it gave shape {list(logits.shape)} for 2"
-        )
-    if logits.shape[1] < classes:
-        raise ConfigError(f"model '{name}' has {logits.shape[1]} outputs, and the data has {classes} labels")
-
-
 def _hidden(name: str, options: Mapping[str, Any]) -> Sequence[int]:
     """The widths of a dense model's hidden layers."""
     allowed = ["hidden"] if DENSE[name] else []
@@ -107,12 +105,3 @@ def _hidden(name: str, options: Mapping[str, Any]) -> Sequence[int]:
     if isinstance(hidden, str) or not all(isinstance(width, int) and width > 0 for width in hidden):
         raise ConfigError(f"'hidden' must be a list of layer widths, got {hidden!r}")
     return hidden
-
-
-def _fitting(name: str, make: "Callable[..., nn.Module]", options: Mapping[str, Any]) -> "Callable[..., nn.Module]":
-    """The factory, if it takes these options."""
-    try:
-        signature(make).bind(**options)
-    except TypeError as error:
-        raise ConfigError(f"model '{name}' takes {signature(make)}: {error}") from error
-    return make

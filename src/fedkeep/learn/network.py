@@ -1,65 +1,81 @@
 """A torch module whose parameters are views of one flat buffer, and which notes what its layers see.
 
-Loading a model is then one copy, and one forward and one backward pass give all that the closed forms of
-`fedkeep.learn.layers` need: the input and the error of each valued layer.
+Loading a model is then one copy, and one forward and one backward pass give all that closed forms need: the input
+and the error of each valued layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any, cast
+from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.random import fork_rng
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.chain import Chain, with_fast_pools
-from fedkeep.learn.flat import Layout, require_layers
-from fedkeep.learn.layers import Placed, as_tensor, factors_of, output_error
-from fedkeep.learn.measurements import Outer
+from fedkeep.learn.chain import chain_of, with_fast_pools
+from fedkeep.learn.jobs import Layout, require_layers
 
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""
+_MINUS_ONE = torch.tensor(-1.0)
+
+
+def as_tensor(array: AnyArray) -> Tensor:
+    """The array as a tensor, floats as float32; copied only where it must be: torch wants writable memory."""
+    if array.dtype.kind == "f" and array.dtype != "float32":
+        array = array.astype("float32")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def losses(logits: Tensor, y: Tensor) -> Tensor:
+    """The loss of each sample, (n,); autograd and vmap can go through it."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def output_error(logits: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y); classes are axis 1."""
+    index = y[:, None]
+    return torch.softmax(logits, dim=1).scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
 
 
 class Network:
     """The module, its layout, and which of its layers are valued; `lock` guards all of it."""
 
     def __init__(self, module: nn.Module, last_layers: int | None) -> None:
-        refuse_coupling(module)
-        for part in module.modules():
+        for name, part in module.named_modules():
+            _refuse_coupling(name, part)
             if getattr(part, "inplace", False):
-                part.inplace = False  # type: ignore[assignment]  # noted outputs must stay as they were
-        self.chain = Chain.of(module)
-        self.module = with_fast_pools(module.float())
+                part.inplace = False  # noted outputs must stay as they were
+        layers = [part for part in module.modules() if list(part.parameters(recurse=False))]
+        if not layers:
+            raise ConfigError("the model has no parameters to train")
+        self.chain = chain_of(module)
+        self.module = with_fast_pools(module.float()).eval().requires_grad_(False)
         self.lock = RLock()
-        named = list(self.module.named_parameters())
-        self.parameters = [parameter for _, parameter in named]
-        self.layout = Layout(tuple(name for name, _ in named), tuple(tuple(p.shape) for p in self.parameters))
-        self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
-        for parameter, where in zip(self.parameters, self.layout.slices, strict=True):
-            parameter.data = self.flat[where].view(parameter.shape)
-        self.valued_layers = _last_layers(self.module, last_layers)
-        first = self._first_parameter(self.valued_layers[0])
-        self.valued = self.layout.since(first)
-        self.valued_parameters = self.parameters[first:]
+        named = dict(self.module.named_parameters())
+        self.parameters = list(named.values())
+        self.layout = Layout(tuple(named), tuple(tuple(p.shape) for p in self.parameters))
+        self.flat = torch.cat([p.reshape(-1) for p in self.parameters])
+        for parameter, view in zip(self.parameters, self.layout.views(self.flat), strict=True):
+            parameter.data = view
+        self.valued_layers = layers[-require_layers(last_layers, len(layers)) :]
+        numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self._firsts = [numbers[id(next(layer.parameters(recurse=False)))] for layer in self.valued_layers]
+        self.valued = self.layout.since(self._firsts[0])
+        self.valued_parameters = self.parameters[self._firsts[0] :]
         self._loaded: object = None
         self._notes: dict[int, list[tuple[Tensor, Tensor]]] | None = None
         for layer in self.valued_layers:
             layer.register_forward_hook(self._note)
-        self.prepare(training=False)
-
-    @property
-    def head(self) -> nn.Module:
-        """The last layer that has parameters."""
-        return self.valued_layers[-1]
 
     def tail(self, layers: int | None) -> int:
         """How many parameters the last `layers` valued layers have; None: all that are valued."""
-        depth = require_layers(layers, len(self.valued_layers))
-        return self.layout.since(self._first_parameter(self.valued_layers[-depth])).size
+        return self.layout.since(self._firsts[-require_layers(layers, len(self._firsts))]).size
 
     def load_statistics(self, named: Mapping[str, AnyArray]) -> None:
         """Gives frozen layers the statistics of these names; other names are not theirs."""
@@ -84,50 +100,27 @@ class Network:
             self.load(model, frozen=True)
             yield
 
-    def prepare(self, *, training: bool) -> None:
-        """Dropout and the like act in training only; outside it, no gradient by parameters is recorded."""
-        self.module.train(training)
-        for parameter in self.parameters:
-            parameter.requires_grad_(training)
-
     @contextmanager
     def training(self, seed: int) -> Iterator[None]:
-        """Holds the module in training mode, drawing its random numbers from `seed`."""
-        with self.lock, seeded(seed):
-            self.prepare(training=True)
+        """Holds the module in training mode, in which dropout and the like act, drawing random numbers from `seed`."""
+        with self.lock, fork_rng(devices=[]), self.differentiable(self.parameters):
+            torch.default_generator.manual_seed(seed)
+            self.module.train()
             try:
                 yield
             finally:
-                self.prepare(training=False)
+                self.module.eval()
 
     @contextmanager
-    def differentiable(self) -> Iterator[None]:
-        """Lets autograd see the valued parameters themselves, where outputs of layers do not suffice."""
-        for parameter in self.valued_parameters:
+    def differentiable(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Lets autograd see these parameters; elsewhere the outputs of layers suffice, and cost less."""
+        for parameter in parameters:
             parameter.requires_grad_(True)
         try:
             yield
         finally:
-            for parameter in self.valued_parameters:
+            for parameter in parameters:
                 parameter.requires_grad_(False)
-
-    def record(self, x: Tensor, y: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[Outer | Placed]]:
-        """The logits, and each sample's gradients by the bilinear layers `noted`: of a forward and a backward pass.
-
-        Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
-        """
-        graph, calls = self.observe(x, noted)
-        if any(len(of_layer) != 1 for of_layer in calls):
-            raise RuntimeError("a valued layer was not called exactly once")
-        logits = graph.detach()
-        error = output_error(logits, y)
-        inputs, outputs = zip(*(of_layer[0] for of_layer in calls), strict=True)
-        errors = [error] if outputs[-1] is graph else []
-        below = outputs[: len(outputs) - len(errors)]
-        if below:
-            # of a sum: given the error as it is, torch would first load half a second's worth of symbolic mathematics
-            errors = [*torch.autograd.grad((graph * error).sum(), below), *errors]
-        return logits, list(map(factors_of, noted, inputs, errors))
 
     def observe(self, x: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
         """The logits, and the input and output of every call of each layer `noted`.
@@ -140,10 +133,6 @@ class Network:
         finally:
             self._notes = None
 
-    def _first_parameter(self, layer: nn.Module) -> int:
-        own = _own_parameters(layer)[0]
-        return next(i for i, parameter in enumerate(self.parameters) if parameter is own)
-
     def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         calls = None if self._notes is None else self._notes.get(id(layer))
         if calls is not None:
@@ -152,15 +141,14 @@ class Network:
             calls.append((args[0].detach(), output))
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Gives torch's global generator a seed for a while, and its own state back."""
-    state = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
+def _refuse_coupling(name: str, part: nn.Module) -> None:
+    """Raises for layers in which one sample's loss depends on the others of its batch."""
+    keeps_statistics = isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None
+    if keeps_statistics and not isinstance(part, FrozenNorm):
+        raise FedkeepError(
+            f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
+            "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"
+        )
 
 
 class FrozenNorm(nn.Module):
@@ -171,17 +159,14 @@ class FrozenNorm(nn.Module):
 
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
-        self.eps = norm.eps
-        self.weight, self.bias = norm.weight, norm.bias
+        self.eps, self.weight, self.bias = norm.eps, norm.weight, norm.bias
         for name in ("running_mean", "running_var"):
-            self.register_buffer(name, cast("Tensor", getattr(norm, name)).clone())
+            self.register_buffer(name, getattr(norm, name).clone())
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
         normal = (x - self.running_mean.view(shape)) * torch.rsqrt(self.running_var.view(shape) + self.eps)
-        if self.weight is None:
-            return normal
-        return normal * self.weight.view(shape) + self.bias.view(shape)
+        return normal if self.weight is None else normal * self.weight.view(shape) + self.bias.view(shape)
 
 
 def with_frozen_norms(factory: Callable[[], nn.Module]) -> nn.Module:
@@ -192,27 +177,3 @@ def with_frozen_norms(factory: Callable[[], nn.Module]) -> nn.Module:
             if isinstance(child, _BatchNorm) and child.running_mean is not None:
                 setattr(parent, name, FrozenNorm(child))
     return module
-
-
-def refuse_coupling(module: nn.Module) -> None:
-    """Raises for layers in which one sample's loss depends on the others of its batch."""
-    for name, part in module.named_modules():
-        if isinstance(part, FrozenNorm):
-            continue
-        if isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None:
-            raise FedkeepError(
-                f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
-                "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"
-            )
-
-
-def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    return list(module.parameters(recurse=False))
-
-
-def _last_layers(module: nn.Module, count: int | None) -> list[nn.Module]:
-    """The last `count` layers with parameters of their own, in the order of the flat vector."""
-    layers = [part for part in module.modules() if _own_parameters(part)]
-    if not layers:
-        raise ConfigError("the model has no parameters to train")
-    return layers[-require_layers(count, len(layers)) :]

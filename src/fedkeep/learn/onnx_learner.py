@@ -9,20 +9,19 @@ ModelProto.graph (field 7) holds GraphProto.initializer (field 5), each a Tensor
 """
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.errors import DataError, needing
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
-from fedkeep.learn.dense import DenseTrace
-from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.learn.flat import Layout
+from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
+from fedkeep.learn.jobs import Layout
 from fedkeep.learn.measurements import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"
@@ -32,8 +31,11 @@ PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x0
 """First bytes of files that may run code when they are opened: archives as `torch.save` writes them, and pickles."""
 _CHUNK = 256
 _FLOAT32 = np.dtype(np.float32)
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}
 _FLOAT = 1
+_Fields: TypeAlias = dict[int, list[tuple[int, int, int]]]
+"""The fields of a message by number: of each its value and where its bytes begin and end."""
 
 
 class OnnxMeasurements(TracedMeasurements):
@@ -43,7 +45,8 @@ class OnnxMeasurements(TracedMeasurements):
     cost more than the network itself.
     """
 
-    def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:  # nothing more: this is done for every single sample
+    def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:
+        # Nothing more: this is done for every single sample.
         self._probe, self._batch = probe, batch
         self._size, self._n, self._c = probe.head.size, len(batch.y), 0
         self._seen: list[AnyArray] | None = None
@@ -70,10 +73,9 @@ class OnnxProbe:
     """A frozen model in an ONNX Runtime session."""
 
     def __init__(self, data: bytes, shape: tuple[int, ...], head: Layout) -> None:
-        self.session = session(data)
+        self._session, self._shape = session(data), shape
         self.head = head
         """The layout of the last layer, which alone is valued."""
-        self._shape = shape
         self.nowhere = np.zeros(head.size, dtype=np.float32)
         self._last: tuple[Vector, AnyArray, AnyArray] | None = None
 
@@ -89,13 +91,11 @@ class OnnxProbe:
         if x.dtype is not _FLOAT32 or x.shape[1:] != self._shape:
             x = np.ascontiguousarray(x, dtype=np.float32).reshape(-1, *self._shape)
         feed = {"x": x, "y": y[:, None], "weight": last[1], "bias": last[2]}
-        found: list[AnyArray] = self.session.run(OUTPUTS, feed)
-        return found
+        return list(self._session.run(OUTPUTS, feed))
 
-    def infer(self, x: AnyArray) -> tuple[AnyArray, AnyArray]:
+    def infer(self, x: AnyArray) -> list[AnyArray]:
         """Activations and logits alone."""
-        _, activations, logits = self.run(x, np.zeros(len(x), dtype=np.int64), self.nowhere)
-        return activations, logits
+        return self.run(x, np.zeros(len(x), dtype=np.int64), self.nowhere)[1:]
 
 
 class OnnxLearner:
@@ -106,27 +106,43 @@ class OnnxLearner:
 
     def __init__(self, path: Path) -> None:
         try:
-            data = path.read_bytes()
+            self._data = path.read_bytes()
         except OSError as error:
             raise DataError(f"cannot read the model {path}: {error.strerror}") from error
-        if not data or data.startswith(PICKLE_STARTS):
+        if not self._data or self._data.startswith(PICKLE_STARTS):
             raise DataError(f"{path} is not an ONNX file but a pickle or an archive: write one by `fedkeep export`")
-        self.layout, self._shape = _describe(data, path)
-        self._weights = OnnxWeights(data, self.layout)
+        notes, tensors = _parsed(self._data)
+        if LAYOUT_KEY not in notes:
+            raise DataError(f"{path} does not give {', '.join(OUTPUTS)}: write it by `fedkeep export`")
+        described = json.loads(notes[LAYOUT_KEY])
+        self.layout = Layout(tuple(described["names"]), tuple(tuple(shape) for shape in described["shapes"]))
+        self._shape = tuple(described["sample"])
+        self._places = []
+        for name, part in zip(self.layout.names, self.layout.slices, strict=True):
+            kind, start, end = tensors.get(name, (0, 0, 0))
+            if kind != _FLOAT or end - start != 4 * (part.stop - part.start):
+                raise DataError(f"the ONNX file does not hold the parameter '{name}': write it by `fedkeep export`")
+            self._places.append((start, end, part))
         outputs, inputs = self.layout.shapes[-2]
         self._head = DenseLearner((inputs, outputs))
+        self.tail = self._head.tail
         self.size, self.gradient_size = self.layout.size, self._head.size
         self._loaded: tuple[Vector, OnnxProbe] | None = None
 
-    def tail(self, layers: int | None) -> int:
-        return self._head.tail(layers)
-
     def initial(self, seed: int) -> Vector:  # noqa: ARG002 - the file holds the first model
-        return self._weights.read()
+        parts = [np.frombuffer(self._data[start:end], "<f4") for start, end, _ in self._places]
+        return np.concatenate(parts).astype(np.float32)
+
+    def file_of(self, model: Vector) -> bytes:
+        """The file with these parameters instead of its own."""
+        data = bytearray(self._data)
+        for start, end, part in self._places:
+            data[start:end] = np.asarray(model[part], dtype="<f4").tobytes()
+        return bytes(data)
 
     def probe(self, model: Vector) -> OnnxProbe:
         if self._loaded is None or self._loaded[0] is not model:
-            self._loaded = (model, OnnxProbe(self._weights.replaced(model), self._shape, self._head.layout))
+            self._loaded = (model, OnnxProbe(self.file_of(model), self._shape, self._head.layout))
         return self._loaded[1]
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
@@ -140,35 +156,6 @@ class OnnxLearner:
         probe = self.probe(model)
         parts = [probe.infer(x[i : i + _CHUNK])[1] for i in range(0, len(x), _CHUNK)]
         return np.concatenate(parts) if parts else np.empty((0, self.layout.shapes[-1][0]), dtype=np.float32)
-
-
-class OnnxWeights:
-    """The parameters of `layout` inside the bytes of an ONNX file."""
-
-    def __init__(self, data: bytes, layout: Layout) -> None:
-        self._data = data
-        try:
-            found = {name: (kind, *place) for name, kind, place in _initializers(data)}
-        except (ValueError, IndexError, UnicodeDecodeError) as error:
-            raise DataError(f"this is not an ONNX file: {error}") from error
-        self._places = []
-        for name, part in zip(layout.names, layout.slices, strict=True):
-            kind, start, end = found.get(name, (0, 0, 0))
-            if kind != _FLOAT or end - start != 4 * (part.stop - part.start):
-                raise DataError(f"the ONNX file does not hold the parameter '{name}': write it by `fedkeep export`")
-            self._places.append((start, end, part))
-
-    def read(self) -> Vector:
-        """The parameters as they are in the file."""
-        parts = [np.frombuffer(self._data[start:end], "<f4") for start, end, _ in self._places]
-        return np.concatenate(parts).astype(np.float32)
-
-    def replaced(self, model: Vector) -> bytes:
-        """The file with these parameters instead."""
-        data = bytearray(self._data)
-        for start, end, part in self._places:
-            data[start:end] = np.asarray(model[part], dtype="<f4").tobytes()
-        return bytes(data)
 
 
 def session(data: bytes) -> Any:
@@ -185,17 +172,48 @@ def session(data: bytes) -> Any:
         raise DataError(f"this is not an ONNX file: {error}") from error
 
 
-def _describe(data: bytes, path: Path) -> tuple[Layout, tuple[int, ...]]:
-    """The layout of the parameters and the shape of a sample, as `fedkeep export` wrote them down."""
-    written = _metadata(data).get(LAYOUT_KEY)
-    if written is None:
-        raise DataError(f"{path} does not give {', '.join(OUTPUTS)}: write it by `fedkeep export`")
-    described = json.loads(written)
-    layout = Layout(tuple(described["names"]), tuple(tuple(shape) for shape in described["shapes"]))
-    return layout, tuple(described["sample"])
+def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, tuple[int, int, int]]]:
+    """What the writer of an ONNX file noted in it; each tensor's data type and where its bytes begin and end."""
+
+    def text(message: _Fields, number: int) -> str:
+        _, start, end = message[number][-1] if number in message else (0, 0, 0)
+        return data[start:end].decode()
+
+    try:
+        model = _fields(data, 0, len(data))
+        pairs = [_fields(data, start, end) for _, start, end in model.get(14, [])]
+        graphs = [_fields(data, start, end) for _, start, end in model.get(7, [])]
+        tensors = [_fields(data, start, end) for graph in graphs for _, start, end in graph.get(5, [])]
+        notes = {text(pair, 1): text(pair, 2) for pair in pairs}
+        raw = {text(tensor, 8): tensor for tensor in tensors if 2 in tensor and 9 in tensor}
+    except (ValueError, IndexError) as error:
+        raise DataError(f"this is not an ONNX file: {error}") from error
+    return notes, {name: (tensor[2][-1][0], *tensor[9][-1][1:]) for name, tensor in raw.items()}
+
+
+def _fields(data: bytes, at: int, end: int) -> _Fields:
+    """Those of the message between `at` and `end`."""
+    found: _Fields = defaultdict(list)
+    while at < end:
+        key, at = _varint(data, at)
+        wire, value, start = key & 7, 0, at
+        if wire == _VARINT:
+            value, at = _varint(data, at)
+        elif wire == _BYTES:
+            length, start = _varint(data, at)
+            at = start + length
+        elif wire in _FIXED:
+            at += _FIXED[wire]
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at > end:
+            raise ValueError("a field runs past its message")
+        found[key >> 3].append((value, start, at))
+    return found
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at `at`, seven bits a byte, and where it ends."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -203,45 +221,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if not byte & 0x80:
             return value, at
-
-
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, value, and the place of the bytes of each field of the message between `at` and `end`."""
-    while at < end:
-        key, at = _varint(data, at)
-        number, wire = key >> 3, key & 7
-        value, start = 0, at
-        if wire == _VARINT:
-            value, at = _varint(data, at)
-        elif wire == _BYTES:
-            length, start = _varint(data, at)
-            at = start + length
-        elif wire in (_FIXED32, _FIXED64):
-            at += 4 if wire == _FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {wire}")
-        if at > end:
-            raise ValueError("a field runs past its message")
-        yield number, value, start, at
-
-
-def _initializers(data: bytes) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Name, data type and place of each tensor of the graph."""
-    graphs = [(start, end) for number, _, start, end in _fields(data, 0, len(data)) if number == 7]
-    for tensor in (field for graph in graphs for field in _fields(data, *graph) if field[0] == 5):
-        parts = {number: (value, start, end) for number, value, start, end in _fields(data, *tensor[2:])}
-        (_, start, end), (kind, *_) = parts.get(8, (0, 0, 0)), parts.get(2, (0, 0, 0))
-        yield data[start:end].decode(), kind, parts.get(9, (0, 0, 0))[1:]
-
-
-def _metadata(data: bytes) -> dict[str, str]:
-    """What the writer of an ONNX file noted in it; raises `DataError` if it is none."""
-    try:
-        pairs = [
-            {inner: data[at:to].decode() for inner, _, at, to in _fields(data, start, end)}
-            for number, _, start, end in _fields(data, 0, len(data))
-            if number == 14
-        ]
-    except (ValueError, IndexError) as error:
-        raise DataError(f"this is not an ONNX file: {error}") from error
-    return {pair.get(1, ""): pair.get(2, "") for pair in pairs}

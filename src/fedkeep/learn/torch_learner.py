@@ -5,28 +5,30 @@ then as a batch. That costs a few milliseconds once, and means that a module whi
 mixes samples in a way no list of layer types could foresee is found out rather than measured wrongly.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.random import fork_rng
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import Job, Measurements
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
-from fedkeep.learn.jobs import FrozenModel
-from fedkeep.learn.layers import as_tensor, is_bilinear
+from fedkeep.learn.chain import Linear, Pass, is_bilinear
+from fedkeep.learn.jobs import FrozenModel, Gradients, descend
 from fedkeep.learn.measurements import BatchMeasurements, ChunkedMeasurements, TracedMeasurements
-from fedkeep.learn.network import CHUNK, Network, seeded
+from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
-from fedkeep.learn.torch_training import is_stackable, train_alone, train_stacked
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[AutogradMeasurements]
 
 _TRACED_SAMPLES, _TRACED_MODELS = 12, 32
 """With more samples each, one model after the other was as fast or faster."""
+_STACKED_SAMPLES = 24
+"""With more samples each, training one after the other was as fast or faster with LeNet and the traffic CNN."""
 _TOLERANCE = 1e-3
 
 
@@ -45,25 +47,18 @@ class TorchLearner:
 
     def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:
         self._factory, self._chunk = factory, chunk
-        self._network = Network(factory(), last_layers)
-        self.layout = self._network.layout
-        self.size, self.gradient_size = self.layout.size, self._network.valued.size
+        self._network = network = Network(factory(), last_layers)
+        self.layout, self.size, self.gradient_size = network.layout, network.layout.size, network.valued.size
+        self.tail, self.load_statistics = network.tail, network.load_statistics
         self._traces: bool | None = None
         self._measurements: MeasurementsClass | None = None
 
-    def tail(self, layers: int | None) -> int:
-        return self._network.tail(layers)
-
-    def load_statistics(self, named: Mapping[str, AnyArray]) -> None:
-        """Gives frozen BatchNorm layers the running means and variances of these names."""
-        self._network.load_statistics(named)
-
     def initial(self, seed: int) -> Vector:
         """The parameters of a new module, as its own layers initialise them."""
-        with seeded(seed):
+        with fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
             module = self._factory()
-        vector: Vector = torch.cat([p.detach().float().reshape(-1) for p in module.parameters()]).numpy()
-        return vector
+        return torch.cat([p.detach().float().reshape(-1) for p in module.parameters()]).numpy()
 
     def probe(self, model: Vector) -> FrozenModel:
         return FrozenModel(self, model)
@@ -96,41 +91,67 @@ class TorchLearner:
 
     def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         """Where each job leads from the same model, in one call where that is possible and faster."""
-        if is_stackable(self._network, jobs, local):
-            with self._network.lock:
-                return train_stacked(self._network, model, jobs, local)
+        network = self._network
+        if is_stackable(network, jobs, local):
+            models = as_tensor(model).repeat(len(jobs), 1)
+            self._descend(models, jobs, local, self._chained)
+            return list(models.numpy())
         trained = []
         for job in jobs:
-            with self._network.training(job.seed):
-                trained.append(train_alone(self._network, model, job, local))
+            with network.training(job.seed):
+                network.load(model)
+                self._descend(network.flat[None], [job], local, self._differentiated)
+                trained.append(network.flat.numpy().copy())
         return trained
 
+    def _descend(self, models: Tensor, jobs: Sequence[Job], local: LocalTraining, gradients: Gradients) -> None:
+        parameters = self.layout.views(models)
+        descend(models, parameters, jobs, local, gradients, valued=self.gradient_size, array=as_tensor)
+
+    def _chained(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
+        """Of models of a chain of layers, by matrix products; samples that only pad a short batch have no share."""
+        passed = Pass(self._network.chain or [], parameters, x)
+        return passed.gradients(output_error(passed.logits, y).mul_(share[:, None]))
+
+    def _differentiated(self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
+        """Of the one model that the module holds, by autograd, as many samples at a time as stay in the cache."""
+        network = self._network
+        total: Sequence[Tensor] = ()
+        for part, labels, own in zip(*(torch.split(rows[0], CHUNK) for rows in (x, y, share)), strict=True):
+            logits = network.module(part)
+            error = output_error(logits.detach(), labels).mul_(own[:, None])
+            found = torch.autograd.grad((logits * error).sum(), network.parameters, materialize_grads=True)
+            total = [one + other for one, other in zip(total, found, strict=True)] if total else found
+        return total
+
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        with self._network.lock:
-            self._network.load(model)
-            parts = [self._network.module(part) for part in torch.split(as_tensor(x), CHUNK)]
-        scores: AnyArray = torch.cat(parts).numpy()
-        return scores
+        network = self._network
+        with network.lock:
+            network.load(model)
+            return torch.cat([network.module(part) for part in torch.split(as_tensor(x), CHUNK)]).numpy()
+
+
+def is_stackable(network: Network, jobs: Sequence[Job], local: LocalTraining) -> bool:
+    """Whether one call is possible and faster than a loop: few samples each, no mini-batches to align."""
+    most = max((len(job.batch) for job in jobs), default=0)
+    return network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None
 
 
 class _Trial:
     """Three different samples, made from the first of a batch, as plain backprop of each alone measures them."""
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
-        self._network, self._model = network, model
         x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
-        self._batch = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
-        self._direction = np.random.default_rng(0).normal(size=network.valued.size).astype(np.float32)
-        alone = [AutogradMeasurements(network, model, self._batch.take(slice(i, i + 1))) for i in range(3)]
+        three = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
+        self._network, self._case = network, (network, model, three)
+        alone = [AutogradMeasurements(network, model, three.take(slice(i, i + 1))) for i in range(3)]
         self._losses = np.concatenate([one.losses() for one in alone])
-        gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
-        self._norms = np.linalg.norm(gradients, axis=1)
-        self._projections = gradients @ self._direction
+        self._gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
 
     def chosen(self) -> MeasurementsClass:
         """The fastest measurements that are exact for this module."""
         with self._network.lock:
-            together = AutogradMeasurements(self._network, self._model, self._batch).losses()
+            together = AutogradMeasurements(*self._case).losses()
             if not np.allclose(together, self._losses, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise FedkeepError(
                     "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
@@ -138,23 +159,48 @@ class _Trial:
                 )
             try:
                 closed = all(map(is_bilinear, self._network.valued_layers))
-                right = closed and self._agrees(TorchMeasurements(self._network, self._model, self._batch))
+                right = closed and self._agrees(TorchMeasurements(*self._case))
             except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
                 right = False
         return TorchMeasurements if right else AutogradMeasurements
 
     def is_traceable(self) -> bool:
         """Whether the module is a chain of layers whose one pass over many models sees what each alone would see."""
-        if self._network.chain is None or not self._network.chain.ends_linear:
+        network, model, three = self._case
+        if network.chain is None or network.chain[-1][0] is not Linear:
             return False
         try:
-            trace = ChainTrace(self._network, [self._model], [self._batch])
-            return self._agrees(TracedMeasurements(trace, self._network.valued.size, 3))
+            trace = ChainTrace(network, [model], [three])
+            return self._agrees(TracedMeasurements(trace, network.valued.size, 3))
         except RuntimeError:  # a linear layer that is used at several places, for instance
             return False
 
     def _agrees(self, seen: Measurements) -> bool:
-        scale = float(np.linalg.norm(self._direction) * self._norms.max()) + 1e-12
-        found = seen.projections(self._direction)
-        right = np.allclose(found, self._projections, rtol=0.0, atol=_TOLERANCE * scale)
-        return right and np.allclose(seen.norms(), self._norms, rtol=_TOLERANCE)
+        gradients = self._gradients
+        direction = np.random.default_rng(0).normal(size=len(gradients[0])).astype(np.float32)
+        norms = np.linalg.norm(gradients, axis=1)
+        margin = _TOLERANCE * (float(np.linalg.norm(direction) * norms.max()) + 1e-12)
+        right = np.allclose(seen.projections(direction), gradients @ direction, rtol=0.0, atol=margin)
+        return right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
+
+
+def add_to_gradients(module: nn.Module, correction: Vector) -> None:
+    """Adds a correction to the gradients of a module that somebody else trains: of its last parameters.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> layer(torch.tensor([[3.0, 4.0]])).sum().backward()
+    >>> add_to_gradients(layer, np.array([0.5, 0.0, -1.0], dtype=np.float32))  # weight, then bias
+    >>> layer.weight.grad.tolist(), layer.bias.grad.tolist()
+    ([[3.5, 4.0]], [0.0])
+    """
+    left = as_tensor(correction)
+    with torch.no_grad():
+        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+            cut = len(left) - parameter.numel()
+            if cut < 0:
+                break
+            part = left[cut:].view(parameter.shape).to(parameter.device)
+            parameter.grad = part.clone() if parameter.grad is None else parameter.grad.add_(part)
+            left = left[:cut]
+    if len(left):
+        raise ConfigError(f"a correction of {len(correction)} numbers does not fit this model: give it the one synced")

@@ -1,28 +1,82 @@
 """What a torch model sees in a batch: by closed forms where they hold, else by autograd alone."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedkeep.core.ports import Measurements
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
-from fedkeep.learn.chain import Chain, Pass
+from fedkeep.learn.chain import Pass
 from fedkeep.learn.jobs import padded
-from fedkeep.learn.layers import Placed, as_tensor, inner_products, losses, output_error
-from fedkeep.learn.measurements import BatchMeasurements, Explicit, FactoredMeasurements, Outer
-from fedkeep.learn.network import Network
+from fedkeep.learn.measurements import BatchMeasurements, FactoredMeasurements, Factors, Outer
+from fedkeep.learn.network import Network, as_tensor, losses, output_error
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20
 """Numbers of per-sample gradients held at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A weight that is used at several places of a sample: that of a convolution, or of a linear layer along a row."""
+
+    layer: Any
+    a: Tensor
+    e: Tensor
+
+    @property
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.layer.parameters())
+
+    def inner(self, other: Factors) -> AnyArray:
+        """From the gradients themselves: what a sample's places say is summed before anything is made of it."""
+        theirs = of_kind(Placed, other)
+        return _inner_products(self._gradients(), None if theirs is self else theirs._gradients())
+
+    def project(self, direction: Vector) -> AnyArray:
+        """As <e, layer(a)>, with the direction in place of the layer's own weight and bias."""
+        weight, bias = self.layer.weight, self.layer.bias
+        toward, rest = as_tensor(direction).tensor_split([weight.numel()])
+        own = toward.view(weight.shape), None if bias is None else rest
+        linear = isinstance(self.layer, nn.Linear)
+        response = F.linear(self.a, *own) if linear else torch.convolution(self.a, *own, *self._geometry())
+        response *= self.e
+        return response.sum(tuple(range(1, response.dim()))).numpy()
+
+    def add_up(self, shares: Vector, out: Vector) -> None:
+        e = self.e * as_tensor(shares).view(-1, *[1] * (self.e.dim() - 1))
+        torch.cat([gradient.reshape(-1) for gradient in self._summed(self.a, e)], out=torch.from_numpy(out))
+
+    def _summed(self, a: Tensor, e: Tensor) -> list[Tensor]:
+        """The gradients of the weight and, where there is one, the bias, summed over these samples."""
+        layer, biased = self.layer, self.layer.bias is not None
+        if isinstance(layer, nn.Linear):
+            a, e = a.flatten(0, -2), e.flatten(0, -2)
+            return [e.T @ a, e.sum(0)] if biased else [e.T @ a]
+        shape, wanted = [layer.out_channels], [False, True, biased]
+        back = torch.ops.aten.convolution_backward(e, a, layer.weight, shape, *self._geometry(), wanted)
+        return list(back[1 : 2 + biased])
+
+    def _gradients(self) -> Iterator[list[Tensor]]:
+        """Each sample's gradient by weight and bias, (n, *shape), for a few samples at a time."""
+        step = max(1, _BLOCK // self.layer.weight.numel())
+        of_each = vmap(self._summed)
+        for a, e in zip(torch.split(self.a, step), torch.split(self.e, step), strict=True):
+            yield of_each(a[:, None], e[:, None])
+
+    def _geometry(self) -> tuple[Any, ...]:
+        """Stride, padding and dilation, not transposed, no output padding, and groups of a convolution."""
+        layer = self.layer
+        return layer.stride, layer.padding, layer.dilation, False, [0] * len(layer.stride), layer.groups
 
 
 class TorchMeasurements(FactoredMeasurements):
@@ -31,80 +85,84 @@ class TorchMeasurements(FactoredMeasurements):
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
         super().__init__(network.valued.size, len(batch))
         self._network, self._model, self._batch = network, model, batch
-        self._noted: tuple[Tensor, list[Outer | Placed]] | None = None
+        self._logits = torch.empty(0)
+        self._noted: list[Outer | Placed] = []
 
     def losses(self) -> Scores:
-        logits, _ = self._pass(1)
-        return _scores(losses(logits, as_tensor(self._batch.y)))
+        self._last(1)
+        return _scores(losses(self._logits, as_tensor(self._batch.y)))
 
     def activations(self) -> AnyArray:
-        inputs: AnyArray = torch.as_tensor(self._head.a).flatten(1).numpy()
-        return inputs
+        return torch.as_tensor(self._last(1)[-1].a).flatten(1).numpy()
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        return 0 if self._noted is None else sum(factors.a.nbytes + factors.e.nbytes for factors in self._noted[1])
+        return sum(factors.a.nbytes + factors.e.nbytes for factors in self._noted)
 
-    @property
-    def _head(self) -> Outer | Placed:
-        return self._pass(1)[1][-1]
+    def _last(self, wanted: int | None = None) -> list[Outer | Placed]:
+        """By a forward and a backward pass, which gives the logits too.
 
-    @property
-    def _valued(self) -> Sequence[Outer | Placed]:
-        return self._pass(len(self._network.valued_layers))[1]
-
-    def _pass(self, wanted: int) -> tuple[Tensor, list[Outer | Placed]]:
-        """The logits and at least the last `wanted` valued layers: without a backward pass where one is enough."""
-        if self._noted is None or len(self._noted[1]) < wanted:
-            with self._network.loaded(self._model):
-                x, y = as_tensor(self._batch.x), as_tensor(self._batch.y)
-                self._noted = self._network.record(x, y, self._network.valued_layers[-wanted:])
+        Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
+        """
+        network = self._network
+        layers = network.valued_layers[-(wanted or 0) :]
+        if len(self._noted) >= len(layers):
+            return self._noted
+        with network.loaded(self._model):
+            graph, calls = network.observe(as_tensor(self._batch.x), layers)
+            if any(len(of_layer) != 1 for of_layer in calls):
+                raise RuntimeError("a valued layer was not called exactly once")
+            self._logits = graph.detach()
+            error = output_error(self._logits, as_tensor(self._batch.y))
+            inputs, outputs = zip(*(of_layer[0] for of_layer in calls), strict=True)
+            errors = [error] if outputs[-1] is graph else []
+            if below := outputs[: len(outputs) - len(errors)]:
+                # of a sum: given the error as it is, torch would first load half a second's worth of symbolic math
+                errors = [*torch.autograd.grad((graph * error).sum(), below), *errors]
+        self._noted = list(map(_factors, layers, inputs, errors))
         return self._noted
+
+
+def _factors(layer: Any, a: Tensor, e: Tensor) -> Outer | Placed:
+    """The samples' gradients by a bilinear layer, from its inputs and output errors, sample by sample."""
+    outer = isinstance(layer, nn.Linear) and a.dim() == 2
+    return Outer(a.numpy(), e.numpy(), layer.bias is not None) if outer else Placed(layer, a, e)
 
 
 class ChainTrace:
     """Of a chain of layers: C models, each over its own few samples, in one pass."""
 
     def __init__(self, network: Network, models: Sequence[Vector], batches: Sequence[Batch]) -> None:
-        self._network, self._models, self._batches = network, models, batches
-        self._chain = cast("Chain", network.chain)
+        self._network, self._batches = network, batches
+        self._y = as_tensor(padded([batch.y for batch in batches]))
+        shared = all(model is models[0] for model in models)
+        whole = as_tensor(models[0]).expand(len(models), -1) if shared else as_tensor(np.stack(models))
+        self._parameters: list[Tensor] = network.layout.views(whole)
 
     @cached_property
     def losses(self) -> AnyArray:
-        found: AnyArray = losses(self._passed.logits, self._y).numpy()
-        return found
+        return losses(self._passed.logits, self._y).numpy()
+
+    @cached_property
+    def activations(self) -> AnyArray:
+        return self._passed.links[-1].x.mT.numpy()
 
     @cached_property
     def head(self) -> Outer:
         return Outer(self.activations, self._error.mT.numpy())
 
-    @property
-    def activations(self) -> AnyArray:
-        inputs: AnyArray = self._passed.kept[-1][-1].mT.numpy()
-        return inputs
-
     @cached_property
-    def valued(self) -> list[Outer | Explicit]:
-        wanted = len(self._network.valued_layers)
-        links = islice(self._chain.errors(self._parameters, self._passed, self._error), wanted)
-        factors = [link.factors(kept, error) for link, kept, error in links][::-1]
-        del self._passed.kept[:-1]  # the activations of all layers are much larger than what is made of them
+    def valued(self) -> list[Outer]:
+        links = islice(self._passed.errors(self._error), len(self._network.valued_layers))
+        factors = [link.factors(error) for link, error in links][::-1]
+        # The activations of all layers are much larger than what is made of them.
+        del self._passed.links[:-1]
         return factors
 
     @cached_property
-    def _y(self) -> Tensor:
-        return as_tensor(padded([batch.y for batch in self._batches]))
-
-    @cached_property
-    def _parameters(self) -> list[Tensor]:
-        first = self._models[0]
-        shared = all(model is first for model in self._models)
-        models = as_tensor(first).expand(len(self._models), -1) if shared else as_tensor(np.stack(self._models))
-        return self._network.layout.views(models)
-
-    @cached_property
     def _passed(self) -> Pass:
-        return self._chain.forward(self._parameters, as_tensor(padded([batch.x for batch in self._batches])))
+        x = as_tensor(padded([batch.x for batch in self._batches]))
+        return Pass(self._network.chain or [], self._parameters, x)
 
     @cached_property
     def _error(self) -> Tensor:
@@ -112,24 +170,27 @@ class ChainTrace:
 
 
 class AutogradMeasurements(BatchMeasurements):
-    """The same quantities by autograd alone: slower, and right for all that autograd differentiates twice."""
+    """The same quantities by autograd alone: slower, and right for all that autograd differentiates twice.
+
+    Where it is differentiated twice or mapped over, fused attention kernels, which cannot be, are left out.
+    """
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
-        self._network, self._model, self._n = network, model, len(batch)
+        self._network, self._loaded, self._n = network, partial(network.loaded, model), len(batch)
         self._x, self._y = as_tensor(batch.x), as_tensor(batch.y)
 
     def losses(self) -> Scores:
-        with self._network.loaded(self._model):
+        with self._loaded():
             return _scores(self._losses())
 
     def projections(self, direction: Vector) -> Scores:
         """<grad_i, direction>, as the derivative of <sum_i v_i grad_i, direction> by v."""
-        tangents = self._network.valued.views(as_tensor(direction))
-        with self._network.loaded(self._model), _plain_attention():
-            with self._network.differentiable():
+        network, parameters = self._network, self._network.valued_parameters
+        tangents = network.valued.views(as_tensor(direction))
+        with self._loaded(), sdpa_kernel(SDPBackend.MATH):
+            with network.differentiable(parameters):
                 found = self._losses()
                 v = torch.ones_like(found, requires_grad=True)
-                parameters = self._network.valued_parameters
                 mixed = torch.autograd.grad(found, parameters, v, create_graph=True, materialize_grads=True)
             used = [(part, tangent) for part, tangent in zip(mixed, tangents, strict=True) if part.requires_grad]
             parts, along = zip(*used, strict=True)
@@ -139,57 +200,54 @@ class AutogradMeasurements(BatchMeasurements):
         return self._inner(of_kind(AutogradMeasurements, other), self._network.valued.names)
 
     def head_norms(self) -> Scores:
-        own = len(list(self._network.head.parameters(recurse=False)))
+        own = len(list(self._network.valued_layers[-1].parameters(recurse=False)))
         return np.sqrt(self._inner(self, self._network.valued.names[-own:]))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
-        shares = as_tensor(weights / max(1, self._n))
-        with self._network.loaded(self._model), self._network.differentiable():
-            loss = self._losses() @ shares
-            parts = torch.autograd.grad(loss, self._network.valued_parameters, materialize_grads=True)
-        gradient: Vector = torch.cat([part.reshape(-1) for part in parts]).numpy()
-        return gradient
+        shares, parameters = as_tensor(weights / max(1, self._n)), self._network.valued_parameters
+        with self._loaded(), self._network.differentiable(parameters):
+            parts = torch.autograd.grad(self._losses() @ shares, parameters, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in parts]).numpy()
 
     def activations(self) -> AnyArray:
-        with self._network.loaded(self._model), torch.no_grad():  # or no output could be changed in place
-            _, [calls] = self._network.observe(self._x, [self._network.head])
-        inputs: AnyArray = calls[-1][0].flatten(1).numpy()
-        return inputs
+        network = self._network
+        with self._loaded(), torch.no_grad():  # or no output could be changed in place
+            _, [calls] = network.observe(self._x, network.valued_layers[-1:])
+        return calls[-1][0].flatten(1).numpy()
 
     def _losses(self) -> Tensor:
         return losses(self._network.module(self._x), self._y)
 
     def _inner(self, other: "AutogradMeasurements", names: Sequence[str]) -> Scores:
         """<grad_i, grad'_i> over the parameters `names`, from the gradients of a few samples at a time."""
-        width = sum(self._network.module.get_parameter(name).numel() for name in names)
-        size = max(1, _BLOCK // (2 * width))
+        size = max(1, 2 * _BLOCK // sum(self._network.module.get_parameter(name).numel() for name in names))
         theirs = None if other is self else other._gradients(size, names)
-        return inner_products(self._gradients(size, names), theirs)
+        return _inner_products(self._gradients(size, names), theirs)
 
     def _gradients(self, size: int, names: Sequence[str]) -> Iterator[list[Tensor]]:
         """The gradient of every sample by each parameter of `names`, (n, *shape), `size` samples at a time."""
+        module = self._network.module
+        of_one = grad(lambda own, x, y: losses(functional_call(module, own, (x[None],)), y[None])[0])
         for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True):
-            with self._network.loaded(self._model), _plain_attention():
-                found = self._gradients_of(x, y, names)
+            with self._loaded(), sdpa_kernel(SDPBackend.MATH):
+                own = {name: module.get_parameter(name).detach() for name in names}
+                try:
+                    found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())
+                except RuntimeError:  # not every layer can be mapped over (recurrent ones, for instance)
+                    singles = [of_one(own, *pair) for pair in zip(x, y, strict=True)]
+                    found = [torch.stack([single[name] for single in singles]) for name in names]
             yield found
 
-    def _gradients_of(self, x: Tensor, y: Tensor, names: Sequence[str]) -> list[Tensor]:
-        parameters = {name: self._network.module.get_parameter(name).detach() for name in names}
-        per_sample = grad(self._single_loss)
-        try:
-            return list(vmap(per_sample, (None, 0, 0))(parameters, x, y).values())
-        except RuntimeError:  # not every layer can be mapped over (recurrent ones, for instance)
-            singles = [per_sample(parameters, *pair) for pair in zip(x, y, strict=True)]
-            return [torch.stack([single[name] for single in singles]) for name in names]
 
-    def _single_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return losses(functional_call(self._network.module, parameters, (x[None],)), y[None])[0]
+def _inner_products(mine: Iterator[list[Tensor]], theirs: Iterator[list[Tensor]] | None) -> Scores:
+    """<grad_i, grad'_i> per sample, from the gradients by each parameter, (n, ...), of a few samples at a time.
+
+    Without `theirs` it is the squared norms: gradients are made once then.
+    """
+    pairs = ((g, g) for g in mine) if theirs is None else zip(mine, theirs, strict=True)
+    parts = [[(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(*pair, strict=True)] for pair in pairs]
+    return torch.cat([torch.stack(part).sum(0) for part in parts]).numpy()
 
 
 def _scores(found: Tensor) -> Scores:
     return found.detach().numpy().astype(np.float64)
-
-
-def _plain_attention() -> AbstractContextManager[None]:
-    """Without the fused attention kernels, which can be neither differentiated twice nor mapped over."""
-    return sdpa_kernel(SDPBackend.MATH)

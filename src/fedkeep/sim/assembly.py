@@ -1,7 +1,6 @@
 """Puts an experiment's components together."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner, Probe
 from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
-from fedkeep.core.seeds import child_seed, generator
+from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity, VelocityMeter
@@ -20,9 +19,8 @@ from fedkeep.fleet.options import RegionOptions
 from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
 from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.fleet import SimulatedFleet
+from fedkeep.sim.fleet import FullFleet, Oracle, SimulatedFleet, pooled
 from fedkeep.sim.guards import Guards, guards_for
-from fedkeep.sim.reference import FullFleet, Oracle, pooled
 from fedkeep.sim.rivals import Rival, rival_for
 
 
@@ -38,7 +36,7 @@ class Ground:
     """The first one."""
     regions: Regions
     velocities: FloatArray
-    """V as declared, (C, Y); as it truly is where devices measure it."""
+    """V, (C, Y), in arrivals a round: as declared, unless devices measure it."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
@@ -87,7 +85,8 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
     model = learner.initial(experiment.model_seed)
     probe = learner.probe(model)
     regions = divide(experiment, data, probe)
-    velocities = declared_velocities(experiment, region_counts(data, regions, probe), stream)
+    counts = region_counts(data, regions, probe)
+    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
     return Ground(experiment, data, stream, learner, model, regions, velocities)
 
 
@@ -113,7 +112,16 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
     else:
-        fleet = SimulatedFleet(learner, stream, partial(_planned, ground, server, server.estimator.direction()))
+        direction = server.estimator.direction()
+
+        def make(number: DeviceId) -> Device:
+            """As it is before the first round: with the plan's word on what to keep."""
+            made = ground.device(number, direction)
+            if server.plan is not None:
+                made.assign(server.plan.assignment(number))
+            return made
+
+        fleet = SimulatedFleet(learner, stream, make)
     return Assembly(
         **vars(ground),
         server=server,
@@ -124,17 +132,10 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     )
 
 
-def _planned(ground: Ground, server: Server, direction: Vector | None, device: DeviceId) -> Device:
-    """A device as it is before the first round: with the plan's word on what to keep."""
-    made = ground.device(device, direction)
-    if server.plan is not None:
-        made.assign(server.plan.assignment(device))
-    return made
-
-
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
     """The task's data; the latest is kept, since the methods of a sweep run on the same."""
-    key = (repr(task), seed)  # a task itself may hold tables, which cannot be looked up
+    # A task itself may hold tables, which cannot be looked up.
+    key = (repr(task), seed)
     if key not in _latest:
         data = task.load(seed, progress)
         _latest.clear()
@@ -152,26 +153,15 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     last_layers = overrides.pop("last_layers", None)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
     own = load_object(name) if ":" in name else None
-    if isinstance(own, type) and hasattr(own, "train_many"):
-        return _own_learner(name, own, options | ({} if last_layers is None else {"last_layers": last_layers}), data)
-    return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
-
-
-def _own_learner(name: str, made_by: type[Any], options: dict[str, Any], data: Federation) -> FleetLearner:
+    if not isinstance(own, type) or not hasattr(own, "train_many"):
+        return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
+    if last_layers is not None:
+        options["last_layers"] = last_layers
     try:
-        learner: FleetLearner = made_by(data.sample_shape, data.labels, **options)
+        learner: FleetLearner = own(data.sample_shape, data.labels, **options)
     except TypeError as error:
         raise ConfigError(f"the learner {name} takes (sample_shape, classes) and its options: {error}") from error
     return learner
-
-
-def declared_velocities(experiment: Experiment, counts: IntArray, stream: Stream) -> FloatArray:
-    """V as the devices declare it, (C, Y): arrivals a round, with the error that was asked for."""
-    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
-    if experiment.profile.velocity_error:
-        noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
-        velocities = np.maximum(velocities * (1 + experiment.profile.velocity_error * noise), 0.0)
-    return velocities
 
 
 def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:

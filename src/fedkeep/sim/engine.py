@@ -7,21 +7,39 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.core.estimators import GivenEstimator
-from fedkeep.core.ports import Kept
+from fedkeep.core.ports import Kept, Learner
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
-from fedkeep.core.types import DeviceId, Report, State
+from fedkeep.core.types import AnyArray, Batch, BoolArray, DeviceId, FloatArray, Report, State, Vector
 from fedkeep.data import Federation
+from fedkeep.learn.judging import judge
 from fedkeep.sim.assembly import Assembly, assemble
-from fedkeep.sim.evaluation import ModelScores, Prequential, evaluate
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.guards import refuse_alone
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 """What a run costs; a sample is trained on once an epoch."""
+_WORST, _RAREST = 0.1, 0.25
+"""The share of devices, and of labels, that must not be forgotten over a good mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelScores:
+    """Accuracy and mean loss, pooled over all devices' test samples, and the accuracy on each device's own."""
+
+    accuracy: float
+    loss: float
+    device_accuracy: FloatArray
+    """(C,), NaN for a device without test samples."""
+    label_recall: FloatArray
+    """(Y,), NaN for a label without test samples."""
+    worst_tenth: float
+    """The mean accuracy of the worst tenth of the devices, one at least."""
+    rare_recall: float
+    """The mean recall of the rarest quarter of the labels in training, one at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +51,8 @@ class RoundRecord:
     summary: RoundSummary
     arrivals: int
     evaluation: ModelScores | None
+    tested: tuple[int, int] = (0, 0)
+    """Of what arrived anywhere, how much the model had right before it trained, and how much it was: if asked for."""
 
 
 class Simulator:
@@ -51,10 +71,11 @@ class Simulator:
         self.server: Server = self.parts.server
         self.tally: Counter[str] = Counter()
         """What the run has cost so far, by the names in `TALLIED`."""
-        tested = Prequential(self.parts.learner, self.parts.stream, self.parts.data.devices)
-        self.prequential = tested if experiment.record.prequential else None
         self._population: Sequence[DeviceId] = range(self.parts.data.devices)
         self._k = max(1, round(experiment.train.participation * len(self._population)))
+        self._kept: dict[str, Kept] = {"server": self.server, "rival": self.parts.rival, "guards": self.parts.guards}
+        if isinstance(self.parts.fleet, SimulatedFleet):
+            self._kept["fleet"] = self.parts.fleet
 
     def run(self, rounds: int | None = None) -> Iterator[RoundRecord]:
         """Plays rounds from where the simulation stands, up to `rounds` in all."""
@@ -65,29 +86,23 @@ class Simulator:
 
     def play_round(self, *, evaluated: bool) -> RoundRecord:
         """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
-        round_ = self.server.round
-        participants = self.server.select(round_, self._population, self._k)
-        if self.prequential is not None:
-            self.prequential.test(self.server.model, round_)
-        arrivals = self._bring_up_to_date(participants, round_ + 1)
-        self._declare(round_)
-        orders = self.server.open_round(participants)
-        reports = self.parts.fleet.take_part(orders, self.parts.rival.corrections(participants))
-        reports = self.parts.guards.release(orders, reports)
+        parts, server, round_ = self.parts, self.server, self.server.round
+        before, participants = server.model, self.participants(round_)
+        tested = self._test_first(round_) if self.experiment.record.prequential else (0, 0)
+        arrivals = self._bring_up_to_date(participants, round_)
+        orders = server.open_round(participants)
+        reports = parts.fleet.take_part(orders, parts.rival.corrections(participants))
+        reports = parts.guards.release(orders, reports)
         self._deliver(reports, round_)
-        summary = self._merge(reports)
-        return RoundRecord(self.server.round, summary, arrivals, self.evaluate() if evaluated else None)
-
-    def _merge(self, reports: dict[DeviceId, Report]) -> RoundSummary:
-        before, local = self.server.model, self.server.schedule.local(self.server.round)
-        summary = self.server.close_round()
+        summary = server.close_round()
         counted = {device: reports[device] for device in summary.accepted}
-        self.server.model = self.parts.rival.step(before, self.server.model, counted, local.learning_rate)
-        return summary
+        rate = server.schedule.local(round_).learning_rate
+        server.model = parts.rival.step(before, server.model, counted, rate)
+        return RoundRecord(server.round, summary, arrivals, self.evaluate() if evaluated else None, tested)
 
-    def first_participants(self) -> tuple[DeviceId, ...]:
-        """The devices of the first round, the same for every method under one seed."""
-        return self.server.select(0, self._population, self._k)
+    def participants(self, round_: int) -> tuple[DeviceId, ...]:
+        """The devices of a round; those of the first are the same for every method under one seed."""
+        return self.server.select(round_, self._population, self._k)
 
     def evaluate(self) -> ModelScores:
         """The global model on every device's test samples."""
@@ -95,41 +110,41 @@ class Simulator:
 
     def snapshot(self) -> State:
         """All that the rest of the run depends on."""
-        return snapshot_parts(self._kept()) | {"tally": np.array([self.tally[name] for name in TALLIED])}
+        return snapshot_parts(self._kept) | {"tally": np.array([self.tally[name] for name in TALLIED])}
 
     def restore(self, state: State) -> None:
         """Becomes the simulation that `snapshot` described."""
-        restore_parts(self._kept(), state)
+        restore_parts(self._kept, state)
         self.tally = Counter(dict(zip(TALLIED, state["tally"].tolist(), strict=True)))
 
-    def _kept(self) -> dict[str, Kept]:
-        parts = self.parts
-        kept: dict[str, Kept] = {"server": self.server, "rival": parts.rival, "guards": parts.guards}
-        return kept | ({"fleet": parts.fleet} if isinstance(parts.fleet, SimulatedFleet) else {})
+    def _test_first(self, round_: int) -> tuple[int, int]:
+        """How much of what arrives anywhere in a round the model has right, and how much it is: test, then train."""
+        batch = Batch.concatenate([self.parts.stream.arrivals(d, round_, round_ + 1) for d in self._population])
+        if not len(batch):
+            return 0, 0
+        _, right = judge(self.parts.learner, self.server.model, batch.x, batch.y)
+        return int(right.sum()), len(batch)
 
-    def _is_declared(self, round_: int) -> bool:
-        profile = self.experiment.profile
-        return profile.measured and round_ % profile.every == 0
+    def _bring_up_to_date(self, participants: Sequence[DeviceId], round_: int) -> int:
+        """Lets participants see what has arrived; returns how much that was.
 
-    def _declare(self, round_: int) -> None:
-        """Lets all devices say what they have counted, and plans anew (steps 1, 2)."""
-        fleet = self.parts.fleet
-        if self._is_declared(round_) and isinstance(fleet, SimulatedFleet):
-            plan, _ = self.server.coordinate(self.parts.guards.release_profiles(fleet.declare()))
-            fleet.assign(plan)
-
-    def _bring_up_to_date(self, participants: Sequence[DeviceId], until: int) -> int:
-        """Lets participants, or under an oracle all devices, see what has arrived; returns how much that was."""
-        fleet = self.parts.fleet
+        Under an oracle, and where devices are to say what they have counted for a new plan (steps 1, 2), all see it.
+        """
+        fleet, oracle, profile = self.parts.fleet, self.parts.oracle, self.experiment.profile
         if not isinstance(fleet, SimulatedFleet):
             return 0
-        if self.parts.oracle is not None and isinstance(self.server.estimator, GivenEstimator):
-            direction = self.parts.oracle.gradient(self.server.model)
+        if oracle is not None and isinstance(self.server.estimator, GivenEstimator):
+            direction = oracle.gradient(self.server.model)
             self.server.estimator.give(direction)
             fleet.adopt(self._population, self.server.model, direction)
-        everyone = self.parts.oracle is not None or self._is_declared(until - 1)
-        arrivals = fleet.catch_up(self._population if everyone else participants, until)
+        declared = profile.measured and round_ % profile.every == 0
+        arrivals = fleet.catch_up(self._population if declared or oracle else participants, round_ + 1)
         self.tally["samples_valued"] += arrivals
+        if declared:
+            counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
+            plan, _ = self.server.coordinate(self.parts.guards.release_profiles(counted))
+            for d, device in fleet.devices.items():
+                device.assign(plan.assignment(d))
         return arrivals
 
     def _deliver(self, reports: dict[DeviceId, Report], round_: int) -> None:
@@ -144,3 +159,32 @@ class Simulator:
                 gradient = 0 if report.local_gradient is None else len(report.local_gradient)
                 self.tally["bytes_up"] += 4 * (len(report.model) + gradient)
                 self.server.receive(device, report)
+
+
+def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
+    """The model on the test samples; a model that has diverged is simply bad."""
+    test = data.pooled_test
+    losses, right = judge(learner, model, test.x, test.y)
+    per_device = _shares(right, data.test.owners, data.devices)
+    per_label = _shares(right, test.y, data.labels)
+    return ModelScores(
+        float(right.mean()),
+        float(losses.mean()),
+        per_device,
+        per_label,
+        _mean_of_first(np.sort(per_device), _WORST),
+        _mean_of_first(per_label[np.argsort(data.label_counts.sum(axis=0), kind="stable")], _RAREST),
+    )
+
+
+def _shares(right: BoolArray, groups: AnyArray, count: int) -> FloatArray:
+    """The share of right answers in each group, NaN for an empty one."""
+    counts = np.bincount(groups, minlength=count)
+    sums = np.bincount(groups, weights=right, minlength=count)
+    return np.asarray(np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0))
+
+
+def _mean_of_first(values: FloatArray, share: float) -> float:
+    """The mean of the first values, a share of those that are known."""
+    known = values[~np.isnan(values)]
+    return float(known[: max(1, round(share * len(known)))].mean())

@@ -2,12 +2,11 @@
 
 import dataclasses
 import hashlib
-import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from fedkeep.config import Table, build, flat, merged, put
@@ -59,18 +58,12 @@ class Experiment(Method):
         """
         table: Table = {"seed": self.seed, "label": self.label, "model": dict(self.model), "names": self.names}
         for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
-            table[key] = _changed(getattr(self, key))
+            options, table[key] = getattr(self, key), {}
+            for field in dataclasses.fields(options):
+                default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+                if (value := getattr(options, field.name)) != default:
+                    table[key][field.name] = value
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _changed(options: Any) -> Table:
-    """The fields that are not at their defaults."""
-    stated = {}
-    for field in dataclasses.fields(options):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if (value := getattr(options, field.name)) != default:
-            stated[field.name] = value
-    return stated
 
 
 def resolve(table: Table) -> Experiment:
@@ -137,27 +130,23 @@ def expand(table: Table) -> list[Cell]:
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"'sweep.{key}' must be a list of values, got {values!r}")
-    cells = [cell for method in _methods(table, methods) for cell in _product(method, sweep)]
-    names = Counter(cell.name for cell in cells)  # resolves all, so that a mistake is told before anything runs
+    for label, overrides in methods.items():
+        if not isinstance(overrides, dict):
+            raise ConfigError(f"'methods.{label}' must be a table of what differs, got {overrides!r}")
+    tables = [merged(table, {"label": label, **overrides}) for label, overrides in methods.items()]
+    choices = [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]
+    cells = [_cell(method, chosen) for method in tables or [table] for chosen in choices]
+    # Resolves all, so that a mistake is told before anything runs.
+    names = Counter(cell.name for cell in cells)
     if len(names) < len(cells):
         twice = names.most_common(1)[0][0]
         raise ConfigError(f"two runs would both be called '{twice}': give each method a label or a seed of its own")
     return cells
 
 
-def _methods(table: Table, methods: Table) -> Iterator[Table]:
-    if not methods:
-        yield table
-    for label, overrides in methods.items():
-        if not isinstance(overrides, dict):
-            raise ConfigError(f"'methods.{label}' must be a table of what differs, got {overrides!r}")
-        yield merged(table, {"label": label, **overrides})
-
-
-def _product(table: Table, sweep: Table) -> Iterator[Cell]:
-    for values in itertools.product(*sweep.values()):
-        cell = merged(table, {})
-        for key, value in zip(sweep, values, strict=True):
-            put(cell, key, value)
-        varied = [f"{k}={v}" for k, v in zip(sweep, values, strict=True) if k not in {"seed", "policy.name", "label"}]
-        yield Cell(cell, " ".join(varied))
+def _cell(table: Table, chosen: Table) -> Cell:
+    cell = merged(table, {})
+    for key, value in chosen.items():
+        put(cell, key, value)
+    varied = [f"{key}={value}" for key, value in chosen.items() if key not in {"seed", "policy.name", "label"}]
+    return Cell(cell, " ".join(varied))

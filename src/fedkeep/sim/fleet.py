@@ -1,19 +1,27 @@
-"""The simulated devices: made when first needed, brought up to date when selected."""
+"""The simulated devices: made when first needed, brought up to date when selected.
+
+And what no real fleet has: unlimited storage (FD), all data in one place (CL of Theorem 2), exact gradients.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import cast
 
 import numpy as np
 
-from fedkeep.core.device import Device, Prepared
-from fedkeep.core.plan import Plan
-from fedkeep.core.ports import FleetLearner, Job, Measurements, Outcome
+from fedkeep.core.device import Device
+from fedkeep.core.estimators import Estimate
+from fedkeep.core.gist import GistOptions
+from fedkeep.core.ports import FleetLearner, Job, Learner, Measurements, Outcome
+from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.slices import Deferred, SliceOf
 from fedkeep.core.state import put_numbered, take_numbered
-from fedkeep.core.types import Batch, DeviceId, Profile, Report, State, TrainOrder, Vector
-from fedkeep.data import Stream
+from fedkeep.core.types import Batch, DeviceId, IntArray, Report, State, TrainOrder, Vector
+from fedkeep.data import Federation, Ownership, Stream
 
+_CHUNK = 4096
+"""Samples of which an exact gradient is taken at a time."""
 Watcher = Callable[[DeviceId, Batch, Outcome], None]
 
 
@@ -40,47 +48,54 @@ class SimulatedFleet:
 
     def catch_up(self, devices: Sequence[DeviceId], until: int) -> int:
         """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
-        woken = [self.device(d) for d in devices]
-        batches = [self.stream.arrivals(d, self._seen[d], until) for d in devices]
-        busy = [i for i, batch in enumerate(batches) if len(batch)]
-        measured = self._measure([_model(woken[i]) for i in busy], [batches[i] for i in busy])
-        known = dict(zip(busy, measured, strict=True))
-        for i, (d, device, batch) in enumerate(zip(devices, woken, batches, strict=True)):
+        woken = {d: self.device(d) for d in devices}
+        batches = {d: self.stream.arrivals(d, self._seen[d], until) for d in devices}
+        models = {d: cast("Vector", woken[d].model) for d, batch in batches.items() if len(batch)}
+        known = self._measure(models, batches)
+        for d, batch in batches.items():
             stop = self.stream.position(d, until)
             rounds = self.stream.rounds(d, stop - len(batch), stop).astype(np.float64)
-            outcome = device.take_in(batch, rounds, known.get(i))
+            outcome = woken[d].take_in(batch, rounds, known.get(d))
             self._seen[d] = until
             for watch in self.watchers:
                 watch(d, batch, outcome)
-        return sum(map(len, batches))
-
-    def declare(self) -> dict[DeviceId, Profile]:
-        """What the devices have counted on their streams so far."""
-        return {d: device.profile() for d, device in sorted(self.devices.items())}
-
-    def assign(self, plan: Plan) -> None:
-        """Tells every device of a new plan."""
-        for d, device in self.devices.items():
-            device.assign(plan.assignment(d))
+        return sum(map(len, batches.values()))
 
     def take_part(
         self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
     ) -> dict[DeviceId, Report]:
-        """Lets the devices follow their orders, training all of them in one call (steps 5, 6)."""
-        batches = {d: self.device(d).follow(order) for d, order in orders.items()}
-        before, after = self._measure_stored(orders, batches)
-        drafts = {d: self.device(d).draft(order, before.get(d), after.get(d)) for d, order in orders.items()}
-        prepared = self._look_ahead(drafts)
-        trained = self._train({d: each for d, each in prepared.items() if len(each.job.batch)}, corrections)
-        return {
-            d: self.device(d).complete(each, trained.get(d, each.order.model), after.get(d))
-            for d, each in prepared.items()
-        }
+        """Lets the devices follow their orders, training all of them in one call (steps 5, 6).
+
+        What is stored is measured in one call, too, under the models that devices are about to adopt; for gists, also
+        under those that they have, and one local step ahead.
+        """
+        devices = {d: self.device(d) for d in orders}
+        stored = {d: device.follow(orders[d]) for d, device in devices.items()}
+        filled = {d: batch for d, batch in stored.items() if len(batch)}
+        before: Mapping[DeviceId, Measurements] = {}
+        after: Mapping[DeviceId, Measurements] = {}
+        if filled:
+            first = next(iter(filled))
+            if devices[first].gist is None:
+                after = self._measure_together(orders[first].model, filled)
+            else:
+                before = self._measure({d: cast("Vector", devices[d].model) for d in filled}, filled)
+                after = self._measure(dict.fromkeys(filled, orders[first].model), filled)
+        drafts = {d: device.draft(orders[d], before.get(d), after.get(d)) for d, device in devices.items()}
+        next_models = {d: model for d, draft in drafts.items() if (model := draft.ahead) is not None}
+        ahead = self._measure(next_models, {d: draft.job.batch for d, draft in drafts.items()})
+        prepared = {d: devices[d].look_ahead(draft, ahead.get(d)) for d, draft in drafts.items()}
+        trained: dict[DeviceId, Vector] = {}
+        if jobs := {d: _corrected(p.job, corrections.get(d)) for d, p in prepared.items() if len(p.job.batch)}:
+            order = orders[next(iter(jobs))]
+            models = self.learner.train_many(order.model, list(jobs.values()), order.local)
+            trained = dict(zip(jobs, models, strict=True))
+        return {d: devices[d].complete(p, trained.get(d, p.order.model), after.get(d)) for d, p in prepared.items()}
 
     def adopt(self, devices: Sequence[DeviceId], model: Vector, direction: Vector) -> None:
         """Gives devices a new model and direction outside of a round, as only an oracle can."""
         stored = {d: self.device(d).store.stored().batch for d in devices}
-        measured = self._measure_together(model, stored)
+        measured = self._measure_together(model, {d: batch for d, batch in stored.items() if len(batch)})
         for d in devices:
             self.device(d).adopt(model, direction, measured.get(d))
 
@@ -95,53 +110,23 @@ class SimulatedFleet:
             self.device(d).restore(parts[d])
             self._seen[d] = seen
 
-    def _measure(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
-        """Each batch under its own model, all in one call if any is asked for."""
+    def _measure(
+        self, models: Mapping[DeviceId, Vector], batches: Mapping[DeviceId, Batch]
+    ) -> dict[DeviceId, Measurements]:
+        """The batch of each device that has a model here, all in one call if any is asked for."""
 
         @cache
-        def together() -> Sequence[Measurements]:
-            return self.learner.measure_many(models, batches)
+        def together() -> dict[DeviceId, Measurements]:
+            measured = self.learner.measure_many(list(models.values()), [batches[d] for d in models])
+            return dict(zip(models, measured, strict=True))
 
-        return [Deferred(partial(lambda i: together()[i], i)) for i in range(len(batches))]
+        return {d: Deferred(partial(lambda d: together()[d], d)) for d in models}
 
-    def _look_ahead(self, drafts: dict[DeviceId, Prepared]) -> dict[DeviceId, Prepared]:
-        """Measures what is stored one local step ahead, for all whose steps are mended in one call."""
-        models = {d: model for d, draft in drafts.items() if (model := draft.ahead) is not None}
-        ahead = self._measure(list(models.values()), [drafts[d].job.batch for d in models])
-        measured = dict(zip(models, ahead, strict=True))
-        return {d: self.device(d).look_ahead(draft, measured.get(d)) for d, draft in drafts.items()}
-
-    def _train(
-        self, prepared: dict[DeviceId, Prepared], corrections: Mapping[DeviceId, Vector]
-    ) -> dict[DeviceId, Vector]:
-        if not prepared:
-            return {}
-        order = next(iter(prepared.values())).order
-        jobs = [_corrected(each.job, corrections.get(d)) for d, each in prepared.items()]
-        models = self.learner.train_many(order.model, jobs, order.local)
-        return dict(zip(prepared, models, strict=True))
-
-    def _measure_stored(
-        self, orders: Mapping[DeviceId, TrainOrder], batches: dict[DeviceId, Batch]
-    ) -> tuple[Mapping[DeviceId, Measurements], Mapping[DeviceId, Measurements]]:
-        """What is stored, under the models that the participants have (for gists alone) and are about to adopt."""
-        filled = [d for d, batch in batches.items() if len(batch)]
-        if not filled:
-            return {}, {}
-        order = orders[filled[0]]
-        if self.device(filled[0]).gist is None:
-            return {}, self._measure_together(order.model, batches)
-        devices, own = [self.device(d) for d in filled], [batches[d] for d in filled]
-        before = self._measure([_model(device) for device in devices], own)
-        after = self._measure([order.model] * len(filled), own)
-        return dict(zip(filled, before, strict=True)), dict(zip(filled, after, strict=True))
-
-    def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
+    def _measure_together(self, model: Vector, filled: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
         """Batches under one model, measured as one batch if any is asked for."""
-        filled = {d: batch for d, batch in batches.items() if len(batch)}
         probe = self.learner.probe(model)
         whole = Deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
-        stops = np.cumsum([0, *(len(batch) for batch in filled.values())]).tolist()
+        stops = np.cumsum([0, *map(len, filled.values())]).tolist()
         return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
 
 
@@ -152,7 +137,65 @@ def _corrected(job: Job, correction: Vector | None) -> Job:
     return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
-def _model(device: Device) -> Vector:
-    if device.model is None:
-        raise RuntimeError("a simulated device has a model from the start")
-    return device.model
+class FullFleet:
+    """Devices that train on all their data, or all that has come so far, in every round, weighed by its rate.
+
+    With a shared gist, which here is the exact gradient, they have its correction of the drift between devices too.
+    """
+
+    def __init__(self, learner: FleetLearner, stream: Stream, gist: GistOptions, seed: int, *, so_far: bool) -> None:
+        self._learner, self._stream, self._gist = learner, stream, gist
+        self._seed, self._so_far = seed, so_far
+
+    def take_part(
+        self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Report]:
+        return {d: self._report(d, order, corrections.get(d)) for d, order in orders.items()}
+
+    def _report(self, device: DeviceId, order: TrainOrder, correction: Vector | None) -> Report:
+        stream, learner, local = self._stream, self._learner, order.local
+        batch = stream.seen_before(device, order.round + 1) if self._so_far else stream.training_set(device)
+        n = len(batch)
+        if not n:
+            return Report(order.round, order.model, 0.0, 0, 0, None)
+        gradient = learner.probe(order.model).measure(batch).mean_gradient() if self._gist.shared else None
+        if gradient is not None and order.direction is not None:
+            drift = np.float32(self._gist.kappa) * (order.direction - gradient)
+            correction = drift if correction is None else correction + drift
+        seed = child_seed(self._seed, "device", device, "train", order.round)
+        model = learner.train(order.model, Job(batch, np.ones(n), seed, correction), local)
+        steps = local.epochs * (-(-n // local.batch_size) if local.batch_size else 1)
+        weight = stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(n)
+        return Report(order.round, model, weight, steps, n, gradient, n)
+
+
+def pooled(data: Federation) -> Federation:
+    """The same data on a single device."""
+    train, test = (Ownership(own.indices, np.array([0, len(own.indices)])) for own in (data.train, data.test))
+    return replace(data, train=train, test=test, device_names=None)
+
+
+class Oracle:
+    """Exact gradients of the global loss and of each device's, over all samples or a fixed seeded subset."""
+
+    def __init__(self, learner: Learner, data: Federation, samples: int | None, seed: int) -> None:
+        self._learner, self._data = learner, data
+        self._ids = np.sort(data.train.indices)
+        if samples is not None and samples < len(self._ids):
+            self._ids = np.sort(generator(seed, "oracle").choice(self._ids, samples, replace=False))
+
+    def gradient(self, model: Vector) -> Vector:
+        """The global gradient: every device weighs as many samples as it has."""
+        return self._mean(model, self._ids)
+
+    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
+        """Every device's gradient over its training samples, as if each had reported before the first round."""
+        return {d: Estimate(self._mean(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}
+
+    def _mean(self, model: Vector, ids: IntArray) -> Vector:
+        probe = self._learner.probe(model)
+        total = np.zeros(self._learner.gradient_size)
+        for start in range(0, len(ids), _CHUNK):
+            part = self._data.take(ids[start : start + _CHUNK])
+            total += probe.measure(part).mean_gradient().astype(np.float64) * len(part)
+        return (total / len(ids)).astype(np.float32)

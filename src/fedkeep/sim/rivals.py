@@ -4,6 +4,7 @@ They need what only a simulation has at no cost: a vector of every device, kept 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Learner
 from fedkeep.core.types import DeviceId, FloatArray, Report, State, Vector
 from fedkeep.fleet.options import CorrectionOptions
+
+Reports: TypeAlias = Mapping[DeviceId, Report]
+_MOMENTUM = 0.9
+"""What of the last step the server keeps, under "momentum"."""
 
 
 class Rival:
@@ -20,7 +25,7 @@ class Rival:
         """What each of these devices adds to the gradient of its local steps; nothing for a device left out."""
         return {}
 
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:  # noqa: ARG002
+    def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
         """The model to go on with, where averaging led from `before` to `after` at this local learning rate."""
         return after
 
@@ -36,18 +41,17 @@ class ServerMomentum(Rival):
 
     def __init__(self, momentum: float) -> None:
         self._momentum = momentum
-        self._velocity: FloatArray | None = None
+        self._velocity: FloatArray | float = 0.0
 
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:  # noqa: ARG002
-        update = after.astype(np.float64) - before
-        self._velocity = update if self._velocity is None else self._momentum * self._velocity + update
+    def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
+        self._velocity = self._momentum * self._velocity + (after.astype(np.float64) - before)
         return (before + self._velocity).astype(np.float32)
 
     def snapshot(self) -> State:
-        return {} if self._velocity is None else {"velocity": self._velocity}
+        return {"velocity": np.asarray(self._velocity)}
 
     def restore(self, state: State) -> None:
-        self._velocity = state.get("velocity")
+        self._velocity = state["velocity"]
 
 
 class _OfEachDevice(Rival):
@@ -68,18 +72,17 @@ class _OfEachDevice(Rival):
         self._known[device] = new
 
     def snapshot(self) -> State:
-        devices = np.array(sorted(self._known), dtype=np.int64)
-        return {"devices": devices, "mean": self._mean, **{str(d): vector for d, vector in self._known.items()}}
+        return {"mean": self._mean, **{str(device): vector for device, vector in self._known.items()}}
 
     def restore(self, state: State) -> None:
-        self._known = {device: state[str(device)] for device in state["devices"].tolist()}
+        self._known = {int(key): vector for key, vector in state.items() if key.isdigit()}
         self._mean = state["mean"]
 
 
 class FedVarp(_OfEachDevice):
     """FedVARP (Jhunjhunwala et al., 2022): devices that are away count with the update they last sent."""
 
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:  # noqa: ARG002
+    def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
         if not reports:
             return after
         total = sum(report.weight for report in reports.values())
@@ -96,7 +99,7 @@ class Scaffold(_OfEachDevice):
     def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
         return {device: (self._mean - self._of(device)).astype(np.float32) for device in devices}
 
-    def step(self, before: Vector, after: Vector, reports: Mapping[DeviceId, Report], rate: float) -> Vector:
+    def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:
         mean = self._mean.copy()
         for device, report in reports.items():
             gradient = (before.astype(np.float64) - report.model) / (report.steps * rate)
@@ -107,7 +110,7 @@ class Scaffold(_OfEachDevice):
 def rival_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -> Rival:
     """The correction of this name."""
     if options.name == "momentum":
-        return ServerMomentum(options.momentum)
+        return ServerMomentum(_MOMENTUM)
     if options.name == "fedvarp":
         return FedVarp(rates, learner.size)
     if options.name == "scaffold":

@@ -1,23 +1,33 @@
 """Plays an experiment into its record: evaluations, checkpoints, and resuming where a run stopped."""
 
+import base64
 import hashlib
 import time
 import zipfile
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.errors import DataError
-from fedkeep.core.types import State
+from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.regions import LabelRegions, SingleRegion
+from fedkeep.core.types import AnyArray, Batch, DeviceId
+from fedkeep.data import Federation
 from fedkeep.files import writing
-from fedkeep.records import End, Header, Recorder, Timing, read_run
+from fedkeep.records import Recorder, lines, read_run
+from fedkeep.records.measures import LISTED, gist_line, plan_line
 from fedkeep.records.runs import begins_with_header, is_intact_until
 from fedkeep.records.versions import versions
-from fedkeep.sim.engine import RoundRecord, Simulator
+from fedkeep.sim.engine import TALLIED, ModelScores, RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
-from fedkeep.sim.observer import Observer, image_size
+from fedkeep.sim.fleet import SimulatedFleet
 
+_CHANGES = 12
+"""The most comings and goings that a line tells of a device."""
 Progress = Callable[[int, float | None], None]
 """Called with the rounds done and, where it was measured, the accuracy."""
 
@@ -29,13 +39,11 @@ def record_path(cell: Cell, directory: Path) -> Path:
 def is_finished(cell: Cell, directory: Path) -> bool:
     """Whether the directory holds the whole record of this very experiment."""
     path = record_path(cell, directory)
-    if not path.exists():
-        return False
     try:
-        run = read_run(path)
+        run = read_run(path) if path.exists() else None
     except DataError:
         return False
-    return run.end is not None and run.header.config_hash == cell.experiment.digest()
+    return run is not None and run.end is not None and run.header.config_hash == cell.experiment.digest()
 
 
 def play(cell: Cell, directory: Path, *, resume: bool = False, progress: Progress | None = None) -> Path:
@@ -53,101 +61,71 @@ def play(cell: Cell, directory: Path, *, resume: bool = False, progress: Progres
     path = record_path(cell, directory)
     if resume and is_finished(cell, directory):
         return path
-    directory.mkdir(parents=True, exist_ok=True)
-    run = _Run(cell, path, resume=resume)
-    try:
-        for record in run.simulator.run():
-            run.note(record)
+    restored = _restored(cell, path) if resume and begins_with_header(path) else None
+    simulator, seconds = restored or (Simulator(cell.experiment), 0.0)
+    observer, saved = Observer(simulator), simulator.server.round
+    with Recorder(path) as recorder:
+        if restored is not None:
+            recorder.truncate_after(saved)
+        else:
+            recorder.start(_header(cell, simulator.parts.data))
+            for line in observer.opening():
+                recorder.write(line)
+        began = time.perf_counter() - seconds
+        for record in simulator.run():
+            observer.see(record)
+            if record.evaluation is not None:
+                for line in observer.account(record.round, record.evaluation):
+                    recorder.write(line)
+                seconds = time.perf_counter() - began
+                recorder.write(lines.Timing(round=record.round, seconds=seconds))
+                observer.start_anew()
+                if record.round - saved >= cell.experiment.record.checkpoint_every:
+                    recorder.sync()
+                    _save(cell, path, simulator, seconds)
+                    saved = record.round
             if progress is not None:
                 progress(record.round, record.evaluation.accuracy if record.evaluation else None)
-        run.finish()
-    finally:
-        run.recorder.close()
+        digest = hashlib.sha256(simulator.server.model.tobytes()).hexdigest()
+        recorder.write(lines.End(round=simulator.server.round, digest=digest))
+    _checkpoint(path).unlink(missing_ok=True)
     return path
 
 
-class _Run:
-    """One cell being played; its checkpoints fall on evaluations, where the record owes nothing."""
-
-    def __init__(self, cell: Cell, path: Path, *, resume: bool) -> None:
-        self.cell = cell
-        self.simulator = Simulator(cell.experiment)
-        self._checkpoint = path.with_suffix(".checkpoint")
-        self._saved = 0
-        self._seconds = 0.0
-        resumed = resume and begins_with_header(path) and self._restore(path)
-        self.recorder = Recorder(path)
-        self._observer = Observer(self.simulator)
-        if resumed:
-            self.recorder.truncate_after(self._saved)
-        else:
-            self.recorder.start(_header(cell, self.simulator))
-            for line in self._observer.opening():
-                self.recorder.write(line)
-        self._began = time.perf_counter()
-
-    def note(self, record: RoundRecord) -> None:
-        """Takes a round into the record; saves the run's state when it is time."""
-        self._observer.see(record)
-        if record.evaluation is None:
-            return
-        for line in self._observer.lines(record.round, record.evaluation):
-            self.recorder.write(line)
-        self.recorder.write(Timing(round=record.round, seconds=self._elapsed()))
-        self._observer.start_anew()
-        if record.round - self._saved >= self.cell.experiment.record.checkpoint_every:
-            self._save(record.round)
-
-    def finish(self) -> None:
-        digest = hashlib.sha256(self.simulator.server.model.tobytes()).hexdigest()
-        self.recorder.write(End(round=self.simulator.server.round, digest=digest))
-        self._checkpoint.unlink(missing_ok=True)
-
-    def _restore(self, path: Path) -> bool:
-        """Goes back to the last checkpoint; False if there is none of this experiment, or the record is damaged."""
-        state = _saved_state(self._checkpoint)
-        if state is None or str(state.pop("config_hash")) != self.cell.experiment.digest():
-            return False
-        seconds = float(state.pop("seconds"))
-        self.simulator.restore(state)
-        if not is_intact_until(path, self.simulator.server.round):
-            self.simulator = Simulator(self.cell.experiment)
-            return False
-        self._seconds, self._saved = seconds, self.simulator.server.round
-        return True
-
-    def _save(self, round_: int) -> None:
-        state = self.simulator.snapshot()
-        state["config_hash"] = np.array(self.cell.experiment.digest())
-        state["seconds"] = np.array(self._elapsed())
-        self.recorder.sync()
-        with writing(self._checkpoint) as file:
-            np.savez(file, **{_member(name): array for name, array in state.items()})  # type: ignore[arg-type]
-        self._saved = round_
-
-    def _elapsed(self) -> float:
-        return self._seconds + time.perf_counter() - self._began
+def _checkpoint(path: Path) -> Path:
+    """The state of a run beside its record; it is saved at evaluations, when the record owes nothing."""
+    return path.with_suffix(".checkpoint")
 
 
-def _saved_state(path: Path) -> State | None:
-    """The state that a checkpoint holds; None if there is none."""
+def _save(cell: Cell, path: Path, simulator: Simulator, seconds: float) -> None:
+    state = simulator.snapshot()
+    state["config_hash"], state["seconds"] = np.array(cell.experiment.digest()), np.array(seconds)
+    # Names in a zip file are paths: slashes would become folders.
+    members: Any = {name.replace("/", "|"): array for name, array in state.items()}
+    with writing(_checkpoint(path)) as file:
+        np.savez(file, **members)
+
+
+def _restored(cell: Cell, path: Path) -> tuple[Simulator, float] | None:
+    """The last checkpoint, and the seconds; None if there is none of this experiment, or the record is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name.replace("|", "/"): array for name, array in arrays.items()}
+        with np.load(_checkpoint(path), allow_pickle=False) as arrays:
+            state = {name.replace("|", "/"): array for name, array in arrays.items()}
     except FileNotFoundError:
         return None
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise DataError(f"the checkpoint {path} is damaged; delete it to start that run anew") from error
+        where = _checkpoint(path)
+        raise DataError(f"the checkpoint {where} is damaged; delete it to start that run anew") from error
+    if str(state.pop("config_hash")) != cell.experiment.digest():
+        return None
+    simulator, seconds = Simulator(cell.experiment), float(state.pop("seconds"))
+    simulator.restore(state)
+    return (simulator, seconds) if is_intact_until(path, simulator.server.round) else None
 
 
-def _member(name: str) -> str:
-    """Names in a zip file are paths: slashes would become folders."""
-    return name.replace("/", "|")
-
-
-def _header(cell: Cell, simulator: Simulator) -> Header:
-    experiment, data = cell.experiment, simulator.parts.data
-    return Header(
+def _header(cell: Cell, data: Federation) -> lines.Header:
+    experiment = cell.experiment
+    return lines.Header(
         run=cell.name,
         method=experiment.label,
         task=experiment.names["task"],
@@ -161,3 +139,148 @@ def _header(cell: Cell, simulator: Simulator) -> Header:
         setting=cell.setting,
         image=image_size(data.sample_shape),
     )
+
+
+class Observer:
+    """Sums up rounds between two evaluations; starts from nothing at each, so that a resumed run writes the same."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator, self._data = simulator, simulator.parts.data
+        self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, SimulatedFleet) else None
+        regions = simulator.parts.regions
+        self._clusters = 0 if isinstance(regions, LabelRegions | SingleRegion) else regions.count
+        """How many clusters the plan divides; 0 where it divides labels, or nothing."""
+        pictures = image_size(self._data.sample_shape) is not None
+        self._greys = (float(self._data.x.min()), float(self._data.x.max())) if pictures else None
+        """Black and white, where samples are pictures."""
+        watched = simulator.participants(0)[: simulator.experiment.record.devices]
+        self._changes: dict[DeviceId, deque[lines.Change]] = {d: deque(maxlen=_CHANGES) for d in watched}
+        if self._fleet is not None:
+            self._fleet.watchers.append(self._watch)
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forgets what has been told, and takes the stores as they are for known."""
+        self._participants: list[DeviceId] = []
+        self._arrivals = self._dropouts = self._right = self._tested = 0
+        self._refused: Counter[str] = Counter()
+        self._fates: Counter[int] = Counter()
+        self._mendings: list[tuple[float, ...]] = []
+        self._known = _pairs(self._stores())
+        for changes in self._changes.values():
+            changes.clear()
+
+    def see(self, record: RoundRecord) -> None:
+        """Takes a round into account."""
+        self._participants += record.summary.participants
+        self._arrivals += record.arrivals
+        self._right, self._tested = self._right + record.tested[0], self._tested + record.tested[1]
+        refused = {refusal.device for refusal in record.summary.refusals}
+        self._dropouts += len(set(record.summary.missing) - refused)
+        self._refused.update(refusal.reason for refusal in record.summary.refusals)
+        if self._fleet is not None:
+            gists = [self._fleet.devices[d].gist for d in record.summary.participants]
+            self._mendings += [did for gist in gists if gist is not None and (did := gist.figures()) is not None]
+
+    def opening(self) -> Iterator[lines.Line]:
+        """The lines before the first round: the plan, and how good the untrained model is."""
+        plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
+        if plan is not None and isinstance(coordinator, LabelLimits):
+            clusters = (f"cluster {region}" for region in range(self._clusters))
+            yield plan_line(0, plan, coordinator.clients_per_label, clusters)
+        yield self._evaluation(0, self._simulator.evaluate(), self._stores())
+
+    def account(self, round_: int, evaluated: ModelScores) -> Iterator[lines.Line]:
+        """The lines of an evaluation."""
+        yield lines.Round(
+            round=round_,
+            participants=tuple(sorted(set(self._participants)))[:LISTED],
+            participations=len(self._participants),
+            arrivals=self._arrivals,
+            kept=self._fates[Fate.KEPT],
+            replaced=self._fates[Fate.REPLACED],
+            refused=self._fates[Fate.REFUSED],
+            dropouts=self._dropouts,
+            refused_reports=dict(self._refused),
+            staleness=self._simulator.server.estimator.staleness(round_),
+        )
+        stores = self._stores()
+        if self._fleet is not None:
+            listed, count = [d for d in stores if d < LISTED], self._clusters or self._data.labels
+            divided = [stores[d].regions if self._clusters else stores[d].batch.y for d in listed]
+            filled = tuple(tuple(np.bincount(own, minlength=count).tolist()) for own in divided)
+            yield lines.HoldingsLine(round=round_, devices=tuple(listed), filled=filled)
+            yield from (self._device(round_, d, stored) for d, stored in stores.items() if d in self._changes)
+        if self._mendings:
+            yield gist_line(round_, self._mendings)
+        spending = self._simulator.parts.guards.most_spent()
+        if spending is not None:
+            left, delta = spending.left, spending.delta
+            yield lines.PrivacyLine(round=round_, epsilon_spent=spending.spent, epsilon_left=left, delta=delta)
+        yield self._evaluation(round_, evaluated, stores)
+
+    def _evaluation(self, round_: int, evaluated: ModelScores, stores: dict[DeviceId, Stored]) -> lines.Evaluation:
+        accuracy, pairs = evaluated.device_accuracy, _pairs(stores)
+        labels = {label for stored in stores.values() for label in stored.batch.y.tolist()}
+        return lines.Evaluation(
+            round=round_,
+            accuracy=evaluated.accuracy,
+            loss=evaluated.loss,
+            device_accuracy=tuple(accuracy.tolist()) if self._data.devices <= LISTED else (),
+            device_accuracy_quantiles=tuple(np.nanquantile(accuracy, [0, 0.25, 0.5, 0.75, 1]).tolist()),
+            worst_tenth=evaluated.worst_tenth,
+            label_recall=tuple(evaluated.label_recall.tolist()),
+            rare_recall=evaluated.rare_recall,
+            prequential=self._right / self._tested if self._tested else None,
+            bytes_stored=sum(stored.batch.x.nbytes for stored in stores.values()),
+            **{name: self._simulator.tally[name] for name in TALLIED},
+            label_coverage=len(labels) / self._data.labels if self._fleet is not None else None,
+            store_turnover=len(pairs - self._known) / len(pairs) if pairs else None,
+        )
+
+    def _device(self, round_: int, device: DeviceId, stored: Stored) -> lines.DeviceLine:
+        now = self._simulator.parts.stream.position(device, round_)
+        columns = (stored.batch.ids, stored.batch.y, stored.scores, stored.arrivals, stored.uses)
+        rows = zip(*(column.tolist() for column in columns), self._thumbnails(stored.batch.x), strict=True)
+        slots = tuple(
+            lines.Slot(id=id_, label=label, score=score, age=now - arrival, uses=uses, thumbnail=thumbnail)
+            for id_, label, score, arrival, uses, thumbnail in rows
+        )
+        capacity, changes = self._simulator.experiment.storage.capacity, tuple(self._changes[device])
+        return lines.DeviceLine(round=round_, device=device, capacity=capacity, slots=slots, changes=changes)
+
+    def _thumbnails(self, x: AnyArray) -> list[str | None]:
+        """Pictures as 8-bit grey on the scale of all the data: one that is dim or drowned in noise looks so."""
+        if self._greys is None:
+            return [None] * len(x)
+        low, high = self._greys
+        grey = np.clip(255 * (x - low) / max(high - low, 1e-12), 0, 255).astype(np.uint8)
+        return [base64.b64encode(picture.tobytes()).decode() for picture in grey]
+
+    def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
+        self._fates.update(outcome.fates.tolist())
+        if device not in self._changes:
+            return
+        for i in np.flatnonzero(outcome.fates != Fate.REFUSED)[-_CHANGES:].tolist():
+            displaced = int(outcome.displaced[i])
+            change = lines.Change(
+                id=int(batch.ids[i]),
+                label=int(batch.y[i]),
+                score=float(outcome.scores[i]),
+                fate=Fate(int(outcome.fates[i])).name.lower(),
+                displaced=None if displaced < 0 else displaced,
+            )
+            self._changes[device].append(change)
+
+    def _stores(self) -> dict[DeviceId, Stored]:
+        devices = self._fleet.devices if self._fleet is not None else {}
+        return {d: device.store.stored() for d, device in sorted(devices.items())}
+
+
+def _pairs(stores: dict[DeviceId, Stored]) -> set[tuple[DeviceId, int]]:
+    return {(d, id_) for d, stored in stores.items() for id_ in stored.batch.ids.tolist()}
+
+
+def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Height and width of samples that are grey images; None of any others."""
+    return (shape[1], shape[2]) if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= 8 else None

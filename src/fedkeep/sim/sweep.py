@@ -1,8 +1,13 @@
-"""Many runs in parallel processes, each pinned to its share of the machine's cores."""
+"""Many runs in parallel: in processes of this machine, each pinned to its share of the cores, or on a Ray cluster.
+
+From a cluster the records come back to this machine, the same to the byte.
+"""
 
 import multiprocessing
 import os
 import signal
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +16,23 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from fedkeep.sim.cluster import THREADS, play_on_ray
+from fedkeep.config import Table
+from fedkeep.core.errors import FedkeepError, needing
+from fedkeep.files import writing
+from fedkeep.records import read_run
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell
-from fedkeep.sim.runner import is_finished, play
+from fedkeep.sim.runner import is_finished, play, record_path
 
 _TRIAL_SECONDS = 0.5
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_AGAIN = 2
+"""How often a run is begun anew elsewhere when the machine it was on is lost."""
+_PATIENCE = 5.0
+"""Seconds in which a cluster must take a connection."""
 Step = tuple[int, int, float | None]
 """A run's progress: its place among the cells, the rounds done, and the accuracy where it was measured."""
 Listener = Callable[[int, int, float | None], None]
@@ -35,13 +49,12 @@ def run_sweep(
     if on == "ray":
         directory.mkdir(parents=True, exist_ok=True)
         play_on_ray(cells, waiting, directory, listen)
-        return
-    if jobs == 1 or len(waiting) <= 1:
+    elif jobs == 1 or len(waiting) <= 1:
         for i in waiting:
             play(cells[i], directory, resume=resume, progress=partial(listen, i))
-        return
-    with _pinned(max(1, (os.cpu_count() or 1) // jobs)):
-        _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
+    else:
+        with _pinned(max(1, (os.cpu_count() or 1) // jobs)):
+            _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
 
 
 def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
@@ -64,10 +77,22 @@ def _trial(cell: Cell) -> float:
     while time.perf_counter() - began < _TRIAL_SECONDS or rounds < 2:
         simulator.play_round(evaluated=False)
         rounds += 1
-    taken = (time.perf_counter() - began) / rounds
-    began = time.perf_counter()
+    played = time.perf_counter()
     simulator.evaluate()
-    return taken + (time.perf_counter() - began) / cell.experiment.record.every
+    return (played - began) / rounds + (time.perf_counter() - played) / cell.experiment.record.every
+
+
+@contextmanager
+def _pinned(threads: int) -> Iterator[None]:
+    """Lets processes started within use this many threads; numerical libraries read it when they are loaded."""
+    before = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    os.environ.update(dict.fromkeys(_THREADS, str(threads)))
+    try:
+        yield
+    finally:
+        for name in _THREADS:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _run_in_processes(
@@ -96,41 +121,95 @@ _steps: SimpleQueue[Step] | None = None
 
 
 def _become_worker(steps: SimpleQueue[Step]) -> None:
-    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints; ends when the parent does."""
+    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints; ends when the parent does.
+
+    A killed parent cannot stop its workers, and would leave them on the processors for hours.
+    """
     global _steps  # noqa: PLW0603 - a pool's initializer has no other way to hand something to its tasks
     _steps = steps
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
+    def end_with_parent() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
 
-def _end_with_parent() -> None:
-    """A killed parent cannot stop its workers, and would leave them on the processors for hours."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
-    steps = _steps
-
     def tell(round_: int, accuracy: float | None) -> None:
-        if steps is not None and accuracy is not None:
-            steps.put((index, round_, accuracy))
+        if _steps is not None and accuracy is not None:
+            _steps.put((index, round_, accuracy))
 
     play(cell, directory, resume=resume, progress=tell)
 
 
-@contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """Lets processes started within use this many threads; numerical libraries read it when they are loaded."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, str(threads)))
+def play_on_ray(cells: Sequence[Cell], waiting: Sequence[int], directory: Path, listen: Listener) -> None:
+    """Plays the waiting cells on the cluster, a processor each; every record is written as soon as it comes back."""
+    ray = _connected()
+    remote = ray.remote(num_cpus=1, max_retries=_AGAIN)(_play_elsewhere)
+    going = {remote.remote(cells[i].table, cells[i].setting): i for i in waiting}
     try:
-        yield
+        while going:
+            (done,), _ = ray.wait(list(going), num_returns=1)
+            i = going.pop(done)
+            record = record_path(cells[i], directory)
+            try:
+                files: dict[str, bytes] = ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, FedkeepError):
+                    raise error.cause from error
+                raise FedkeepError(f"a run failed on the cluster: {error.cause!r}") from error
+            except ray.exceptions.RayError as error:
+                raise FedkeepError(f"the Ray cluster lost a run: {error}; go on with --resume") from error
+            for name, content in files.items():
+                with writing(directory / name) as file:
+                    file.write(content)
+            record.with_suffix(".checkpoint").unlink(missing_ok=True)
+            listen(i, cells[i].experiment.train.rounds, read_run(record).evaluations[-1].accuracy)
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for unfinished in going:
+            ray.cancel(unfinished, force=True)
+        ray.shutdown()
+
+
+def processors() -> int:
+    """How many runs the cluster can play at a time."""
+    ray = _connected()
+    try:
+        return max(1, int(ray.cluster_resources().get("CPU", 1)))
+    finally:
+        ray.shutdown()
+
+
+def _play_elsewhere(table: Table, setting: str) -> dict[str, bytes]:
+    """One run, into a folder that is gone afterwards; its files by name, the record last: what is there is finished."""
+    with tempfile.TemporaryDirectory(prefix="fedkeep-") as folder:
+        record = play(Cell(table, setting), Path(folder))
+        paths = sorted(Path(folder).glob("*.jsonl"), key=lambda path: path == record)
+        return {path.name: path.read_bytes() for path in paths}
+
+
+def _connected() -> Any:
+    """Ray, connected to the cluster of RAY_ADDRESS, or to the one that runs on this machine.
+
+    First it is seen whether anybody listens: else Ray itself would wait for minutes, and then end the process.
+    """
+    with needing("--on ray", "cluster"):
+        import ray
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    # Or Ray warns of what it will do some day.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    threads = {"env_vars": dict.fromkeys(_THREADS, "1")}
+    try:
+        place = urlsplit(address if "//" in address else f"//{address}")
+        if place.hostname and place.port:
+            socket.create_connection((place.hostname, place.port), timeout=_PATIENCE).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=threads)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise FedkeepError(
+            f"no Ray cluster ({reason}): start one with `ray start --head`, or set RAY_ADDRESS"
+        ) from error
+    return ray
