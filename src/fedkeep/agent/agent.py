@@ -218,7 +218,7 @@ class Agent:
         Models that learned from them stay as they are.
         """
         with self.lock:
-            self.intake.forget_refused()
+            self.intake.refused.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
             self.device.unlearn()

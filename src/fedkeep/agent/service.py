@@ -47,8 +47,6 @@ _GIST = {
 
 
 class Service:
-    """Listens until it is closed; every connection has its own thread."""
-
     def __init__(self, agent: Agent) -> None:
         self._agent, self._held_out = agent, _held_out(agent)
         self._path = Path(agent.config.agent.socket)
@@ -72,8 +70,23 @@ class Service:
 
     def answer(self, payload: bytes) -> messages.Reply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
+        agent = self._agent
         try:
-            return self._reply(from_bytes(payload, messages.Request))
+            request: messages.Request = from_bytes(payload, messages.Request)
+            match request:
+                case messages.AskStatus():
+                    return summarise(agent)
+                case messages.AskStored():
+                    return stored_summary(agent)
+                case messages.AskRefused():
+                    return messages.RefusedRecords(tuple(agent.intake.refused))
+                case messages.AskWhy(name):
+                    id_ = sample_id(name, b"")
+                    with agent.lock:
+                        return messages.Reasons(id_, id_ in agent.store, tuple(agent.store.log.about(id_)))
+                case messages.Erase():
+                    return self._erase(request)
+            return messages.reply_of(agent, self._evaluate, request)
         except RefusedError as refusal:
             return messages.Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
@@ -81,24 +94,6 @@ class Service:
         except Exception as error:
             log.exception("a request could not be answered")
             return messages.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
-
-    def _reply(self, request: messages.Request) -> messages.Reply:
-        agent = self._agent
-        match request:
-            case messages.AskStatus():
-                return summarise(agent)
-            case messages.AskStored():
-                return stored_summary(agent)
-            case messages.AskRefused():
-                return messages.RefusedRecords(agent.intake.refused())
-            case messages.AskWhy(name):
-                id_ = sample_id(name, b"")
-                with agent.lock:
-                    return messages.Reasons(id_, id_ in agent.store, tuple(agent.store.log.about(id_)))
-            case messages.Erase():
-                return self._erase(request)
-            case _:
-                return messages.reply_of(agent, self._evaluate, request)
 
     def _erase(self, asked: messages.Erase) -> messages.Erased:
         if asked == messages.Erase():
@@ -262,9 +257,7 @@ def serve_metrics(agent: Agent) -> Callable[[], None]:
     if not options.port:
         return lambda: None
     with needing("the metrics endpoint", "agent"):
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-    registry = CollectorRegistry()
-    registry.register(Collector(agent))
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     listener = Listener((options.host, options.port), _METRICS_CLIENTS)
 
     def answer(connection: socket.socket) -> None:
@@ -275,7 +268,7 @@ def serve_metrics(agent: Agent) -> Callable[[], None]:
             if not (chunk := connection.recv(_QUESTION_BYTES)):
                 return
             question += chunk
-        page = generate_latest(registry)
+        page = generate_latest(Collector(agent))
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(page)}\r\n"
         connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + page)
 
