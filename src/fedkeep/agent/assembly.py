@@ -61,12 +61,6 @@ class AgentOptions:
 
     socket: str = "fedkeep.sock"
     """The Unix socket of the local API; only its owner may use it."""
-    batch: int = 64
-    """Samples that are valued together, at most."""
-    linger_ms: int = 10
-    """How long a batch waits to fill."""
-    queue: int = 512
-    """Samples that may wait to be valued; beyond half of it the stream is thinned evenly."""
     nice: int = 10
     """The process's nice level: 19 yields to everything else."""
     cpu_cap: float = 1.0
@@ -78,12 +72,8 @@ class AgentOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        within(self, "batch", least=1, most=4096)
-        if self.queue < 2 * self.batch:
-            raise ValueError(f"queue must be at least twice batch ({2 * self.batch}), got {self.queue}")
         within(self, "cpu_cap", above=0, most=1)
         within(self, "nice", least=0, most=19)
-        within(self, "linger_ms", least=0, most=1000)
         within(self, "seed", least=0, most=(1 << 63) - 1)
 
 
@@ -200,20 +190,10 @@ def assemble(config: AgentConfig) -> AssembledAgent:
         log = DecisionLog(config.store.decisions, config.policy_name)
         store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
         device = make_device(
-            learner,
-            config.policy,
-            capacity=layout.capacity,
-            sample_shape=shape,
-            labels=labels,
-            regions=regions,
-            store=store,
-            meter=VelocityMeter(regions.count, _WINDOW),
-            weighting=config.weights,
-            options=config.device,
-            gist=config.gist,
-            clip=_clip(privacy),
-            seed=config.agent.seed,
-        )
+            learner, config.policy, capacity=layout.capacity, sample_shape=shape, labels=labels, regions=regions,
+            store=store, meter=VelocityMeter(regions.count, _WINDOW), weighting=config.weights, options=config.device,
+            gist=config.gist, clip=_clip(privacy), seed=config.agent.seed,
+        )  # fmt: skip
         agent = Agent(device, store, layout.reserve, config)
         state = carried_over(store.load(opened.contents), opened, learner, regions.count)
         damaged = bool(opened.contents.damage)
