@@ -37,10 +37,9 @@ class Arrival:
 
     def answer(self, fate: str) -> None:
         """Tells the sender, if it wants to know; its troubles are not the agent's."""
-        if self.acknowledge is None:
-            return
         try:
-            self.acknowledge(fate)
+            if self.acknowledge is not None:
+                self.acknowledge(fate)
         except Exception:
             log.exception("source '%s' could not be told of a sample's fate", self.source)
 
@@ -139,7 +138,7 @@ class Intake:
             counts, self._counts = self._counts, Counter()
             return counts
 
-    def wait_stopped(self, seconds: float) -> None:
+    def wait_stopped(self, seconds: float | None = None) -> None:
         """Returns once the agent stops, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self.stopped, seconds)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from fedkeep.agent.arrivals import Arrival, Intake, Source
 from fedkeep.agent.sources.folder import FolderSource
@@ -21,8 +21,6 @@ class IteratorSource(Source):
 
     function: str
     """`module:function`, called without arguments; it returns an iterable."""
-    overload: Literal["wait", "sample"] = "wait"
-    """When the agent cannot keep up: hold the iterator back, or value an even sample."""
 
     def open(self) -> None:
         self._items: Callable[[], Iterable[Any]] = load_object(self.function)
@@ -38,7 +36,7 @@ class IteratorSource(Source):
             except Exception:  # noqa: BLE001 - an item may raise anything when it is taken apart
                 intake.refuse("malformed", self.name, item)
                 continue
-            intake.offer(Arrival(x, y, rest[0] if rest else None, self.name), wait=self.overload == "wait")
+            intake.offer(Arrival(x, y, rest[0] if rest else None, self.name), wait=True)
 
 
 KINDS: dict[str, type[Source]] = {
