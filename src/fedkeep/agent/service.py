@@ -5,6 +5,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,6 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.connections import Listener
-from fedkeep.agent.record import Note
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError, needing
 from fedkeep.core.orders import screen_parameters
 from fedkeep.core.screening import screen_samples
@@ -34,8 +35,8 @@ _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
 _CHUNK = 256
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-_METRICS_PATIENCE, _METRICS_CLIENTS, _QUESTION_BYTES = 5.0, 8, 8192
-"""Of the metrics: seconds that a client may be silent, clients at a time, and how long a question may be."""
+_METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
+"""Of the metrics: seconds that a client may be silent, and clients at a time."""
 _GIST = {
     "worth": "Samples that the gist is worth",
     "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
@@ -141,10 +142,10 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
             x, y = arrays["x"], arrays["y"]
     except Exception as error:
         raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
-    sound, refused = screen_samples(x, y, form.shape, form.labels)
+    _, refused = screen_samples(x, y, form.shape, form.labels)
     if refused:
         raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
-    return x[sound], y[sound].astype(np.int64)
+    return x, y.astype(np.int64)
 
 
 def summarise(agent: Agent) -> messages.Status:
@@ -193,11 +194,9 @@ def vitals(agent: Agent) -> messages.Vitals:
 def stored_summary(agent: Agent) -> messages.StoredSummary:
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
-    by_label: dict[int, list[Note]] = {}
-    for note in notes:
-        by_label.setdefault(note.label, []).append(note)
-    cell, rows = agent.store.file.geometry.cell_size, []
-    for label, found in sorted(by_label.items()):
+    cell, rows, label_of = agent.store.file.geometry.cell_size, [], attrgetter("label")
+    for label, same in groupby(sorted(notes, key=label_of), label_of):
+        found = list(same)
         low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
         ages, size = [now - note.taken for note in found], len(found) * cell
         rows.append(messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages)))
@@ -257,20 +256,15 @@ def serve_metrics(agent: Agent) -> Callable[[], None]:
     if not options.port:
         return lambda: None
     with needing("the metrics endpoint", "agent"):
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+        from prometheus_client import CollectorRegistry, MetricsHandler
+    registry = CollectorRegistry()
+    registry.register(Collector(agent))
+    handler: Callable[..., object] = MetricsHandler.factory(registry)
     listener = Listener((options.host, options.port), _METRICS_CLIENTS)
 
     def answer(connection: socket.socket) -> None:
-        """Whatever is asked for, the metrics are the answer."""
         connection.settimeout(_METRICS_PATIENCE)
-        question = b""
-        while b"\r\n\r\n" not in question and len(question) < _QUESTION_BYTES:
-            if not (chunk := connection.recv(_QUESTION_BYTES)):
-                return
-            question += chunk
-        page = generate_latest(Collector(agent))
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(page)}\r\n"
-        connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + page)
+        handler(connection, connection.getpeername(), None)
 
     listener.start(answer)
     return listener.close
