@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fedkeep.agent.assembly import AgentOptions, SampleOptions
 from fedkeep.agent.layout import StoreOptions
-from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.core.device import DeviceOptions
 from fedkeep.core.gist import GistOptions

@@ -19,7 +19,7 @@ def config_table(folder: Path, **tables: Any) -> dict[str, Any]:
         "policy": {"name": "ode"},
         "samples": {"shape": list(SHAPE), "labels": LABELS},
         "store": {"path": str(folder / "a.store"), "budget": 100_000, "log_length": 64},
-        "agent": {"socket": str(folder / "a.sock"), "nice": 0, "linger_ms": 0},
+        "agent": {"socket": str(folder / "a.sock"), "nice": 0},
     }
     for name, changes in tables.items():
         table[name] = {**table.get(name, {}), **changes} if isinstance(changes, dict) else changes

@@ -36,7 +36,6 @@ def test_the_largest_commit_fits(
         "samples": {"shape": list(shape), "labels": labels},
         "policy": {"name": policy},
         "store": {"path": str(tmp_path / "s"), "budget": budget, "commit_ms": 10_000, **store},
-        "agent": {"linger_ms": 0},
     }
     assembly = assemble(parse_config(table))
     agent, rng, id_ = assembly.agent, np.random.default_rng(0), 0

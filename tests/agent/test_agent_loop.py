@@ -318,8 +318,8 @@ def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"stor": {}}, "unknown table 'stor': did you mean 'store'"),
-        ({"agent": {"bach": 3}}, "unknown key 'agent.bach': did you mean 'batch'"),
-        ({"agent": {"batch": 0}}, "batch must be between 1 and 4096, got 0"),
+        ({"agent": {"nise": 3}}, "unknown key 'agent.nise': did you mean 'nice'"),
+        ({"agent": {"nice": 20}}, "nice must be between 0 and 19, got 20"),
         ({"agent": {"cpu_cap": 2.0}}, "cpu_cap must be above 0 and at most 1"),
         ({"store": {"budget": 10}}, "budget must be 32768 or more"),
         ({"policy": {"name": "od"}}, "did you mean 'ode'"),

@@ -432,7 +432,7 @@ def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
     assembly.agent.intake.offer(one, wait=True)
     assembly.agent.step(0.0)
     assert assembly.agent.counters.counts()["refused.huge"] == 1
-    assert "1.e+30" in assembly.agent.intake.refused()[-1].raw
+    assert "1.e+30" in assembly.agent.intake.refused[-1].raw
     assembly.disk.close()
 
 

@@ -27,7 +27,6 @@ def opened(folder: Path, budget: int, features: int = FEATURES) -> tuple[Agent, 
     table = {
         "samples": {"shape": [features], "labels": LABELS},
         "store": {"path": str(folder / "a.store"), "budget": budget},
-        "agent": {"linger_ms": 0},
     }
     assembly = assemble(parse_config(table))
     return assembly.agent, assembly.disk

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.sources import make_source
+from fedkeep.agent.sources import IteratorSource, make_source
 from fedkeep.agent.sources.mqtt import MqttSource
 from tests.agent.builders import LABELS, SHAPE, make_agent
 
@@ -182,8 +182,6 @@ class _Iterator:
     """The source of kind `iterator`, over objects no program should yield."""
 
     def __init__(self, count: int) -> None:
-        from fedkeep.agent.sources.iterator import IteratorSource
-
         self._count = count
         self._source = IteratorSource("iterator", "tests.faults.hostile:Siege")
         self._source._items = self._items  # the function of a user's module

@@ -25,7 +25,7 @@ from fedkeep.keyholder.planner import KeyHolderClient, KeyHolderUnreachableError
 from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply, Planned, PublishedKey, secured
 from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal
 from fedkeep.keyholder.service import KeyService
-from fedkeep.link.addresses import Address
+from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.link.messages import Failed, ProfileRequest
 from fedkeep.link.wire import from_bytes, to_bytes
 from tests.keyholder.holder_process import HolderProcess, environment, fedkeep
@@ -291,7 +291,7 @@ def test_addresses_are_checked(text: str) -> None:
 def test_addresses_of_version_six() -> None:
     assert Address.parse("[::1]:9600") == Address("::1", 9600)
     assert str(Address("::1", 9600)) == "[::1]:9600"
-    assert Address("::1", 1).is_loopback
+    assert is_loopback("::1")
 
 
 def test_what_is_no_reply_is_refused() -> None:

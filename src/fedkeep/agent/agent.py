@@ -28,7 +28,10 @@ _STATISTICS_SECONDS = 60.0
 """How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
-_PAUSE_SECONDS = 0.05
+_BATCH, _QUEUE = 64, 512
+"""Samples that are valued together, and that may wait to be; beyond half of it the stream is thinned evenly."""
+_LINGER_SECONDS, _PAUSE_SECONDS = 0.01, 0.05
+"""How long a batch waits to fill, and a step while training pauses it."""
 _SILENCE_SECONDS = 10.0
 _ALONE_ARRIVALS = 256
 """After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
@@ -44,13 +47,13 @@ class Agent:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
         self.lock = threading.RLock()
-        self.intake = Intake(config.agent.queue, config.form)
+        self.intake = Intake(_QUEUE, config.form)
         self.counters, self.tombstones, self.model_date = CounterBook(), Tombstones(), ModelDate()
         self.door = Door()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
         self._magnitudes = Magnitudes(config.samples.limit, config.samples.outlier)
-        self._batch, self._reserve = min(config.agent.batch, max(1, reserve // 2)), reserve
+        self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
         self._parts: dict[str, Kept] = {
             "device": device,
             "log": store.log,
@@ -112,11 +115,11 @@ class Agent:
 
     def step(self, timeout: float) -> int:
         """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
-        options, arrivals = self.config.agent, list[Arrival]()
-        if options.during_training == "pause" and self._training.locked():
+        arrivals: list[Arrival] = []
+        if self.config.agent.during_training == "pause" and self._training.locked():
             time.sleep(min(timeout, _PAUSE_SECONDS))
         else:
-            arrivals = self.intake.take(self._batch, timeout, options.linger_ms / 1000)
+            arrivals = self.intake.take(self._batch, timeout, min(timeout, _LINGER_SECONDS))
         with self.lock:
             if arrivals:
                 self.judge(arrivals)
@@ -217,7 +220,7 @@ class Agent:
         Models that learned from them stay as they are.
         """
         with self.lock:
-            self.intake.forget_refused()
+            self.intake.refused.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
             self.device.unlearn()

@@ -37,10 +37,9 @@ class Arrival:
 
     def answer(self, fate: str) -> None:
         """Tells the sender, if it wants to know; its troubles are not the agent's."""
-        if self.acknowledge is None:
-            return
         try:
-            self.acknowledge(fate)
+            if self.acknowledge is not None:
+                self.acknowledge(fate)
         except Exception:
             log.exception("source '%s' could not be told of a sample's fate", self.source)
 
@@ -85,7 +84,8 @@ class Intake:
         self._offered = 0
         self._next_stride_change = 0.0
         self._counts: Counter[str] = Counter()
-        self._refused: deque[RefusedRecord] = deque(maxlen=_RECORDS)
+        self.refused: deque[RefusedRecord] = deque(maxlen=_RECORDS)
+        """The latest refusals, oldest first."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -115,18 +115,9 @@ class Intake:
         """Counts what could not even be read as a sample, and keeps how it began for people to see; 0: only that."""
         record = RefusedRecord(time.time(), source, reason, _shown(raw))
         with self._changed:
-            self._refused.append(record)
+            self.refused.append(record)
             if count:
                 self._counts[f"refused.{reason}"] += count
-
-    def refused(self) -> tuple[RefusedRecord, ...]:
-        """The latest refusals, oldest first."""
-        with self._changed:
-            return tuple(self._refused)
-
-    def forget_refused(self) -> None:
-        with self._changed:
-            self._refused.clear()
 
     def take(self, count: int, timeout: float, linger: float) -> list[Arrival]:
         """Up to `count` samples: waits `timeout` for the first and `linger` for the rest."""
@@ -147,7 +138,7 @@ class Intake:
             counts, self._counts = self._counts, Counter()
             return counts
 
-    def wait_stopped(self, seconds: float) -> None:
+    def wait_stopped(self, seconds: float | None = None) -> None:
         """Returns once the agent stops, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self.stopped, seconds)
@@ -224,46 +215,42 @@ def screen(
     arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int], magnitudes: Magnitudes
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """The sound samples as a batch with their arrivals, and the others with the reason of each."""
-    refused: list[tuple[Arrival, str]] = []
-    read, numbers = [], []
-    for arrival in arrivals:
-        number = _number(arrival.y)
-        if arrival.x is None:
-            refused.append((arrival, "shape"))
-        elif number is None:
-            refused.append((arrival, "label"))
-        elif not isinstance(arrival.id, str | int | float | None):
-            refused.append((arrival, "id"))
-        else:
-            read.append(arrival)
-            numbers.append(number)
-    x = np.stack([arrival.x for arrival in read]) if read else np.empty((0, *form.shape), form.dtype)
-    y = np.array(numbers, dtype=np.float64)
-    sound = screen_samples(x, y, form.shape, labels)[0] if read else np.zeros(0, dtype=bool)
-    huge = np.zeros(len(read), dtype=bool)
+    x = np.stack([np.zeros(form.shape, form.dtype) if arrival.x is None else arrival.x for arrival in arrivals])
+    y = np.array([_number(arrival.y) for arrival in arrivals])
+    named = [isinstance(arrival.id, str | int | float | None) for arrival in arrivals]
+    read = np.array([arrival.x is not None for arrival in arrivals]) & named
+    sound = read & screen_samples(x, y, form.shape, labels)[0]
+    huge = np.zeros(len(arrivals), dtype=bool)
     if sound.any():
         huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
-    x = x.astype(form.dtype, copy=False)
-    rows, ids = [], []
-    for row, arrival in enumerate(read):
-        if not sound[row]:
-            known = numbers[row].is_integer() and 0 <= numbers[row] < labels
-            refused.append((arrival, "not-finite" if known else "label"))
+    rows, ids, refused = [], [], []
+    for row, arrival in enumerate(arrivals):
+        if arrival.x is None:
+            reason = "shape"
+        elif not (y[row].is_integer() and 0 <= y[row] < labels):
+            reason = "label"
+        elif not named[row]:
+            reason = "id"
+        elif not sound[row]:
+            reason = "not-finite"
         elif huge[row]:
-            refused.append((arrival, "huge"))
+            reason = "huge"
         elif (id_ := sample_id(arrival.id, x[row].tobytes())) in erased:
-            refused.append((arrival, "erased"))
+            reason = "erased"
         else:
             rows.append(row)
             ids.append(id_)
+            continue
+        refused.append((arrival, reason))
     batch = Batch(x[rows], y[rows].astype(np.int64), np.array(ids, dtype=np.int64))
-    return batch, [read[row] for row in rows], refused
+    return batch, [arrivals[row] for row in rows], refused
 
 
-def _number(y: object) -> float | None:
+def _number(y: object) -> float:
+    """NaN where it is none."""
     if not isinstance(y, int | float | np.number) or isinstance(y, bool):
-        return None
+        return math.nan
     try:
         return float(y)
     except (OverflowError, ValueError, TypeError):
-        return None
+        return math.nan

@@ -1,8 +1,9 @@
 """From a configuration file to an agent that is ready to run."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED, AgeClock, DecisionLog
 from fedkeep.agent.opening import carried_over, check_model, model_name, open_file
-from fedkeep.agent.options import AgentOptions, SampleOptions
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
+from fedkeep.core.bounds import within
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.gist import GistOptions, packed_bytes
@@ -40,17 +41,59 @@ from fedkeep.privacy.ledger import LedgerFile
 from fedkeep.privacy.options import PrivacyOptions
 
 assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
-_OPTIONS: dict[str, type[Any]] = {
-    "agent": AgentOptions, "samples": SampleOptions, "store": StoreOptions, "device": DeviceOptions,
-    "after_use": AfterUse, "weights": Weighting, "gist": GistOptions, "metrics": MetricsOptions,
-}  # fmt: skip
-_TABLES = ("preset", "policy", "model", "privacy", "source", *_OPTIONS)
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
 _BY_LABEL = 11
 """More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts, and the
 three that tell what a gist is made of."""
+_MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
+"""Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """The table `[agent]`."""
+
+    socket: str = "fedkeep.sock"
+    """The Unix socket of the local API; only its owner may use it."""
+    nice: int = 10
+    """The process's nice level: 19 yields to everything else."""
+    cpu_cap: float = 1.0
+    """The share of one core that valuation may take."""
+    during_training: Literal["continue", "pause"] = "continue"
+    """Whether arrivals are valued while the device trains, or wait in the queue until it has."""
+    held_out: str | None = None
+    """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        within(self, "cpu_cap", above=0, most=1)
+        within(self, "nice", least=0, most=19)
+        within(self, "seed", least=0, most=(1 << 63) - 1)
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """The table `[samples]`: what every sample looks like."""
+
+    shape: tuple[int, ...]
+    labels: int
+    dtype: Literal["float32", "float64", "uint8", "int8", "int16", "float16"] = "float32"
+    """How they are stored; the models get float32."""
+    limit: float = 1e6
+    """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
+    outlier: float = 100.0
+    """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
+
+    def __post_init__(self) -> None:
+        within(self, "limit", above=0)
+        within(self, "outlier", least=0)
+        within(self, "labels", least=1, most=_MOST_LABELS)
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
+        if math.prod(self.shape) > _MOST_NUMBERS:
+            raise ValueError(f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}")
 
 
 @dataclass(frozen=True)
@@ -77,6 +120,10 @@ class AgentConfig:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
         return SampleForm(dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts)
+
+
+_OPTIONS: dict[str, Any] = {field.name: field.type for field in fields(AgentConfig) if is_dataclass(field.type)}
+_TABLES = ("preset", "policy", "model", "privacy", "source", *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:

@@ -20,14 +20,12 @@ class Listener:
     """Serves each connection in a thread of its own; beyond `limit` the one silent the longest makes room."""
 
     def __init__(self, where: Path | tuple[str, int], limit: int) -> None:
-        """At the path of a Unix socket, or at a host and port."""
         try:
             self._server = listen_unix(where) if isinstance(where, Path) else socket.create_server(where)
         except OSError as error:
             address = where if isinstance(where, Path) else f"{where[0]}:{where[1]}"
-            raise FedkeepError(
-                f"cannot listen at {address}: {error.strerror}; choose another address or stop what is there"
-            ) from error
+            mend = "choose another address or stop what is there"
+            raise FedkeepError(f"cannot listen at {address}: {error.strerror}; {mend}") from error
         self._limit = limit
         self._heard: dict[socket.socket, float] = {}
         """The open connections, with when each last did something."""
@@ -35,13 +33,12 @@ class Listener:
         self._closed = False
 
     def start(self, serve: Callable[[socket.socket], None]) -> None:
-        """Listens in a thread, until it is closed."""
-        threading.Thread(target=self.run, args=(serve, lambda: False), daemon=True).start()
-
-    def run(self, serve: Callable[[socket.socket], None], stopped: Callable[[], bool]) -> None:
-        """Listens until it is closed or `stopped`; nothing that goes wrong with a connection ends it."""
+        """Listens in a thread until it is closed; nothing that goes wrong with a connection ends it."""
         self._server.settimeout(_PAUSE)
-        while not self._closed and not stopped():
+        threading.Thread(target=self._listen, args=(serve,), daemon=True).start()
+
+    def _listen(self, serve: Callable[[socket.socket], None]) -> None:
+        while not self._closed:
             try:
                 connection, _ = self._server.accept()
             except TimeoutError:
@@ -60,8 +57,9 @@ class Listener:
                 self._heard[connection] = time.monotonic()
             try:
                 threading.Thread(target=self._serve, args=(connection, serve), daemon=True).start()
-            except RuntimeError:
-                self._leave(connection)
+            except RuntimeError:  # there are too many of them on this machine
+                with self._lock, connection:
+                    del self._heard[connection]
 
     def touch(self, connection: socket.socket) -> None:
         """It has just been heard of."""
@@ -78,18 +76,14 @@ class Listener:
 
     def _serve(self, connection: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         try:
-            serve(connection)
+            with connection:
+                serve(connection)
         except OSError:
             pass  # the other side went away
         except Exception:
             log.exception("a connection was ended")
-        finally:
-            self._leave(connection)
-
-    def _leave(self, connection: socket.socket) -> None:
         with self._lock:
             self._heard.pop(connection, None)
-        connection.close()
 
 
 def _shut(connection: socket.socket) -> None:

@@ -6,15 +6,15 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.arrivals import Source
+from fedkeep.agent.arrivals import Intake, Source
 from fedkeep.agent.assembly import AgentConfig, assemble
 from fedkeep.agent.service import Service, serve_metrics
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -24,7 +24,7 @@ _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
 """The first refusals are told sooner: something is probably not as its owner thinks."""
-_LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
+_LONGEST_PAUSE, _BURST = 60.0, 256
 _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 """What never became an arrival."""
 
@@ -57,32 +57,25 @@ class Frugality:
             self._trim(0)
 
 
-class Reading(threading.Thread):
-    """A source in its own thread: what it cannot foresee it tries again; only a wrong configuration ends the agent."""
-
-    def __init__(self, source: Source, agent: Agent, *, once: bool) -> None:
-        super().__init__(name=f"source {source.name}", daemon=True)
-        self._source, self._intake, self._once = source, agent.intake, once
-        self.error: FedkeepError | None = None
-
-    def run(self) -> None:
-        name, pause = self._source.name, 1.0
-        while not self._intake.stopped:
-            try:
-                self._source.run(self._intake)
-                log.info("source '%s' has ended", name)
+def _read(intake: Intake, errors: list[FedkeepError], source: Source, *, once: bool) -> None:
+    """Reads a source in a thread of its own: what it cannot foresee it tries again, but for a wrong configuration."""
+    pause = 1.0
+    while not intake.stopped:
+        try:
+            source.run(intake)
+            log.info("source '%s' has ended", source.name)
+            return
+        except ConfigError as error:
+            errors.append(error)
+            return
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way; the others go on
+            log.warning("source '%s' failed: %s: %s", source.name, type(error).__name__, error)
+            intake.refuse("source-failed", source.name, str(error))
+            if once:
+                errors.append(FedkeepError(f"source '{source.name}' failed: {error}"))
                 return
-            except ConfigError as error:
-                self.error = error
-                return
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way; the others go on
-                log.warning("source '%s' failed: %s: %s", name, type(error).__name__, error)
-                self._intake.refuse("source-failed", name, str(error))
-                if self._once:
-                    self.error = FedkeepError(f"source '{name}' failed: {error}")
-                    return
-            self._intake.wait_stopped(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        intake.wait_stopped(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
@@ -93,9 +86,8 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
-        assembly = assemble(config)
-        agent = assembly.agent
-        stack.callback(assembly.disk.close)
+        agent, _, disk = assemble(config)
+        stack.callback(disk.close)
         stack.callback(serve_metrics(agent))
         for source in config.sources:
             source.open()
@@ -106,13 +98,15 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         os.nice(config.agent.nice)
         service.start()
         introduce(agent)
-        readings = [Reading(source, agent, once=until_sources_end) for source in config.sources]
-        for reading in readings:
-            reading.start()
-        _value(agent, readings, stop, until_sources_end=until_sources_end)
+        _value(agent, stop, until_sources_end=until_sources_end)
 
 
-def _value(agent: Agent, readings: list[Reading], stop: threading.Event, *, until_sources_end: bool) -> None:
+def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> None:
+    errors: list[FedkeepError] = []
+    read = partial(_read, agent.intake, errors, once=until_sources_end)
+    readings = [threading.Thread(target=read, args=(source,), daemon=True) for source in agent.config.sources]
+    for reading in readings:
+        reading.start()
     frugality, voice, ended = Frugality(agent.config.agent.cpu_cap), Voice(agent), watch(agent.alive)
     frugality.give_back()
     notify("READY=1")
@@ -121,7 +115,7 @@ def _value(agent: Agent, readings: list[Reading], stop: threading.Event, *, unti
         judged = agent.step(agent.config.store.commit_ms / 1000)
         voice.speak()
         frugality.after(judged)
-        if any(isinstance(reading.error, ConfigError) for reading in readings) or (done and not judged):
+        if any(isinstance(error, ConfigError) for error in errors) or (done and not judged):
             break
     notify("STOPPING=1")
     agent.intake.stop()
@@ -130,9 +124,8 @@ def _value(agent: Agent, readings: list[Reading], stop: threading.Event, *, unti
     agent.commit()
     ended.set()
     refused = voice.conclude()
-    for reading in readings:
-        if reading.error is not None:
-            raise reading.error
+    if errors:
+        raise errors[0]
     if until_sources_end and refused:
         raise FedkeepError(f"not one record was a sample ({refused}): docs/agent.md says what each source reads")
 
@@ -162,16 +155,11 @@ class Voice:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._told = self._start = Counter(agent.counters)
-        self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
-        self._live = sys.stderr.isatty()
+        self._next = time.monotonic() + _FIRST_SECONDS
 
     def speak(self) -> None:
         """Called often; says something where there is something to say and it is time."""
         now = time.monotonic()
-        if self._live and now >= self._next_live:
-            self._next_live = now + _LIVE_SECONDS
-            sys.stderr.write(f"\r\x1b[K{self._summary()}")
-            sys.stderr.flush()
         if now < self._next:
             return
         if refused := _refusals(Counter(self._agent.counters) - self._told):
@@ -182,8 +170,6 @@ class Voice:
 
     def conclude(self) -> str:
         """Says what came of it all; returns what was wrong with the records, where not one of them was sound."""
-        if self._live:
-            sys.stderr.write("\r\x1b[K")
         log.info("ended: %s", self._summary())
         counts = Counter(self._agent.counters) - self._start
         judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
@@ -192,12 +178,12 @@ class Voice:
     def _summary(self) -> str:
         counts = Counter(self._agent.counters) - self._start
         arrived = counts["seen"] + sum(counts[name] for name in _UNREAD)
-        said = [f"{arrived} arrived", f"{counts['kept'] + counts['replaced']} kept"]
+        said = f"{arrived} arrived, {counts['kept'] + counts['replaced']} kept"
         if refused := _refusals(counts):
-            said.append(f"refused {refused}")
+            said += f", refused {refused}"
         if skipped := counts["skipped.overload"]:
-            said.append(f"{skipped} skipped")
-        return ", ".join([*said, f"{len(self._agent.store)} of {self._agent.device.capacity} stored"])
+            said += f", {skipped} skipped"
+        return f"{said}, {len(self._agent.store)} of {self._agent.device.capacity} stored"
 
 
 def _refusals(counts: Counter[str]) -> str:

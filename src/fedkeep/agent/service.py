@@ -5,6 +5,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,6 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.connections import Listener
-from fedkeep.agent.record import Note
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError, needing
 from fedkeep.core.orders import screen_parameters
 from fedkeep.core.screening import screen_samples
@@ -34,8 +35,8 @@ _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
 _CHUNK = 256
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-_METRICS_PATIENCE, _METRICS_CLIENTS, _QUESTION_BYTES = 5.0, 8, 8192
-"""Of the metrics: seconds that a client may be silent, clients at a time, and how long a question may be."""
+_METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
+"""Of the metrics: seconds that a client may be silent, and clients at a time."""
 _GIST = {
     "worth": "Samples that the gist is worth",
     "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
@@ -47,8 +48,6 @@ _GIST = {
 
 
 class Service:
-    """Listens until it is closed; every connection has its own thread."""
-
     def __init__(self, agent: Agent) -> None:
         self._agent, self._held_out = agent, _held_out(agent)
         self._path = Path(agent.config.agent.socket)
@@ -72,8 +71,23 @@ class Service:
 
     def answer(self, payload: bytes) -> messages.Reply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
+        agent = self._agent
         try:
-            return self._reply(from_bytes(payload, messages.Request))
+            request: messages.Request = from_bytes(payload, messages.Request)
+            match request:
+                case messages.AskStatus():
+                    return summarise(agent)
+                case messages.AskStored():
+                    return stored_summary(agent)
+                case messages.AskRefused():
+                    return messages.RefusedRecords(tuple(agent.intake.refused))
+                case messages.AskWhy(name):
+                    id_ = sample_id(name, b"")
+                    with agent.lock:
+                        return messages.Reasons(id_, id_ in agent.store, tuple(agent.store.log.about(id_)))
+                case messages.Erase():
+                    return self._erase(request)
+            return messages.reply_of(agent, self._evaluate, request)
         except RefusedError as refusal:
             return messages.Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
@@ -81,24 +95,6 @@ class Service:
         except Exception as error:
             log.exception("a request could not be answered")
             return messages.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
-
-    def _reply(self, request: messages.Request) -> messages.Reply:
-        agent = self._agent
-        match request:
-            case messages.AskStatus():
-                return summarise(agent)
-            case messages.AskStored():
-                return stored_summary(agent)
-            case messages.AskRefused():
-                return messages.RefusedRecords(agent.intake.refused())
-            case messages.AskWhy(name):
-                id_ = sample_id(name, b"")
-                with agent.lock:
-                    return messages.Reasons(id_, id_ in agent.store, tuple(agent.store.log.about(id_)))
-            case messages.Erase():
-                return self._erase(request)
-            case _:
-                return messages.reply_of(agent, self._evaluate, request)
 
     def _erase(self, asked: messages.Erase) -> messages.Erased:
         if asked == messages.Erase():
@@ -146,10 +142,10 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
             x, y = arrays["x"], arrays["y"]
     except Exception as error:
         raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
-    sound, refused = screen_samples(x, y, form.shape, form.labels)
+    _, refused = screen_samples(x, y, form.shape, form.labels)
     if refused:
         raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
-    return x[sound], y[sound].astype(np.int64)
+    return x, y.astype(np.int64)
 
 
 def summarise(agent: Agent) -> messages.Status:
@@ -198,11 +194,9 @@ def vitals(agent: Agent) -> messages.Vitals:
 def stored_summary(agent: Agent) -> messages.StoredSummary:
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
-    by_label: dict[int, list[Note]] = {}
-    for note in notes:
-        by_label.setdefault(note.label, []).append(note)
-    cell, rows = agent.store.file.geometry.cell_size, []
-    for label, found in sorted(by_label.items()):
+    cell, rows, label_of = agent.store.file.geometry.cell_size, [], attrgetter("label")
+    for label, same in groupby(sorted(notes, key=label_of), label_of):
+        found = list(same)
         low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
         ages, size = [now - note.taken for note in found], len(found) * cell
         rows.append(messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages)))
@@ -262,22 +256,15 @@ def serve_metrics(agent: Agent) -> Callable[[], None]:
     if not options.port:
         return lambda: None
     with needing("the metrics endpoint", "agent"):
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+        from prometheus_client import CollectorRegistry, MetricsHandler
     registry = CollectorRegistry()
     registry.register(Collector(agent))
+    handler: Callable[..., object] = MetricsHandler.factory(registry)
     listener = Listener((options.host, options.port), _METRICS_CLIENTS)
 
     def answer(connection: socket.socket) -> None:
-        """Whatever is asked for, the metrics are the answer."""
         connection.settimeout(_METRICS_PATIENCE)
-        question = b""
-        while b"\r\n\r\n" not in question and len(question) < _QUESTION_BYTES:
-            if not (chunk := connection.recv(_QUESTION_BYTES)):
-                return
-            question += chunk
-        page = generate_latest(registry)
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(page)}\r\n"
-        connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + page)
+        handler(connection, connection.getpeername(), None)
 
     listener.start(answer)
     return listener.close

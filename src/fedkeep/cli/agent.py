@@ -130,16 +130,15 @@ def gist(now: GistStatus) -> str:
 def explain(decision: Reason, id_: int) -> str:
     """One decision as a sentence."""
     under = f"by {decision.policy} under the model of round {decision.model_version}"
-    drawn = decision.policy == "draw"
-    kind, way = "random key" if drawn else "value", ""
-    if drawn:
+    kind, way, full = "value", "", ""
+    if decision.policy == "draw":
+        kind, full = "random key", f": label {decision.label} had its slots, with higher keys in all of them"
         way = ": the label most above its target gave its lowest key away, of a sample already trained on first"
     value = "" if decision.score is None else f"{decision.score:.6g}"
     score = f" with {kind} {value}" if value else ""
     floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
     if decision.id != id_:
         return f"replaced by sample {decision.id}{score} {under}{way}"
-    full = f": label {decision.label} had its slots, with higher keys in all of them" if drawn else ""
     sentences = {
         "kept": f"kept{score}: there was room for label {decision.label}, {under}",
         "replaced": f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}",

@@ -12,7 +12,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.plan import Plan
 from fedkeep.core.types import DeviceId
 from fedkeep.keyholder import port
-from fedkeep.link.addresses import Address
+from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import Answer, ProfileRequest, expect
 from fedkeep.link.wire import from_bytes, to_bytes
@@ -35,7 +35,7 @@ class KeyHolderClient:
     """The key-holder at an address; without TLS on loopback only."""
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
-        if tls is None and not address.is_loopback:
+        if tls is None and not is_loopback(address.host):
             raise ConfigError(f"without TLS the key-holder must be on loopback, and {address} is not")
         self.address, self._tls = address, tls
 

@@ -15,7 +15,7 @@ from fedkeep.core.rounds import Refusal, credible
 from fedkeep.core.types import DeviceId, Profile
 from fedkeep.keyholder import port
 from fedkeep.keyholder.sealing import NONCE_BYTES, public_half, unseal
-from fedkeep.link.addresses import Address
+from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.messages import Failed
 from fedkeep.link.wire import from_bytes, to_bytes
@@ -35,7 +35,7 @@ class KeyService:
     def __init__(
         self, secret: X25519PrivateKey, address: Address, tls: ssl.SSLContext | None, least_devices: int = 3
     ) -> None:
-        if tls is None and not address.is_loopback:
+        if tls is None and not is_loopback(address.host):
             raise ConfigError(f"--insecure is for loopback only, and {address.host} is not: run `fedkeep provision`")
         self._secret, self._nonce = secret, secrets.token_bytes(NONCE_BYTES)
         self._tls, self._least = tls, least_devices

@@ -27,10 +27,6 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-    @property
-    def is_loopback(self) -> bool:
-        return is_loopback(self.host)
-
 
 def is_loopback(host: str) -> bool:
     """Whether what is said to this host stays on this machine.

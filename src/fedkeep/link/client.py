@@ -32,9 +32,8 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise AgentUnreachableError(
-                f"no agent answers at {path} ({error.strerror}): start one by `fedkeep agent run CONFIG.toml`"
-            ) from error
+            mend = "start one by `fedkeep agent run CONFIG.toml`"
+            raise AgentUnreachableError(f"no agent answers at {path} ({error.strerror}): {mend}") from error
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()

@@ -271,35 +271,25 @@ Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reaso
 class Participant(Protocol):
     """What answers a server: a device in this process, or an agent. It refuses what its privacy excludes."""
 
-    def profile(self) -> Profile:
-        """What the device declares in the clear (step 1)."""
-
-    def encrypted_profile(self, request: ProfileRequest) -> bytes:
-        """The same, for the key-holder alone."""
-
-    def participate(self, order: TrainOrder) -> Report:
-        """Trains on what is stored and reports (steps 4-6)."""
-
-    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        """Takes part in a secure sum, and keeps the report for masking; the answer is keys."""
-
-    def answer(self, question: bytes) -> bytes:
-        """The answer to a later exchange of a secure sum."""
+    def profile(self) -> Profile: ...
+    def encrypted_profile(self, request: ProfileRequest) -> bytes: ...
+    def participate(self, order: TrainOrder) -> Report: ...
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes: ...
+    def answer(self, question: bytes) -> bytes: ...
 
 
 def reply_of(device: Participant, evaluate: Callable[[Vector], Evaluated], request: DeviceRequest) -> DeviceReply:
     """The device's reply to a question; raises where it refuses."""
     match request:
-        case Participate(order, None):
+        case Participate(order, bytes(terms)):
+            return Answered(device.hold(order, terms))
+        case Participate(order):
             return Reported(device.participate(order))
-        case Participate(order, terms):
-            return Answered(device.hold(order, terms or b""))
         case AskSum(question):
             return Answered(device.answer(question))
         case Evaluate(model):
             return evaluate(model)
-        case AskProfile(None):
-            return Profiled(device.profile())
-        case AskProfile(wanted):
-            assert wanted is not None
+        case AskProfile(ProfileRequest() as wanted):
             return EncryptedProfiled(device.encrypted_profile(wanted), wanted.nonce)
+        case AskProfile():
+            return Profiled(device.profile())

@@ -60,9 +60,8 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
         used.add(index)
         data, numbers = parts[index], np.dtype(dtype)
         if len(data) != numbers.itemsize * math.prod(shape):
-            raise RefusedError(
-                "malformed", f"{len(data)} bytes do not make an array of {numbers} and shape {shape[:5]}"
-            )
+            words = f"{len(data)} bytes do not make an array of {numbers} and shape {shape[:5]}"
+            raise RefusedError("malformed", words)
         return np.frombuffer(data, numbers).reshape(shape)
 
     try:

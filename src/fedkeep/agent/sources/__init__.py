@@ -1,14 +1,43 @@
-"""Where samples come from: one file per kind of source, and the table that finds them by name."""
+"""Where samples come from: one file per kind of source but the shortest, and the table that finds them by name."""
 
-from fedkeep.agent.arrivals import Source
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeep.agent.arrivals import Arrival, Intake, Source
 from fedkeep.agent.sources.folder import FolderSource
-from fedkeep.agent.sources.iterator import IteratorSource
 from fedkeep.agent.sources.lines import LinesSource
 from fedkeep.agent.sources.mqtt import MqttSource
 from fedkeep.agent.sources.records import RecordsSource
 from fedkeep.config import Table, build
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import find
+from fedkeep.loading import load_object
+
+
+@dataclass
+class IteratorSource(Source):
+    """Any Python iterator of (x, y) or (x, y, id)."""
+
+    function: str
+    """`module:function`, called without arguments; it returns an iterable."""
+
+    def open(self) -> None:
+        self._items: Callable[[], Iterable[Any]] = load_object(self.function)
+        if not callable(self._items):
+            raise ConfigError(f"source '{self.name}': {self.function} is not a function")
+
+    def run(self, intake: Intake) -> None:
+        for item in self._items():
+            if intake.stopped:
+                return
+            try:
+                x, y, *rest = item
+            except Exception:  # noqa: BLE001 - an item may raise anything when it is taken apart
+                intake.refuse("malformed", self.name, item)
+                continue
+            intake.offer(Arrival(x, y, rest[0] if rest else None, self.name), wait=True)
+
 
 KINDS: dict[str, type[Source]] = {
     "lines": LinesSource,

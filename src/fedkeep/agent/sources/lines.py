@@ -49,25 +49,19 @@ class LinesSource(Source):
     """None: CSV if the path ends in .csv, else as the first line tells that begins with a brace or names the label."""
     label: str = "y"
     """The CSV column that holds the label; `id` is the optional column of names, all others are features in order."""
-    overload: Literal["wait", "sample"] | None = None
-    """When the agent cannot keep up: hold the stream back, or value an even sample. None: stdin samples, files wait."""
 
     def open(self) -> None:
         """A pipe is opened without waiting for its writer, who may come later than the agent, or never."""
         self._parse: Callable[[bytes], Arrival | None] | None = None
         """How a line is read, once a line has shown it."""
-        self._is_stream = True
-        if self.path == "-":
-            # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
-            self._file: IO[bytes] = open(0, "rb", closefd=False)  # noqa: SIM115 - open until `close`
-            return
+        # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
+        from_stdin = self.path == "-"
         try:
-            self._file = open(  # noqa: SIM115 - open until `close`
-                self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
-            )
+            file = 0 if from_stdin else os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(f"source '{self.name}' cannot read {self.path}: {error.strerror}") from error
-        self._is_stream = not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        self._file: IO[bytes] = os.fdopen(file, "rb", closefd=not from_stdin)
+        self._is_stream = from_stdin or not stat.S_ISREG(os.fstat(file).st_mode)
 
     def run(self, intake: Intake) -> None:
         waiting = select.poll()
@@ -75,7 +69,6 @@ class LinesSource(Source):
         while not intake.stopped and not waiting.poll(_POLL_MS):
             pass  # a pipe has no writer yet
         os.set_blocking(self._file.fileno(), True)
-        wait = (self.overload or ("sample" if self.path == "-" else "wait")) == "wait"
         line = b""
         for line in self._lines(intake):
             if intake.stopped:
@@ -85,7 +78,7 @@ class LinesSource(Source):
                 continue
             arrival = None if self._parse is None else self._parse(text)
             if arrival is not None:
-                intake.offer(arrival, wait=wait)
+                intake.offer(arrival, wait=self.path != "-")
             else:
                 intake.refuse("malformed", self.name, line)
         if line and self._parse is None:

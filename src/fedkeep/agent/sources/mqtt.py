@@ -3,7 +3,6 @@
 import logging
 import re
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +24,6 @@ class MqttSource(Source):
     """Of the broker, which may come later than the agent."""
     client_id: str = "fedkeep-agent"
     """The broker keeps unacknowledged messages for this name while the agent is away."""
-    qos: Literal[0, 1] = 1
-    """1: the broker sends again what was not acknowledged."""
     username: str | None = None
     password_file: str | None = None
     """A file with the password, if the broker wants one."""
@@ -44,9 +41,8 @@ class MqttSource(Source):
     def open(self) -> None:
         with needing("the MQTT source", "agent"):
             from paho.mqtt import client as paho
-        client = self._client = paho.Client(
-            paho.CallbackAPIVersion.VERSION2, self.client_id, clean_session=self.qos == 0, manual_ack=True
-        )
+        version = paho.CallbackAPIVersion.VERSION2
+        client = self._client = paho.Client(version, self.client_id, clean_session=False, manual_ack=True)
         if self.username is not None:
             try:
                 password = Path(self.password_file).read_text(encoding="utf-8").strip() if self.password_file else None
@@ -67,8 +63,7 @@ class MqttSource(Source):
     def run(self, intake: Intake) -> None:
         self._intake = intake
         self._client.loop_start()
-        while not intake.stopped:
-            time.sleep(0.1)
+        intake.wait_stopped()
 
     def close(self) -> None:
         self._client.loop_stop()
@@ -83,7 +78,7 @@ class MqttSource(Source):
             log.warning("source '%s': the broker refuses the agent (%s)", self.name, reason)
             return
         log.info("source '%s': connected to the broker at %s:%d", self.name, self.host, self.port)
-        client.subscribe(self.topic, self.qos)
+        client.subscribe(self.topic, qos=1)
 
     def _take(self, client: Any, _data: Any, message: Any) -> None:
         """Runs in the client's own thread."""

@@ -65,7 +65,8 @@ class RecordsSource(Source):
         self._listener = Listener(self._where, self.connections)
 
     def run(self, intake: Intake) -> None:
-        self._listener.run(partial(self._serve, intake), lambda: intake.stopped)
+        self._listener.start(partial(self._serve, intake))
+        intake.wait_stopped()
 
     def close(self) -> None:
         self._listener.close()
@@ -75,19 +76,17 @@ class RecordsSource(Source):
         try:
             for number, payload in enumerate(exchange.records(intake)):
                 self._listener.touch(connection)
-                self._take(payload, intake, partial(exchange.answer, number))
+                acknowledge = partial(exchange.answer, number)
+                try:
+                    record = _decoder.decode(payload)
+                    x = np.frombuffer(record.x, self._dtype) if isinstance(record.x, bytes) else record.x
+                except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
+                    intake.refuse("malformed", self.name, payload)
+                    acknowledge("refused.malformed")
+                    continue
+                intake.offer(Arrival(x, record.y, record.id, self.name, acknowledge), wait=self.overload == "wait")
         except RefusedError as refusal:
             intake.refuse(refusal.reason, self.name, bytes(exchange.came))
-
-    def _take(self, payload: bytes, intake: Intake, acknowledge: partial[None]) -> None:
-        try:
-            record = _decoder.decode(payload)
-            x = np.frombuffer(record.x, self._dtype) if isinstance(record.x, bytes) else record.x
-        except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
-            intake.refuse("malformed", self.name, payload)
-            acknowledge("refused.malformed")
-            return
-        intake.offer(Arrival(x, record.y, record.id, self.name, acknowledge), wait=self.overload == "wait")
 
 
 class _Exchange:
