@@ -20,7 +20,8 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault(variable, "1")
     # Without it hashlib uses Python's own hashes, and 4 MB of OpenSSL are never loaded.
     sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    over_live_line = "\r\x1b[K" if sys.stderr.isatty() else ""
+    logging.basicConfig(level=logging.INFO, format=f"{over_live_line}%(levelname)s %(message)s", stream=sys.stderr)
     try:
         from fedkeep.agent.assembly import read_config
         from fedkeep.agent.running import run

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
 """The first refusals are told sooner: something is probably not as its owner thinks."""
-_LONGEST_PAUSE, _BURST = 60.0, 256
+_LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
 _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 """What never became an arrival."""
 
@@ -155,11 +156,16 @@ class Voice:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._told = self._start = Counter(agent.counters)
-        self._next = time.monotonic() + _FIRST_SECONDS
+        self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
+        self._live = sys.stderr.isatty()
 
     def speak(self) -> None:
         """Called often; says something where there is something to say and it is time."""
         now = time.monotonic()
+        if self._live and now >= self._next_live:
+            self._next_live = now + _LIVE_SECONDS
+            sys.stderr.write(f"\r\x1b[K{self._summary()}")
+            sys.stderr.flush()
         if now < self._next:
             return
         if refused := _refusals(Counter(self._agent.counters) - self._told):
@@ -170,6 +176,8 @@ class Voice:
 
     def conclude(self) -> str:
         """Says what came of it all; returns what was wrong with the records, where not one of them was sound."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
         log.info("ended: %s", self._summary())
         counts = Counter(self._agent.counters) - self._start
         judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
