@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -104,7 +103,7 @@ def test_the_plan_equals_the_plain_one_and_rounds_are_played(made: Path, running
     assert_same(strategy.server.plan, plain_plan(fleet))
     assert all(outcome.summary.accepted and outcome.quorate for outcome in outcomes)
     assert not any(outcome.refusals for outcome in outcomes)
-    assert np.isnan(next(iter(strategy._roster.profiles().values())).velocity).all(), "the server knows no velocity"
+    assert np.isnan(strategy._membership.entries[0].profile.velocity).all(), "the server knows no velocity"
 
 
 def test_with_secure_sums_the_server_sees_neither_profile_nor_report(made: Path, running: HolderProcess) -> None:
@@ -270,12 +269,12 @@ def test_a_server_that_asks_in_the_clear_learns_nothing(made: Path) -> None:
     fleet = sealed(made)
     replies: list[Message] = []
     strategy, grid = fleet.strategy(), fleet.grid()
-    strategy._membership.meet(exchange := _recording(grid, replies), 0.0)
+    strategy._membership.meet(exchange := _recording(grid, replies))
     for asked, reply in exchange.arrived():
         strategy._greet(asked, reply)
     assert len(replies) == fleet.devices
     assert all(reply.has_error() and "nothing was sent" in str(reply.error.reason) for reply in replies)
-    assert not strategy._roster.online()
+    assert not strategy._membership.online
 
 
 def _recording(grid: InProcessGrid, replies: list[Message]) -> Any:
@@ -391,7 +390,7 @@ def test_too_few_devices_are_not_planned_for(
     exchange = _recording(grid, [])
     caplog.set_level(logging.WARNING, "fedkeep")
     for _ in range(2):
-        membership.meet(exchange, time.monotonic())
+        membership.meet(exchange)
         for asked, reply in exchange.arrived():
             strategy._greet(asked, reply)
         membership.plan()

@@ -21,7 +21,7 @@ from fedkeep.core.plan import Plan
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, IntArray
 from fedkeep.fleet.specification import FleetSpec
-from fedkeep.flower.membership import Roster
+from fedkeep.flower.membership import Membership
 from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated, Vitals
 from fedkeep.records import Recorder, lines
@@ -80,7 +80,7 @@ class FleetRecorder:
             digest = hashlib.sha256(server.model.tobytes()).hexdigest()
             self._recorder.write(lines.End(round=server.round, digest=digest))
 
-    def note(self, outcome: RoundOutcome, server: Server, roster: Roster, tally: IntArray) -> None:
+    def note(self, outcome: RoundOutcome, server: Server, fleet: Membership, tally: IntArray) -> None:
         """Writes a round that is about to be committed."""
         done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
         self._evaluated |= outcome.evaluated
@@ -108,13 +108,13 @@ class FleetRecorder:
         for line in self._evaluation(done, outcome, tally) if outcome.evaluated else ():
             write(line)
         write(lines.Timing(round=done, seconds=time.monotonic() - self._began))
-        self.note_members(done, roster)
+        self.note_members(done, fleet)
         self._recorder.sync()
 
-    def note_members(self, round_: int, roster: Roster) -> None:
+    def note_members(self, round_: int, fleet: Membership) -> None:
         """Writes who is in the fleet, if that has changed or was not said for a while."""
-        online, members = roster.present(), []
-        for device, entry in sorted(roster.entries.items())[:LISTED]:
+        online, members = fleet.present, []
+        for device, entry in sorted(fleet.entries.items())[:LISTED]:
             said = self._evaluated.get(device)
             vitals = None if said is None else said.vitals
             member = lines.Member(
@@ -130,7 +130,7 @@ class FleetRecorder:
             members.append(member)
         if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
             self._told, self._told_at = members, time.monotonic()
-            seen = tuple(structs.replace(member, seen=roster.last_seen.get(member.device)) for member in members)
+            seen = tuple(structs.replace(member, seen=fleet.last_seen.get(member.device)) for member in members)
             self._recorder.write(lines.Members(round=round_, members=seen))
 
     def _since_counted(self) -> dict[str, int]:

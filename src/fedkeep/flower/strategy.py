@@ -26,7 +26,7 @@ from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, PROFILE, TRAIN
 from fedkeep.flower.exchange import Asked, Exchange
-from fedkeep.flower.membership import EncryptedMembership, Membership, Roster
+from fedkeep.flower.membership import Membership
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
 from fedkeep.flower.secure_rounds import SecureRounds
@@ -68,14 +68,9 @@ class FedkeepStrategy:
     ) -> None:
         self.server, self.options, self.store = server, options, store
         self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
-        self._roster, self._tally = Roster(options.identity), np.zeros(2, dtype=np.int64)
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
-        self._refusals = Refusals()
-        known = (server, self._roster, sizes, self._refusals)
-        self._membership = (
-            Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
-        )
-        self._sound = 0
+        self._refusals, self._tally, self._sound = Refusals(), np.zeros(2, dtype=np.int64), 0
+        self._membership = Membership(server, sizes, options, self._refusals, planner)
+        self._parts: dict[str, Kept] = {"server": server, "roster": self._membership}
         self._late: list[tuple[Asked, Message]] = []
         """Reports that came between two rounds."""
         self._secure: SecureRounds | None = None
@@ -106,8 +101,8 @@ class FedkeepStrategy:
             nonlocal next_look
             if self.recorder is not None and time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
-                self._roster.watch(grid.get_nodes())
-                self.recorder.note_members(self.server.round, self._roster)
+                self._membership.watch(node.node_id for node in grid.get_nodes())
+                self.recorder.note_members(self.server.round, self._membership)
 
         exchange = Exchange(grid, tally=self._tally, meanwhile=look)
         with nullcontext() if self.recorder is None else self.recorder.recording(self.server):
@@ -128,9 +123,9 @@ class FedkeepStrategy:
         refused = self._refusals.taken()
         outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluated, evaluation)
         if self.recorder is not None:
-            self.recorder.note(outcome, self.server, self._roster, self._tally)
+            self.recorder.note(outcome, self.server, self._membership, self._tally)
         if self.metrics is not None:
-            self.metrics.see(outcome, len(self._roster.online()), *self._tally.tolist())
+            self.metrics.see(outcome, len(self._membership.online), *self._tally.tolist())
         if self.store is not None:
             self.store.commit(self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally})
         named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
@@ -169,7 +164,7 @@ class FedkeepStrategy:
         """Sees who is online, plans for them, and waits until they are enough."""
         told = -1
         while True:
-            self._membership.meet(exchange, time.monotonic())
+            self._membership.meet(exchange)
             for asked, reply in exchange.arrived():
                 self._greet(asked, reply)
             self._membership.plan()
@@ -254,5 +249,4 @@ class FedkeepStrategy:
 
     def _number(self, node: int) -> int:
         """The device at a node; the node's own number if it has left since."""
-        device = self._roster.device(node)
-        return node if device is None else device
+        return self._membership.online.get(node, node)
