@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.screening import screen_profile
-from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
+from fedkeep.core.types import AnyArray, DeviceId, Profile, Report
 from fedkeep.link.framing import MESSAGE_LIMIT
 from fedkeep.link.messages import Answered, EncryptedProfiled, Evaluated, Profiled, Reported
 from fedkeep.link.wire import pack, unpack
@@ -122,11 +122,6 @@ def decode_evaluation(content: RecordDict) -> Evaluated:
         if not all(figure is None or np.isfinite(figure) for figure in figures):
             raise RefusedError("bad-evaluation", "what it says of its budget or gist is not finite")
     return said
-
-
-def arrays_of(model: Vector) -> ArrayRecord:
-    """The model as Flower keeps results: one array named `model`."""
-    return ArrayRecord({"model": Array(np.ascontiguousarray(model))})
 
 
 def content_of(reply: Message) -> RecordDict:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -113,20 +113,15 @@ class FleetRecorder:
 
     def note_members(self, round_: int, fleet: Membership) -> None:
         """Writes who is in the fleet, if that has changed or was not said for a while."""
-        online, members = fleet.present, []
+        members = []
         for device, entry in sorted(fleet.entries.items())[:LISTED]:
-            said = self._evaluated.get(device)
-            vitals = None if said is None else said.vitals
+            said = self._evaluated.get(device, Evaluated(0, 0.0, 0))
+            vitals, name = said.vitals, entry.name or f"device {device}"
             member = lines.Member(
-                device=device,
-                name=entry.name or f"device {device}",
-                online=device in online,
-                capacity=entry.profile.capacity,
-                stored=None if vitals is None else vitals.stored,
-                labels=None if vitals is None else sum(count > 0 for count in vitals.filled),
-                accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
-                refused=self._refused.get(device),
-            )
+                device=device, name=name, online=device in fleet.present, capacity=entry.profile.capacity,
+                stored=vitals and vitals.stored, labels=vitals and np.count_nonzero(vitals.filled),
+                accuracy=None if np.isnan(said.accuracy) else said.accuracy, refused=self._refused.get(device),
+            )  # fmt: skip
             members.append(member)
         if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
             self._told, self._told_at = members, time.monotonic()
@@ -152,11 +147,10 @@ class FleetRecorder:
             listed = tuple(device for device in rows if device < LISTED)
             yield lines.HoldingsLine(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
             held = np.array(list(rows.values())).sum(axis=0) > 0
-        if spent := [v for v in vitals.values() if v.epsilon_spent is not None and v.delta is not None]:
-            most = max(spent, key=lambda v: v.epsilon_spent or 0.0)
-            yield lines.PrivacyLine(
-                round=done, epsilon_spent=most.epsilon_spent, epsilon_left=most.epsilon_left, delta=most.delta or 0.0
-            )
+        budgets = ((v.epsilon_spent, v.epsilon_left, v.delta) for v in vitals.values())
+        if spent := [(most, left, delta) for most, left, delta in budgets if most is not None and delta is not None]:
+            most, left, delta = max(spent, key=itemgetter(0))
+            yield lines.PrivacyLine(round=done, epsilon_spent=most, epsilon_left=left, delta=delta)
         figures = [v.gist for device, v in vitals.items() if v.gist is not None and device in self._took_part]
         self._took_part = set()
         if figures:

@@ -183,6 +183,13 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     return said
 
 
+def _check(tables: Table) -> None:
+    """Raises where a fleet could not be opened from the tables."""
+    spec = parse_fleet(tables)
+    _deployment(tables, spec.aggregation)
+    spec.server()
+
+
 def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> tuple[Path, UserConfig]:
     """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
 
@@ -191,9 +198,7 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
     """
     if source.is_file():
         tables = merged(merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
-        spec = parse_fleet(tables)
-        _deployment(tables, spec.aggregation)
-        spec.server()
+        _check(tables)
         directory.mkdir(parents=True, exist_ok=True)
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
         (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
@@ -208,9 +213,7 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
     if isinstance(said.get("samples"), dict):  # else it is an app that only has its own tables
         sys.path.insert(0, str(source))  # where Flower finds what it names
         try:
-            spec = fleet_of(known | config)
-            _deployment(tables_of(known | config), spec.aggregation)
-            spec.server()
+            _check({key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS})
         finally:
             sys.path.remove(str(source))
     return source, config

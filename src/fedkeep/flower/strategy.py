@@ -9,11 +9,11 @@ reads and screens each report; when enough are there, or the time is over, the s
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -63,11 +63,10 @@ class FedkeepStrategy:
         store: StateStore | None = None,
         sums: SumBook | None = None,
         planner: RemotePlanner | None = None,
-        recorder: FleetRecorder | None = None,
-        metrics: ServerMetrics | None = None,
     ) -> None:
-        self.server, self.options, self.store = server, options, store
-        self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
+        self.server, self.sizes, self.options, self.store = server, sizes, options, store
+        self.recorder: FleetRecorder | None = None
+        self.metrics: ServerMetrics | None = None
         self._refusals, self._tally, self._sound = Refusals(), np.zeros(2, dtype=np.int64), 0
         self._membership = Membership(server, sizes, options, self._refusals, planner)
         self._parts: dict[str, Kept] = {"server": server, "roster": self._membership}
@@ -84,9 +83,8 @@ class FedkeepStrategy:
         if saved is None:
             return False
         if any(name.startswith("sums.") for name in saved.state) != (self._secure is not None):
-            raise ConfigError(
-                "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
-            )
+            words = "resume it as it was, or begin another"
+            raise ConfigError(f"this run was saved with another privacy.secure_sum: {words}")
         restore_parts(self._parts, saved.state)
         self._tally[:] = saved.state.get("tally.bytes", 0)
         log.info("resumed: round %d is next", self.server.round)
@@ -132,32 +130,15 @@ class FedkeepStrategy:
         log.info("round %d: %s %s", summary.round, outcome.metrics() | evaluation, named or "")
         return outcome
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
+    def start(self, grid: Grid, num_rounds: int = 3) -> Result:
         """Flower's entry point, over `rounds`; how to train and to wait is `server`'s and `options`' to say."""
-        if initial_arrays is not None and self.server.round == 0:
-            if set(initial_arrays) != {"model"}:
-                raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
-            self.server.model = initial_arrays["model"].numpy().astype(np.float32)
-        log.info("%s; round %d is next", self.options, self.server.round)
         result = Result()
-        result.arrays = codec.arrays_of(self.server.model)
         for outcome in self.rounds(grid, num_rounds):
             number = outcome.summary.round + 1
-            result.arrays = codec.arrays_of(self.server.model)
             result.train_metrics_clientapp[number] = MetricRecord(outcome.metrics())
             if outcome.evaluation:
                 result.evaluate_metrics_clientapp[number] = MetricRecord(dict(outcome.evaluation))
-            if evaluate_fn is not None and (measured := evaluate_fn(number, result.arrays)) is not None:
-                result.evaluate_metrics_serverapp[number] = measured
+        result.arrays = ArrayRecord({"model": Array(np.ascontiguousarray(self.server.model))})
         return result
 
     def _await_devices(self, exchange: Exchange, least: int) -> None:
@@ -242,8 +223,7 @@ class FedkeepStrategy:
             report = codec.decode_report(codec.content_of(reply), self.sizes)
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
-            refusal = self.server.receive(device, report)
-            if refusal is not None:
+            if (refusal := self.server.receive(device, report)) is not None:
                 raise RefusedError(refusal.reason, refusal.detail)
             self._sound += 1
 
