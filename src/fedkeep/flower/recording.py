@@ -6,8 +6,8 @@ crash the record tells of each round once.
 
 import hashlib
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -23,7 +23,7 @@ from fedkeep.core.types import DeviceId, IntArray
 from fedkeep.fleet.specification import FleetSpec
 from fedkeep.flower.membership import Membership
 from fedkeep.flower.rounds import RoundOutcome
-from fedkeep.link.messages import Evaluated, Vitals
+from fedkeep.link.messages import Evaluated
 from fedkeep.records import Recorder, lines
 from fedkeep.records.measures import LISTED, gist_line, plan_line
 from fedkeep.records.reader import begins_with_header, read_run
@@ -31,6 +31,7 @@ from fedkeep.records.versions import versions
 
 _SIGN_OF_LIFE_SECONDS = 20.0
 _COUNTS = ("arrivals", "kept", "replaced", "refused")
+_NEVER_SEEN = Evaluated(samples=0, total_loss=0.0, correct=0)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class FleetRecorder:
         self._planned: Plan | None = None
         self._told: list[lines.Member] = []
         self._evaluated: dict[DeviceId, Evaluated] = {}
-        self._counted: dict[DeviceId, Vitals] = {}
         self._took_part: set[DeviceId] = set()
         self._refused: dict[DeviceId, str] = {}
         self._began = self._told_at = time.monotonic()
@@ -83,7 +83,6 @@ class FleetRecorder:
     def note(self, outcome: RoundOutcome, server: Server, fleet: Membership, tally: IntArray) -> None:
         """Writes a round that is about to be committed."""
         done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
-        self._evaluated |= outcome.evaluated
         refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
         self._refused = {device: reason for device, reason in refused.items() if device not in accepted}
         self._took_part |= accepted
@@ -102,9 +101,10 @@ class FleetRecorder:
             refused_reports={reason: len(devices) for reason, devices in reasons.items()},
             refused_devices={reason: tuple(devices) for reason, devices in reasons.items()},
             staleness=server.estimator.staleness(done),
-            **self._since_counted(),
+            **self._since_told(outcome.evaluated),
         )
         write(round_line)
+        self._evaluated |= outcome.evaluated
         for line in self._evaluation(done, outcome, tally) if outcome.evaluated else ():
             write(line)
         write(lines.Timing(round=done, seconds=time.monotonic() - self._began))
@@ -115,7 +115,7 @@ class FleetRecorder:
         """Writes who is in the fleet, if that has changed or was not said for a while."""
         members = []
         for device, entry in sorted(fleet.entries.items())[:LISTED]:
-            said = self._evaluated.get(device, Evaluated(0, 0.0, 0))
+            said = self._evaluated.get(device, _NEVER_SEEN)
             vitals, name = said.vitals, entry.name or f"device {device}"
             member = lines.Member(
                 device=device, name=name, online=device in fleet.present, capacity=entry.profile.capacity,
@@ -128,15 +128,14 @@ class FleetRecorder:
             seen = tuple(structs.replace(member, seen=fleet.last_seen.get(member.device)) for member in members)
             self._recorder.write(lines.Members(round=round_, members=seen))
 
-    def _since_counted(self) -> dict[str, int]:
+    def _since_told(self, evaluated: Mapping[DeviceId, Evaluated]) -> dict[str, int]:
         """What the devices' stores did since they last said; what came before a resume is in the record already."""
-        told = {device: e.vitals for device, e in self._evaluated.items() if e.vitals is not None}
-        since = Counter[str]()
-        for device, now in told.items():
-            before = self._counted.get(device, now if self._resumed else Vitals(0, ()))
-            since.update({name: max(0, getattr(now, name) - getattr(before, name)) for name in _COUNTS})
-        self._counted |= told
-        return {name: since[name] for name in _COUNTS}
+        since = dict.fromkeys(_COUNTS, 0)
+        for device, said in evaluated.items():
+            known = self._evaluated.get(device, said if self._resumed else _NEVER_SEEN)
+            for name in _COUNTS if said.vitals is not None else ():
+                since[name] += max(0, getattr(said.vitals, name) - getattr(known.vitals, name, 0))
+        return since
 
     def _evaluation(self, done: int, outcome: RoundOutcome, tally: IntArray) -> Iterator[lines.Line]:
         evaluated = dict(sorted(outcome.evaluated.items()))

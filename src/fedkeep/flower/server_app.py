@@ -183,13 +183,6 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     return said
 
 
-def _check(tables: Table) -> None:
-    """Raises where a fleet could not be opened from the tables."""
-    spec = parse_fleet(tables)
-    _deployment(tables, spec.aggregation)
-    spec.server()
-
-
 def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> tuple[Path, UserConfig]:
     """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
 
@@ -197,26 +190,32 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
     tables name: `changes` must be there, `defaults` are set where the table is.
     """
     if source.is_file():
+        config: UserConfig = {}
         tables = merged(merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
-        _check(tables)
-        directory.mkdir(parents=True, exist_ok=True)
-        lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
-        (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
-        return directory, {}
-    said = read_toml(source / "pyproject.toml")
-    for key in ("tool", "flwr", "app", "config"):
-        said = said.get(key, {})
-    known, config = dict(flat(said)), config_of(merged({k: v for k, v in defaults.items() if k in said}, changes))
-    for key in (*config, "state.resume"):
-        if key not in known:
-            raise ConfigError(f"the app in {source} has no key '{key}': {did_you_mean(key, known)}")
-    if isinstance(said.get("samples"), dict):  # else it is an app that only has its own tables
-        sys.path.insert(0, str(source))  # where Flower finds what it names
-        try:
-            _check({key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS})
-        finally:
-            sys.path.remove(str(source))
-    return source, config
+    else:
+        said = read_toml(source / "pyproject.toml")
+        for key in ("tool", "flwr", "app", "config"):
+            said = said.get(key, {})
+        known, config = dict(flat(said)), config_of(merged({k: v for k, v in defaults.items() if k in said}, changes))
+        for key in (*config, "state.resume"):
+            if key not in known:
+                raise ConfigError(f"the app in {source} has no key '{key}': {did_you_mean(key, known)}")
+        if not isinstance(said.get("samples"), dict):  # an app that only has its own tables
+            return source, config
+        tables = {key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS}
+    sys.path.insert(0, str(source))  # where Flower finds what an app names
+    try:
+        spec = parse_fleet(tables)
+        _deployment(tables, spec.aggregation)
+        spec.server()
+    finally:
+        sys.path.remove(str(source))
+    if source.is_dir():
+        return source, config
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
+    (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
+    return directory, config
 
 
 app = ServerApp()

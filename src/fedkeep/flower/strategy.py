@@ -113,7 +113,8 @@ class FedkeepStrategy:
         began = time.monotonic()
         self._await_devices(exchange, least=1)
         summary, quorate = self._play(exchange)
-        exchange.abandon(summary.round - self.server.staleness)
+        oldest = summary.round - self.server.staleness  # whose reports still count
+        exchange.asked = {key: asked for key, asked in exchange.asked.items() if asked.round >= oldest}
         evaluated = self._evaluated(exchange, summary.round)
         told = {device: (said.samples, said.total_loss, said.correct) for device, said in evaluated.items()}
         evaluation, cut = merge_evaluations(told)
