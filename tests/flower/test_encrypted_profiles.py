@@ -245,7 +245,7 @@ def test_a_server_that_asks_for_another_devices_seal_gets_that_of_the_device_ask
     asked = codec.encode(AskProfile(ProfileRequest(public, bytes(16), device=5)))
     grid = fleet.grid()
     (reply,) = grid.send_and_receive([Message(asked, 1002, PROFILE)])
-    said, device = codec.decode_encrypted_profile(codec.content_of(reply), codec.Sizes(1, 1, 4))
+    said, device = codec.decode_encrypted_profile(codec.content_of(reply), 4)
     secret = open_key(made / "keys")
     assert device == 2
     assert unseal(secret, bytes(16), 2, said.profile, 4).capacity == 6
@@ -413,7 +413,7 @@ def test_the_server_refuses_a_key_holder_it_cannot_trust(settings: UserConfig, r
     fleet = SmallFleet()
     strategy = fleet.strategy()
     with pytest.raises(ConfigError, match=reason):
-        open_strategy(strategy.server, strategy.sizes, {"privacy.encrypted-profiles": True, **settings})
+        open_strategy(strategy.server, {"privacy.encrypted-profiles": True, **settings})
 
 
 def test_other_coordinators_cannot_plan_unseen(running: HolderProcess) -> None:

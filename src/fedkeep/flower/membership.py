@@ -6,7 +6,7 @@ A node is known by its key, so that a device is the same after any restart.
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -44,6 +44,7 @@ class Entry:
     name: str = ""
 
 
+@dataclass(eq=False)
 class Membership:
     """All devices ever seen, of which newcomers are asked for profiles; plans anew when others are there (steps 1, 2).
 
@@ -52,27 +53,21 @@ class Membership:
     waits; nothing is ever asked for in the clear instead.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        sizes: codec.Sizes,
-        options: RoundOptions,
-        refusals: Refusals,
-        planner: RemotePlanner | None = None,
-    ) -> None:
-        self._server, self._sizes, self._options, self._refusals = server, sizes, options, refusals
-        self._planner = planner
-        self.entries: dict[DeviceId, Entry] = {}
-        self.online: dict[int, DeviceId] = {}
-        """The devices at the nodes that may take part in a round."""
-        self.present: set[DeviceId] = set()
-        """The devices that were there when somebody last looked."""
-        self.last_seen: dict[DeviceId, float] = {}
-        """When each device was last online, in seconds since 1970; of this process's time only."""
-        self._asked: dict[int, tuple[NodeInfo, float]] = {}
-        self._awaited: set[int] = set()
-        """Nodes that have not answered yet."""
-        self._nonce = b""
+    server: Server
+    options: RoundOptions
+    refusals: Refusals
+    planner: RemotePlanner | None = None
+    entries: dict[DeviceId, Entry] = field(default_factory=dict, init=False)
+    online: dict[int, DeviceId] = field(default_factory=dict, init=False)
+    """The devices at the nodes that may take part in a round."""
+    present: set[DeviceId] = field(default_factory=set, init=False)
+    """The devices that were there when somebody last looked."""
+    last_seen: dict[DeviceId, float] = field(default_factory=dict, init=False)
+    """When each device was last online, in seconds since 1970; of this process's time only."""
+    _asked: dict[int, tuple[NodeInfo, float]] = field(default_factory=dict, init=False)
+    _awaited: set[int] = field(default_factory=set, init=False)
+    """Nodes that have not answered yet."""
+    _nonce: bytes = field(default=b"", init=False)
 
     def nodes(self) -> dict[DeviceId, int]:
         """The node of every device that is online and planned for: of those that may take part."""
@@ -90,20 +85,20 @@ class Membership:
         self._asked = {node: asked for node, asked in self._asked.items() if node in nodes}
         self._see(nodes)
         lacking, request = [node for node in nodes if node not in self.online], None
-        if self._planner is not None:
+        if self.planner is not None:
             if not lacking and set(self.online.values()) == self._planned():
                 return
-            if (request := self._planner.request(now)) is None:
+            if (request := self.planner.request(now)) is None:
                 return
             if request.nonce != self._nonce:
                 self._nonce, self._asked = request.nonce, {}
-            lacking = [node for node in nodes if self.online.get(node) not in self._planner.profiles]
+            lacking = [node for node in nodes if self.online.get(node) not in self.planner.profiles]
         asking = [n for n in lacking if n not in self._asked or now - self._asked[n][1] >= _PROFILE_SECONDS]
         self._asked |= {node: (nodes[node], now) for node in asking}
         self._awaited.update(asking)
         content = codec.encode(AskProfile(request))
         messages = [Message(content, node, PROFILE, ttl=_PROFILE_SECONDS) for node in asking]
-        exchange.send(messages, self._server.round)
+        exchange.send(messages, self.server.round)
 
     def introduce(self, asked: Asked, reply: Message) -> None:
         """Takes a node's profile, and binds the node to the device it claims to be.
@@ -113,20 +108,20 @@ class Membership:
         if asked.node not in self._asked:
             return
         known = self.online.get(asked.node)
-        with self._refusals.naming(asked.node if known is None else known):
+        with self.refusals.naming(asked.node if known is None else known):
             content = codec.content_of(reply)
-            if self._planner is None:
-                profile, device, name = codec.decode_profile(content, self._sizes)
+            if self.planner is None:
+                profile, device, name = codec.decode_profile(content, self.server.regions)
                 self._bind(asked.node, device, profile, name)
                 words = f"capacity {profile.capacity}, rate {profile.rate:g}"
                 if not profile.rate > 0:
                     log.warning("device %d sees no samples: it is given none to store", device)
             else:
-                said, device = codec.decode_encrypted_profile(content, self._sizes)
+                said, device = codec.decode_encrypted_profile(content, self.server.regions)
                 if said.nonce != self._nonce:
                     return  # it answers an earlier request, and was asked for this one as well
-                self._bind(asked.node, device, Profile(0, np.full(self._sizes.regions, np.nan)), said.name)
-                self._planner.profiles[device] = said.profile
+                self._bind(asked.node, device, Profile(0, np.full(self.server.regions, np.nan)), said.name)
+                self.planner.profiles[device] = said.profile
                 name, words = said.name, "its profile is sealed"
             log.info("device %d (%s) is node %d: %s", device, name, asked.node, words)
         self._awaited.discard(asked.node)
@@ -136,29 +131,29 @@ class Membership:
 
         Whose profile cannot be used is named, left out, and asked again later.
         """
-        now, nodes, planner = time.monotonic(), self._nodes_online(), self._planner
+        now, nodes, planner = time.monotonic(), self._nodes_online(), self.planner
         present = nodes.keys() if planner is None else nodes.keys() & planner.profiles.keys()
-        least = 1 if planner is None or self._server.plan is not None else self._options.min_devices
+        least = 1 if planner is None or self.server.plan is not None else self.options.min_devices
         if len(present) < least or present == self._planned():
             return
         if planner is None:
-            plan, refused = self._server.coordinate({device: self.entries[device].profile for device in nodes})
+            plan, refused = self.server.coordinate({device: self.entries[device].profile for device in nodes})
             for device in present - set(plan.devices.tolist()):
                 del self.entries[device], self.online[nodes[device]]
                 self._asked.pop(nodes[device], None)
         else:
             if any(now - self._asked[n][1] < _STRAGGLER_SECONDS for n in self._awaited & self._asked.keys()):
                 return
-            if (planned := planner.plan(now, present, self._server.plan, self._sizes.regions)) is None:
+            if (planned := planner.plan(now, present, self.server.plan, self.server.regions)) is None:
                 return
             plan, refused = planned.plan, planned.refused
             for refusal in refused:
                 del planner.profiles[refusal.device]
-            self._server.use_plan(plan)
+            self.server.use_plan(plan)
             for device, slots in zip(plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True):
                 known = self.entries[device]  # its slots stand for its capacity, which the key-holder alone was told
                 self.entries[device] = replace(known, profile=replace(known.profile, capacity=slots))
-        self._refusals.add(*refused)
+        self.refusals.add(*refused)
         log.info("planned for %d devices", len(plan.devices))
         for worst in plan.shortfalls[:1]:
             words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
@@ -208,10 +203,10 @@ class Membership:
         return {device: node for node, device in sorted(self.online.items(), key=lambda item: item[1])}
 
     def _planned(self) -> set[DeviceId]:
-        return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
+        return set() if self.server.plan is None else set(self.server.plan.devices.tolist())
 
     def _by_claim(self, node: NodeInfo) -> bool:
-        return self._options.identity == "claim" or len(node.public_key) == _SIMULATED_KEY_BYTES
+        return self.options.identity == "claim" or len(node.public_key) == _SIMULATED_KEY_BYTES
 
 
 def _digest(node: NodeInfo) -> str:

@@ -25,7 +25,6 @@ from fedkeep.core.types import Vector
 from fedkeep.fleet.method import table_of
 from fedkeep.fleet.options import MetricsOptions
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
-from fedkeep.flower.codec import Sizes
 from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
@@ -113,12 +112,11 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     """The strategy of the fleet that the run config specifies.
 
     >>> strategy = open_fleet({"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"})
-    >>> strategy.server.round, strategy.sizes
-    (0, Sizes(model=310, gradient=310, regions=10))
+    >>> strategy.server.round, len(strategy.server.model), strategy.server.regions
+    (0, 310, 10)
     """
     spec = fleet_of(run_config)
-    sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
-    return open_strategy(spec.server(), sizes, run_config, header_of(spec), participation=spec.train.participation)
+    return open_strategy(spec.server(), run_config, header_of(spec), participation=spec.train.participation)
 
 
 def show_log() -> None:
@@ -141,7 +139,7 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
 
 
 def open_strategy(
-    server: Server, sizes: Sizes, run_config: UserConfig, header: Header | None = None, **rounds: Any
+    server: Server, run_config: UserConfig, header: Header | None = None, **rounds: Any
 ) -> FedkeepStrategy:
     """The strategy that those tables of the run config describe that say how a fleet is run; a header begins a record.
 
@@ -153,8 +151,8 @@ def open_strategy(
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.plan = None  # one made from profiles in the clear does not count
     store = StateStore(state.url, state.run) if state.url else None
-    sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None
-    strategy = FedkeepStrategy(server, sizes, replace(said["rounds"], **rounds), store, sums, planner)
+    sums = SumBook(server, privacy, server.gradient_size) if privacy.secure_sum else None
+    strategy = FedkeepStrategy(server, replace(said["rounds"], **rounds), store, sums, planner)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:

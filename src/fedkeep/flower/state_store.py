@@ -8,6 +8,7 @@ written, so a fleet of many kept gradients costs what its participants cost.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -104,7 +105,10 @@ class StateStore:
         for name, (first, *others) in arrays.items():
             data = b"".join(chunk["data"] for chunk in (first, *others))
             shape = [int(part) for part in first["shape"].split(",") if part]
-            state[name] = np.frombuffer(data, dtype=first["dtype"]).reshape(shape).copy()
+            kind = np.dtype(first["dtype"])
+            if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * prod(shape):
+                raise DataError(f"the saved array {name!r} does not fit its dtype and shape: restore a backup")
+            state[name] = np.frombuffer(data, dtype=kind).reshape(shape).copy()
         return Saved(head.round, state)
 
     def commit(self, round_: int, state: State) -> None:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
@@ -42,6 +43,7 @@ _LOOK_SECONDS = 5.0
 """Between two looks at who is there while a round is open: the record tells of a device that died in it."""
 
 
+@dataclass(eq=False, repr=False)
 class FedkeepStrategy:
     """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
 
@@ -50,32 +52,29 @@ class FedkeepStrategy:
 
     >>> from fedkeep.fleet.specification import parse_fleet
     >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
-    >>> strategy = FedkeepStrategy(spec.server(), codec.Sizes(model=310, gradient=310, regions=10))
+    >>> strategy = FedkeepStrategy(spec.server())
     >>> strategy.resume(), strategy.server.round  # then: for outcome in strategy.rounds(grid, 100): ...
     (False, 0)
     """
 
-    def __init__(
-        self,
-        server: Server,
-        sizes: codec.Sizes,
-        options: RoundOptions = RoundOptions(),
-        store: StateStore | None = None,
-        sums: SumBook | None = None,
-        planner: RemotePlanner | None = None,
-    ) -> None:
-        self.server, self.sizes, self.options, self.store = server, sizes, options, store
-        self.recorder: FleetRecorder | None = None
-        self.metrics: ServerMetrics | None = None
+    server: Server
+    options: RoundOptions = field(default_factory=RoundOptions)
+    store: StateStore | None = None
+    sums: SumBook | None = None
+    planner: RemotePlanner | None = None
+    recorder: FleetRecorder | None = None
+    metrics: ServerMetrics | None = None
+
+    def __post_init__(self) -> None:
         self._refusals, self._tally, self._sound = Refusals(), np.zeros(2, dtype=np.int64), 0
-        self._membership = Membership(server, sizes, options, self._refusals, planner)
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._membership}
+        self._membership = Membership(self.server, self.options, self._refusals, self.planner)
+        self._parts: dict[str, Kept] = {"server": self.server, "roster": self._membership}
         self._late: list[tuple[Asked, Message]] = []
         """Reports that came between two rounds."""
         self._secure: SecureRounds | None = None
-        if sums is not None:
-            self._parts["sums"] = sums
-            self._secure = SecureRounds(server, sums, options, self._refusals, self._greet)
+        if self.sums is not None:
+            self._parts["sums"] = self.sums
+            self._secure = SecureRounds(self.server, self.sums, self.options, self._refusals, self._greet)
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
@@ -221,7 +220,8 @@ class FedkeepStrategy:
         with self._refusals.naming(device):
             if device not in self._membership.nodes():
                 raise RefusedError("left", f"node {asked.node} has left the fleet")
-            report = codec.decode_report(codec.content_of(reply), self.sizes)
+            parameters = len(self.server.model) + self.server.gradient_size
+            report = codec.decode_report(codec.content_of(reply), parameters)
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
             if (refusal := self.server.receive(device, report)) is not None:
