@@ -72,7 +72,7 @@ class Membership:
     def nodes(self) -> dict[DeviceId, int]:
         """The node of every device that is online and planned for: of those that may take part."""
         planned = self._planned()
-        return {device: node for device, node in self._nodes_online().items() if device in planned}
+        return dict(sorted((device, node) for node, device in self.online.items() if device in planned))
 
     def watch(self, nodes: Iterable[int]) -> None:
         """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
@@ -131,7 +131,8 @@ class Membership:
 
         Whose profile cannot be used is named, left out, and asked again later.
         """
-        now, nodes, planner = time.monotonic(), self._nodes_online(), self.planner
+        now, planner = time.monotonic(), self.planner
+        nodes = {device: node for node, device in self.online.items()}
         present = nodes.keys() if planner is None else nodes.keys() & planner.profiles.keys()
         least = 1 if planner is None or self.server.plan is not None else self.options.min_devices
         if len(present) < least or present == self._planned():
@@ -198,9 +199,6 @@ class Membership:
         self.online[number] = device
         self.present.add(device)
         self.last_seen[device] = time.time()
-
-    def _nodes_online(self) -> dict[DeviceId, int]:
-        return {device: node for node, device in sorted(self.online.items(), key=lambda item: item[1])}
 
     def _planned(self) -> set[DeviceId]:
         return set() if self.server.plan is None else set(self.server.plan.devices.tolist())

@@ -117,10 +117,11 @@ class FleetRecorder:
         for device, entry in sorted(fleet.entries.items())[:LISTED]:
             said = self._evaluated.get(device, _NEVER_SEEN)
             vitals, name = said.vitals, entry.name or f"device {device}"
+            stored, labels = (None, None) if vitals is None else (vitals.stored, sum(map(bool, vitals.filled)))
             member = lines.Member(
                 device=device, name=name, online=device in fleet.present, capacity=entry.profile.capacity,
-                stored=vitals and vitals.stored, labels=vitals and np.count_nonzero(vitals.filled),
-                accuracy=None if np.isnan(said.accuracy) else said.accuracy, refused=self._refused.get(device),
+                stored=stored, labels=labels, accuracy=None if np.isnan(said.accuracy) else said.accuracy,
+                refused=self._refused.get(device),
             )  # fmt: skip
             members.append(member)
         if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:

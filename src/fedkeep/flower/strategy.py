@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result
 
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.ports import Kept
-from fedkeep.core.rounds import Refusal, RoundSummary, merge_evaluations
+from fedkeep.core.rounds import RoundSummary, merge_evaluations
 from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
@@ -200,7 +200,7 @@ class FedkeepStrategy:
         content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
         exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
         for node, reply in exchange.answers(round_, EVALUATE, self.options.patience, self._greet):
-            with self._refusals.naming(device := self._number(node)):
+            with self._refusals.naming(device := self._membership.online.get(node, node)):
                 told[device] = codec.decode_evaluation(codec.content_of(reply))
         return told
 
@@ -211,12 +211,12 @@ class FedkeepStrategy:
         elif asked.kind == TRAIN and self._secure is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
-            words = f"it is not in the sum of round {asked.round}"
-            self._refusals.add(Refusal(self._number(asked.node), "late", words))
+            with self._refusals.naming(self._membership.online.get(asked.node, asked.node)):
+                raise RefusedError("late", f"it is not in the sum of round {asked.round}")
 
     def _take(self, asked: Asked, reply: Message) -> None:
         """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
-        device = self._number(asked.node)
+        device = self._membership.online.get(asked.node, asked.node)  # the node's own number if it has left since
         with self._refusals.naming(device):
             if device not in self._membership.nodes():
                 raise RefusedError("left", f"node {asked.node} has left the fleet")
@@ -227,7 +227,3 @@ class FedkeepStrategy:
             if (refusal := self.server.receive(device, report)) is not None:
                 raise RefusedError(refusal.reason, refusal.detail)
             self._sound += 1
-
-    def _number(self, node: int) -> int:
-        """The device at a node; the node's own number if it has left since."""
-        return self._membership.online.get(node, node)
