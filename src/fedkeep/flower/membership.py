@@ -80,10 +80,19 @@ class Membership:
         self.last_seen |= dict.fromkeys(self.present, time.time())
 
     def meet(self, exchange: Exchange) -> None:
-        """Sees who is online, and asks those whose profile is not there; sealed ones only if a new plan is needed."""
+        """Sees who is online, and asks those whose profile is not there; sealed ones only if a new plan is needed.
+
+        A device that was seen before is known by its key.
+        """
         now, nodes = time.monotonic(), {node.node_id: node for node in exchange.grid.get_nodes()}
         self._asked = {node: asked for node, asked in self._asked.items() if node in nodes}
-        self._see(nodes)
+        by_key = {entry.identity: device for device, entry in self.entries.items()}
+        before, self.online = self.online, {}
+        for number, node in nodes.items():
+            known = None if self._by_claim(node) else by_key.get(_digest(node))
+            if (device := before.get(number, known)) is not None:
+                self.online[number] = device
+        self.watch(nodes)
         lacking, request = [node for node in nodes if node not in self.online], None
         if self.planner is not None:
             if not lacking and set(self.online.values()) == self._planned():
@@ -173,18 +182,6 @@ class Membership:
             device: Entry(identity, Profile(capacity, velocity), name)
             for (device, identity, name, capacity), velocity in zip(entries, state["velocities"], strict=True)
         }
-
-    def _see(self, nodes: dict[int, NodeInfo]) -> None:
-        """Takes in who is online; a device that was seen before is known by its key."""
-        by_key = {entry.identity: device for device, entry in self.entries.items()}
-        before, self.online = self.online, {}
-        for number, node in nodes.items():
-            device = before.get(number)
-            if device is None and not self._by_claim(node):
-                device = by_key.get(_digest(node))
-            if device is not None:
-                self.online[number] = device
-        self.watch(nodes)
 
     def _bind(self, number: int, device: DeviceId, profile: Profile, name: str) -> None:
         """Binds a node to the device number it claims; the profile of a device seen before is kept."""
