@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import FloatArray, IntArray, Profile
-from fedkeep.flower.codec import Sizes, decode_encrypted_profile, encode
+from fedkeep.flower.codec import decode_encrypted_profile, encode
 from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply
 from fedkeep.keyholder.sealing import seal
 from fedkeep.keyholder.service import KeyService
@@ -62,10 +62,9 @@ def sealed(devices: int, labels: int) -> Run:
     profiles = [Profile(int(capacities[device]), velocities[device]) for device in range(devices)]
     answers, sealing = timed(lambda: [seal(issued.key, replace(request, device=d), p) for d, p in enumerate(profiles)])
     contents = [encode(EncryptedProfiled(answer, issued.nonce, d)) for d, answer in enumerate(answers)]
-    sizes = Sizes(1, 1, labels)
 
     def relay() -> bytes:
-        read = (decode_encrypted_profile(content, sizes) for content in contents)
+        read = (decode_encrypted_profile(content, labels) for content in contents)
         told = {device: said.profile for said, device in read}
         return to_bytes(AskPlan(issued.nonce, labels, told, Greedy()))
 

@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.flower.client_app import device_number, make_client_app
-from fedkeep.flower.codec import Sizes, decode_report, encode_all
+from fedkeep.flower.codec import decode_report, encode_all
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.link.messages import Participate
 from fedkeep.sim.assembly import Assembly
@@ -99,10 +99,10 @@ def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchang
         Message(content, nodes[device], MessageType.TRAIN, group_id=str(server.round))
         for device, content in zip(orders, encode_all(map(Participate, orders.values())), strict=True)
     ]
-    sizes = Sizes(len(server.model), parts.learner.gradient_size, parts.data.labels)
+    parameters = len(server.model) + parts.learner.gradient_size
     devices = {nodes[device]: device for device in orders}
     for reply in exchange(grid, messages):
-        server.receive(devices[reply.metadata.src_node_id], decode_report(reply.content, sizes))
+        server.receive(devices[reply.metadata.src_node_id], decode_report(reply.content, parameters))
     if missing := server.close_round().missing:
         raise RuntimeError(f"devices {missing} did not answer")
 

@@ -12,7 +12,6 @@ from flwr.app import Context, Message
 
 from fedkeep.core.types import State
 from fedkeep.flower.client_app import make_client_app
-from fedkeep.flower.codec import Sizes
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
@@ -87,10 +86,9 @@ class SmallFleet:
         """A new server; it knows nothing of an older one but what the store tells."""
         parts = assemble(self.experiment, self._parts.data)
         parts.server.plan = None
-        sizes = Sizes(len(parts.server.model), self.experiment.told_size(parts.learner), parts.regions.count)
         privacy = self.experiment.privacy
-        sums = SumBook(parts.server, privacy, sizes.gradient) if privacy.secure_sum else None
-        return FedkeepStrategy(parts.server, sizes, options or self.options, store, sums, planner)
+        sums = SumBook(parts.server, privacy, parts.server.gradient_size) if privacy.secure_sum else None
+        return FedkeepStrategy(parts.server, options or self.options, store, sums, planner)
 
     def device(self, number: int) -> CatchUpDevice:
         """The device itself, where it lives on between messages."""

@@ -18,7 +18,7 @@ from fedkeep.flower import codec
 from fedkeep.link.messages import DeviceRequest, Evaluated, Participate, Profiled, Reported, Request, Vitals
 from fedkeep.link.wire import from_bytes, to_bytes
 
-SIZES = codec.Sizes(model=4, gradient=3, regions=2)
+MODEL, GRADIENT, REGIONS = 4, 3, 2
 _vector = arrays(np.float32, 4, elements=st.floats(width=32))
 
 
@@ -55,7 +55,7 @@ def test_an_order_survives_the_wire(
 def test_a_report_survives_the_wire(gradient: np.ndarray | None, weight: float) -> None:
     count = 0 if gradient is None else 11
     report = replace(_report(), local_gradient=gradient, gradient_samples=count, weight=weight)
-    back = codec.decode_report(_over_the_wire(codec.encode(Reported(report))), SIZES)
+    back = codec.decode_report(_over_the_wire(codec.encode(Reported(report))), MODEL + GRADIENT)
     assert back.model.tobytes() == report.model.tobytes()
     np.testing.assert_equal(back.weight, weight)
     assert (back.local_gradient is None) == (gradient is None)
@@ -64,7 +64,7 @@ def test_a_report_survives_the_wire(gradient: np.ndarray | None, weight: float) 
 
 def test_a_profile_survives_the_wire() -> None:
     sent = Profile(10, np.array([0.5, 1.5]))
-    profile, device, name = codec.decode_profile(_over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), SIZES)
+    profile, device, name = codec.decode_profile(_over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), REGIONS)
     assert (profile.capacity, profile.velocity.tolist(), device, name) == (10, [0.5, 1.5], 4, "hall")
 
 
@@ -147,8 +147,8 @@ _BAD: list[tuple[str, str, Callable[[RecordDict], RecordDict]]] = [
 
 def _receive(content: RecordDict) -> None:
     """Reads a report and screens it, as the server does."""
-    report = codec.decode_report(content, SIZES)
-    screen_report(report, np.ones(SIZES.model, _F), SIZES.gradient, np.inf, Limits())
+    report = codec.decode_report(content, MODEL + GRADIENT)
+    screen_report(report, np.ones(MODEL, _F), GRADIENT, np.inf, Limits())
 
 
 @pytest.mark.parametrize(("reason", "spoil"), [pytest.param(r, s, id=n) for n, r, s in _BAD])
@@ -163,7 +163,7 @@ def test_a_shape_that_promises_the_moon_allocates_nothing() -> None:
     moon = _head_of(told).replace(b"\x93\x00\xa3<f4\x91\x04", b"\x93\x00\xa3<f4\x91\x7f")
     assert moon != _head_of(told)
     with pytest.raises(RefusedError, match="16 bytes do not make an array"):
-        codec.decode_report(_head(told, moon), SIZES)
+        codec.decode_report(_head(told, moon), MODEL + GRADIENT)
 
 
 def test_orders_share_their_model() -> None:

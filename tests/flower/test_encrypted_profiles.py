@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -104,7 +103,7 @@ def test_the_plan_equals_the_plain_one_and_rounds_are_played(made: Path, running
     assert_same(strategy.server.plan, plain_plan(fleet))
     assert all(outcome.summary.accepted and outcome.quorate for outcome in outcomes)
     assert not any(outcome.refusals for outcome in outcomes)
-    assert np.isnan(next(iter(strategy._roster.profiles().values())).velocity).all(), "the server knows no velocity"
+    assert np.isnan(strategy._membership.entries[0].profile.velocity).all(), "the server knows no velocity"
 
 
 def test_with_secure_sums_the_server_sees_neither_profile_nor_report(made: Path, running: HolderProcess) -> None:
@@ -246,7 +245,7 @@ def test_a_server_that_asks_for_another_devices_seal_gets_that_of_the_device_ask
     asked = codec.encode(AskProfile(ProfileRequest(public, bytes(16), device=5)))
     grid = fleet.grid()
     (reply,) = grid.send_and_receive([Message(asked, 1002, PROFILE)])
-    said, device = codec.decode_encrypted_profile(codec.content_of(reply), codec.Sizes(1, 1, 4))
+    said, device = codec.decode_encrypted_profile(codec.content_of(reply), 4)
     secret = open_key(made / "keys")
     assert device == 2
     assert unseal(secret, bytes(16), 2, said.profile, 4).capacity == 6
@@ -270,12 +269,12 @@ def test_a_server_that_asks_in_the_clear_learns_nothing(made: Path) -> None:
     fleet = sealed(made)
     replies: list[Message] = []
     strategy, grid = fleet.strategy(), fleet.grid()
-    strategy._membership.meet(exchange := _recording(grid, replies), 0.0)
+    strategy._membership.meet(exchange := _recording(grid, replies))
     for asked, reply in exchange.arrived():
         strategy._greet(asked, reply)
     assert len(replies) == fleet.devices
     assert all(reply.has_error() and "nothing was sent" in str(reply.error.reason) for reply in replies)
-    assert not strategy._roster.online()
+    assert not strategy._membership.online
 
 
 def _recording(grid: InProcessGrid, replies: list[Message]) -> Any:
@@ -391,7 +390,7 @@ def test_too_few_devices_are_not_planned_for(
     exchange = _recording(grid, [])
     caplog.set_level(logging.WARNING, "fedkeep")
     for _ in range(2):
-        membership.meet(exchange, time.monotonic())
+        membership.meet(exchange)
         for asked, reply in exchange.arrived():
             strategy._greet(asked, reply)
         membership.plan()
@@ -414,7 +413,7 @@ def test_the_server_refuses_a_key_holder_it_cannot_trust(settings: UserConfig, r
     fleet = SmallFleet()
     strategy = fleet.strategy()
     with pytest.raises(ConfigError, match=reason):
-        open_strategy(strategy.server, strategy.sizes, {"privacy.encrypted-profiles": True, **settings})
+        open_strategy(strategy.server, {"privacy.encrypted-profiles": True, **settings})
 
 
 def test_other_coordinators_cannot_plan_unseen(running: HolderProcess) -> None:

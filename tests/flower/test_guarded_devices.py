@@ -193,4 +193,4 @@ def test_the_server_refuses_what_the_devices_privacy_excludes(settings: UserConf
     fleet = SmallFleet(table={"aggregation": {"name": "trimmed"}}, options=RoundOptions(participation=0.5))
     strategy = fleet.strategy()
     with pytest.raises(ConfigError, match=reason):
-        open_strategy(strategy.server, strategy.sizes, settings)
+        open_strategy(strategy.server, settings)

@@ -263,7 +263,7 @@ def secure_fleet(devices: int, options: list[PrivacyOptions], liar: SumMember | 
     made = SmallFleet(devices=devices, rounds=ROUNDS, options=replace(ALL, quorum=0.0), table=SECURE)
     plain = SmallFleet(devices=devices, rounds=ROUNDS, options=ALL, table=CLEAR)
     for number in range(devices):
-        door = Door(options[number], made.strategy().sizes.gradient)
+        door = Door(options[number], made.strategy().server.gradient_size)
         if liar is not None and number == LIAR:
             door._member = liar
         made.apps[number] = make_client_app(partial(_always, Poisoned(plain.device(number), 0.0, door)))
@@ -273,7 +273,7 @@ def secure_fleet(devices: int, options: list[PrivacyOptions], liar: SumMember | 
 def test_a_member_that_moves_the_mean_by_900_spoils_its_round_and_no_other() -> None:
     options = PrivacyOptions(secure_sum=True)
     strategy = fleet().strategy()
-    liar = Unbounded(options, strategy.sizes.gradient)
+    liar = Unbounded(options, strategy.server.gradient_size)
     liar.honest_sums = 6
     made = secure_fleet(6, [options] * 6, liar)
     strategy = made.strategy()

@@ -64,7 +64,7 @@ def kept_after_two_offers(preset: str) -> set[bytes]:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     learner = learner_for("softmax", (3,), 2, last_layers=1, options={})
     rng = np.random.default_rng(0)
-    with Keeper(learner, DeviceMemory(context), capacity=6, preset=preset) as keeper:
+    with Keeper(learner, DeviceMemory(context), 6, "draw", preset) as keeper:
         keeper.offer(rng.normal(size=(20, 3)) * 3, np.arange(20) % 2)
         keeper.sync(learner.initial(0), np.ones(learner.gradient_size, dtype=np.float32))
         first = {x.tobytes() for x, _ in keeper.samples()}

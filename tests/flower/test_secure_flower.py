@@ -224,7 +224,7 @@ def test_a_device_declines_to_mask_what_a_sum_would_hide(poison: float, reason: 
     options = replace(ALL, deterministic=deterministic)
     secure, plain = fleet(options=options), SmallFleet(devices=5, options=options, table=CLEAR)
     strategy = secure.strategy()
-    door = Door(secure.experiment.privacy, strategy.sizes.gradient, lambda: None)
+    door = Door(secure.experiment.privacy, strategy.server.gradient_size, lambda: None)
     device = Poisoned(plain.device(2), poison, door)
     secure.apps[2] = make_client_app(lambda _: device)
     outcome = next(strategy.rounds(secure.grid(), 1))
@@ -387,7 +387,7 @@ def test_keys_and_shares_of_the_wrong_form_cost_only_their_sender_a_place() -> N
 def test_conflicting_options_are_refused_on_flower_too() -> None:
     made = SmallFleet(rounds=1, table={"aggregation": {"name": "trimmed"}}).strategy()
     with pytest.raises(ConfigError, match="exclude each other"):
-        open_strategy(made.server, made.sizes, {"privacy.secure-sum": True})
+        open_strategy(made.server, {"privacy.secure-sum": True})
     made = SmallFleet(rounds=1, table={**CLEAR, "limits": {"update_norm": float("inf")}}).strategy()
     with pytest.raises(ConfigError, match=r"finite limits\.update_norm"):
-        open_strategy(made.server, made.sizes, {"privacy.secure-sum": True})
+        open_strategy(made.server, {"privacy.secure-sum": True})

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower.codec import ARRAYS, HEAD, Sizes, decode_report, encode
+from fedkeep.flower.codec import ARRAYS, HEAD, decode_report, encode
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
@@ -276,11 +276,11 @@ def test_a_saved_run_is_not_begun_anew_by_mistake(tmp_path: Path) -> None:
     fleet = SmallFleet(rounds=1)
     config: UserConfig = {"state.url": str(tmp_path / "s.db"), "rounds.deterministic": True}
     made = fleet.strategy()
-    list(open_strategy(made.server, made.sizes, config).rounds(fleet.grid(), 1))
+    list(open_strategy(made.server, config).rounds(fleet.grid(), 1))
     again = fleet.strategy()
     with pytest.raises(ConfigError, match="saved already"):
-        open_strategy(again.server, again.sizes, config)
-    resumed = open_strategy(again.server, again.sizes, {**config, "state.resume": True})
+        open_strategy(again.server, config)
+    resumed = open_strategy(again.server, {**config, "state.resume": True})
     assert resumed.server.round == 1
 
 
@@ -296,10 +296,10 @@ def test_a_saved_run_is_not_begun_anew_by_mistake(tmp_path: Path) -> None:
 def test_a_wrong_setting_is_named(config: UserConfig, said: str) -> None:
     made = SmallFleet(rounds=1).strategy()
     with pytest.raises(ConfigError, match=said):
-        open_strategy(made.server, made.sizes, config)
+        open_strategy(made.server, config)
 
 
-def replaying(app: App, sizes: Sizes) -> App:
+def replaying(app: App, parameters: int) -> App:
     """Sends the report of an earlier round again."""
     first: list[Message] = []
 
@@ -308,7 +308,7 @@ def replaying(app: App, sizes: Sizes) -> App:
         if message.metadata.message_type != "train":
             return reply
         first.append(reply)
-        report = decode_report(first[0].content, sizes)
+        report = decode_report(first[0].content, parameters)
         return Message(encode(Reported(report)), reply_to=message)
 
     return run
@@ -317,7 +317,7 @@ def replaying(app: App, sizes: Sizes) -> App:
 def test_a_replayed_report_is_refused() -> None:
     fleet = SmallFleet(devices=3, options=replace(FAST, participation=1.0))
     strategy = fleet.strategy()
-    fleet.apps[1] = replaying(fleet.apps[1], strategy.sizes)
+    fleet.apps[1] = replaying(fleet.apps[1], len(strategy.server.model) + strategy.server.gradient_size)
     rounds = strategy.rounds(fleet.grid(), 3)
     assert next(rounds).refusals == ()
     assert [(r.device, r.reason) for r in next(rounds).refusals] == [(1, "replayed")]

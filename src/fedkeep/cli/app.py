@@ -12,13 +12,11 @@ from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
 from fedkeep.cli.explain import explain, list_
 from fedkeep.cli.export import export
-from fedkeep.cli.fleet import fleet
+from fedkeep.cli.fleet import fleet, provision, serve
 from fedkeep.cli.keyholder import keyholder
 from fedkeep.cli.plan import plan
-from fedkeep.cli.provision import provision
 from fedkeep.cli.report import report
 from fedkeep.cli.run import run
-from fedkeep.cli.serve import serve
 from fedkeep.cli.watch import watch
 
 typer.core.HAS_RICH = False  # else it writes "\\[default: 5]" into plain help, with rich's escapes

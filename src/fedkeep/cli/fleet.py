@@ -1,4 +1,4 @@
-"""`fedkeep fleet`: a first fleet on one machine, in one command each."""
+"""`fedkeep fleet`: a first fleet on one machine, in one command each; `provision` and `serve`: one on many."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,3 +72,82 @@ def _fleet_in(folder: Path) -> "FirstFleet":
     from fedkeep.deploy.first_fleet import FirstFleet
 
     return FirstFleet(folder.resolve())
+
+
+def provision(
+    directory: Annotated[Path, typer.Argument(help="Where the keys go; existing ones are kept.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address of the server; repeat for several, first is shown."),
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many devices need a key.")] = 2,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
+    key_holder: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address of the key-holder of encrypted profiles; repeat for several."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the server's certificate.")] = 825,
+) -> None:
+    """Make the keys of a fleet, and print how to start it.
+
+    A CA, the server's certificate and one key per device; for encrypted profiles also the certificates by which
+    server and key-holder know each other.
+    """
+    from fedkeep.deploy.credentials import provision as make_credentials
+    from fedkeep.deploy.deployment import Deployment
+
+    hosts = host or ["127.0.0.1", "localhost"]
+    names = [f"node-{number}" for number in range(nodes)]
+    root = directory.resolve()
+    make_credentials(root, hosts, names, days, key_holder or ())
+    deployment = Deployment(root, hosts[0], port)
+    deployment.write_connection()
+    typer.echo(deployment.instructions(names))
+    if key_holder:
+        typer.echo("\n# on the key-holder, with ca.crt, keyholder.crt and keyholder.key copied to CREDENTIALS")
+        typer.echo("fedkeep keyholder create KEYS")
+        typer.echo(f"fedkeep keyholder serve KEYS --credentials CREDENTIALS --listen {key_holder[0]}:9600")
+
+
+def serve(
+    app: Annotated[
+        Path, typer.Argument(help="A fleet.toml, or a Flower app: a directory with its pyproject.toml.", exists=True)
+    ],
+    credentials: Annotated[Path, typer.Option(help="What `fedkeep provision` made.")],
+    host: Annotated[str, typer.Option(help="The name or address by which devices reach this server.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
+    bind: Annotated[str | None, typer.Option(help="The address to listen on, if it is not the host.")] = None,
+    state: Annotated[str | None, typer.Option(help="A file or postgresql://...; default: in the credentials.")] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Where the record goes that `fedkeep watch` follows; default: in the credentials."),
+    ] = None,
+    run: Annotated[str, typer.Option(help="The name under which the run is saved.")] = "default",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the saved run of that name.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys: loopback only.")] = False,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A key of the fleet or of the app, as key=value; repeat for more.")
+    ] = None,
+) -> None:
+    """Serve a fleet by Flower, and go on after a crash.
+
+    Starts a SuperLink, runs the fleet's app on it, and resumes the run if it dies.
+    """
+    from fedkeep.config import merged, override
+    from fedkeep.core.errors import ConfigError
+    from fedkeep.deploy.deployment import Deployment
+    from fedkeep.deploy.local_fleet import serve as serve_app
+    from fedkeep.flower.server_app import make_app, show_log
+
+    if not insecure and not (credentials / "server.crt").exists():
+        raise ConfigError(f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first")
+    root = credentials.resolve()
+    deployment = Deployment(root, host, port, insecure=insecure, bind=bind)
+    ours = {
+        "state": {"url": state or str(root / "state.db"), "run": run},
+        "records": {"directory": str(root / "records")},
+    }
+    asked = {} if records is None else {"records": {"directory": str(records.resolve())}}
+    app, config = make_app(app, root / "app", merged(asked, override({}, setting or [])), ours)
+    show_log()
+    serve_app(deployment, app, config, resume=resume)

@@ -73,16 +73,12 @@ class Method:
             table["aggregation"]["name"] = self.names["aggregation"]
         return table
 
-    def told_size(self, learner: Learner) -> int:
-        """The length of what devices tell of their stream: of an estimator, or of a shared gist."""
-        return learner.tail(self.gist.last_layers) if self.gist.shared else learner.gradient_size
-
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
-        """A server with this first model, before it knows any device."""
+        """A server with this first model, before it knows any device; it is told of estimators, or of shared gists."""
         told = (self.policy.uses_direction or self.gist.shared) and self.estimator.name != "exact"
         return Server(
             model=model,
-            gradient_size=self.told_size(learner),
+            gradient_size=learner.tail(self.gist.last_layers) if self.gist.shared else learner.gradient_size,
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,

@@ -5,7 +5,6 @@ form. Shapes, dtypes and values of arrays are the core's to screen.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.screening import screen_profile
-from fedkeep.core.types import AnyArray, DeviceId, Profile, Report, Vector
+from fedkeep.core.types import AnyArray, DeviceId, Profile, Report
 from fedkeep.link.framing import MESSAGE_LIMIT
 from fedkeep.link.messages import Answered, EncryptedProfiled, Evaluated, Profiled, Reported
 from fedkeep.link.wire import pack, unpack
@@ -26,15 +25,6 @@ _HEAD_BYTES = 4096
 """More than the head of any message whose numbers are arrays."""
 _MOST, _MOST_EVER = 10**9, 10**15
 """No device counts further than this in a round, and in its life."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """P, the length of a direction, and the number of regions: all that a well-formed message depends on."""
-
-    model: int
-    gradient: int
-    regions: int
 
 
 def encode_all(messages: Iterable[Any]) -> list[RecordDict]:
@@ -77,9 +67,12 @@ def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
     return unpack(head, parts, kind)
 
 
-def decode_report(content: RecordDict, sizes: Sizes) -> Report:
-    """The report, if it has the form of one; whether its arrays are sound is the server's to say (`receive`)."""
-    report: Report = decode(content, Reported, 4 * (sizes.model + sizes.gradient) + _HEAD_BYTES).report
+def decode_report(content: RecordDict, parameters: int) -> Report:
+    """The report, if it has the form of one; whether its arrays are sound is the server's to say (`receive`).
+
+    `parameters` are those of a model and of an estimator together.
+    """
+    report: Report = decode(content, Reported, 4 * parameters + _HEAD_BYTES).report
     for count in ("steps", "samples", "gradient_samples"):
         _require_count(count, getattr(report, count))
     if report.local_gradient is None and report.gradient_samples:
@@ -87,16 +80,16 @@ def decode_report(content: RecordDict, sizes: Sizes) -> Report:
     return report
 
 
-def decode_profile(content: RecordDict, sizes: Sizes) -> tuple[Profile, DeviceId, str]:
+def decode_profile(content: RecordDict, regions: int) -> tuple[Profile, DeviceId, str]:
     """The profile, if it is sound, and the number and name its sender claims."""
-    said: Profiled = decode(content, Profiled, 8 * sizes.regions + _HEAD_BYTES)
+    said: Profiled = decode(content, Profiled, 8 * regions + _HEAD_BYTES)
     _require_count("capacity", said.profile.capacity)
-    return screen_profile(said.profile, sizes.regions), _require_count("device", said.device), said.name
+    return screen_profile(said.profile, regions), _require_count("device", said.device), said.name
 
 
-def decode_encrypted_profile(content: RecordDict, sizes: Sizes) -> tuple[EncryptedProfiled, DeviceId]:
+def decode_encrypted_profile(content: RecordDict, regions: int) -> tuple[EncryptedProfiled, DeviceId]:
     """The sealed profile and the number claimed with it; one in the clear is refused and not used."""
-    said: Profiled | EncryptedProfiled = decode(content, Profiled | EncryptedProfiled, 8 * sizes.regions + _HEAD_BYTES)
+    said: Profiled | EncryptedProfiled = decode(content, Profiled | EncryptedProfiled, 8 * regions + _HEAD_BYTES)
     if isinstance(said, Profiled):
         raise RefusedError("profile in the clear", "it was asked to encrypt; its answer is not used")
     return said, _require_count("device", said.device)
@@ -122,11 +115,6 @@ def decode_evaluation(content: RecordDict) -> Evaluated:
         if not all(figure is None or np.isfinite(figure) for figure in figures):
             raise RefusedError("bad-evaluation", "what it says of its budget or gist is not finite")
     return said
-
-
-def arrays_of(model: Vector) -> ArrayRecord:
-    """The model as Flower keeps results: one array named `model`."""
-    return ArrayRecord({"model": Array(np.ascontiguousarray(model))})
 
 
 def content_of(reply: Message) -> RecordDict:

@@ -111,10 +111,6 @@ class Exchange:
         """How many messages of a round and kind are unanswered."""
         return sum(asked.round == round_ and asked.kind == kind for asked in self.asked.values())
 
-    def abandon(self, before: int) -> None:
-        """Stops waiting for replies to rounds before `before`."""
-        self.asked = {key: asked for key, asked in self.asked.items() if asked.round >= before}
-
 
 class PromptGrid:
     """The grid that it wraps, but for `send_and_receive`, which returns as soon as the last reply is there."""

@@ -24,7 +24,7 @@ from fedkeep.core.ports import Fate, Learner
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.store import AfterUse
-from fedkeep.core.types import AnyArray, Batch, LocalTraining, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.link.wire import from_array, to_array
@@ -69,24 +69,18 @@ class Keeper:
     """
 
     def __init__(
-        self,
-        learner: Learner,
-        memory: DeviceMemory,
-        capacity: int,
-        policy: str = DEFAULT_POLICY,
-        preset: str = DEFAULT,
-        seed: int = 0,
+        self, learner: Learner, memory: DeviceMemory, capacity: int, policy: str, preset: str, seed: int = 0
     ) -> None:
         if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
             raise ConfigError(f"capacity must be a whole number of samples, 1 or more, got {capacity!r}")
         self._learner, self._memory = learner, memory
         self._capacity, self._policy, self._preset, self._seed = capacity, policy, preset, seed
-        self._estimate: Vector | None = None
+        self._report: Report | None = None
         self._correction: Vector | None = None
         self._device: Device | None = None
         self._statistics: State = {}
         self._form: State = {}
-        self._count, self._counts = 0, Counter[str]()
+        self._counts = Counter[str]()
         if state := memory.load():
             self._counts.update(from_array(state["counts"], dict[str, int]))
             self._learn_statistics(take_under("statistics", state))
@@ -135,13 +129,14 @@ class Keeper:
         """
         samples, labels = _numbers(x, np.float32), _numbers(y)
         if labels.ndim != 1 or samples.shape[:1] != labels.shape:
-            words = f"got samples {samples.shape} and labels {labels.shape}"
-            raise ConfigError(f"offer takes one class number a sample: {words}")
+            forms = f"samples {samples.shape} and labels {labels.shape}"
+            raise ConfigError(f"offer takes one class number a sample: got {forms}")
         if not len(labels):
             return
         if labels.dtype.kind == "f" and not (labels == np.floor(labels)).any():
-            words = "fedkeep values samples of classifiers, not of regression"
-            raise ConfigError(f"these labels are no class numbers: {words}")
+            raise ConfigError(
+                "these labels are no class numbers: fedkeep values samples of classifiers, not of regression"
+            )
         if labels.dtype.kind not in "iuf":
             raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
         if self._device is None:
@@ -175,19 +170,17 @@ class Keeper:
         if self._correction is not None:  # in a user's loop all samples count alike: it mends that difference, too
             measured = self._learner.probe(order.model).measure(job.batch)
             self._correction = self._correction + measured.weighted_gradient(job.weights / job.weights.mean() - 1.0)
-        report = self._device.complete(prepared, order.model)
-        self._estimate, self._count = report.local_gradient, report.gradient_samples
+        self._report = self._device.complete(prepared, order.model)
 
     def correct(self, model: Any) -> None:
         """Mends the gradients of a torch model by the gist of the stream; call it after each `loss.backward()`.
 
         Under a preset without a gist, and before the first sync, it changes nothing.
         """
-        if self._correction is None:
-            return
-        from fedkeep.learn.torch_learner import add_to_gradients
+        if self._correction is not None:
+            from fedkeep.learn.torch_learner import add_to_gradients
 
-        add_to_gradients(model, self._correction)
+            add_to_gradients(model, self._correction)
 
     def samples(self, x: str | None = None, y: str | None = None) -> list[Any]:
         """The kept samples as pairs (sample, label), oldest first, or as dictionaries with these two keys."""
@@ -204,25 +197,19 @@ class Keeper:
             {name.removeprefix(kind): count for name, count in self._counts.items() if name.startswith(kind)}
             for kind in ("fate.", "unsound.")
         )
-        return KeeperStatus(
-            offered=self._counts["offered"],
-            stored=labels.total(),
-            capacity=self._capacity,
-            fates=fates,
-            unsound=unsound,
-            labels=dict(sorted(labels.items())),
-        )
+        stored = dict(sorted(labels.items()))
+        return KeeperStatus(self._counts["offered"], labels.total(), self._capacity, fates, unsound, stored)
 
     def records(self) -> dict[str, ArrayRecord | ConfigRecord]:
         """What the reply tells `Keeping`: how the keeper is doing, and the mean gradient of what arrived."""
-        now = self.status()
-        told = {"samples": self._count, "offered": now.offered, "stored": now.stored, "labels": len(now.labels)}
+        now, count = self.status(), 0 if self._report is None else self._report.gradient_samples
+        told = {"samples": count, "offered": now.offered, "stored": now.stored, "labels": len(now.labels)}
         about = ConfigRecord({**told, "unsound": sum(now.unsound.values())})
         if self._device is not None and self._device.gist is not None and (did := self._device.gist.figures()):
             about["gist"] = list(did)
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
-        if self._estimate is not None:
-            records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._estimate)})
+        if self._report is not None and self._report.local_gradient is not None:
+            records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._report.local_gradient)})
         return records
 
     def _classes(self, samples: AnyArray) -> int:

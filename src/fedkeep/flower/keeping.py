@@ -24,6 +24,8 @@ log = logging.getLogger("fedkeep.flower")
 
 _TOLD = ("offered", "stored", "unsound")
 """What a keeper says of itself that adds up over a fleet."""
+_GRADIENT_NORM = 1e3
+"""No estimate counts that is longer."""
 
 
 class Keeping(Strategy):
@@ -41,18 +43,12 @@ class Keeping(Strategy):
     """
 
     def __init__(
-        self,
-        inner: Strategy,
-        preset: str = DEFAULT,
-        policy: str = DEFAULT_POLICY,
-        gradient_norm: float = 1e3,
-        records: str | None = None,
+        self, inner: Strategy, preset: str = DEFAULT, policy: str = DEFAULT_POLICY, *, records: str | None = None
     ) -> None:
         self._inner, self._preset = inner, preset
         self._recorder = None if records is None else Recorder(Path(records))
         said = experiment_tables(preset, policy).get("estimator", {})
         self._estimator: GlobalEstimator = global_estimator(str(said.get("name", "incremental")))
-        self._gradient_norm = gradient_norm
         self._accepted: dict[DeviceId, int] = {}
         self._numbers: dict[int, int] = {}
         """Nodes in the order in which they were first heard of: a record's devices."""
@@ -91,25 +87,22 @@ class Keeping(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merges the estimates, then lets the inner strategy aggregate what is its own."""
-        listed = list(replies)
-        told: dict[int, ConfigRecord] = {}
-        for reply in listed:
-            about = None if reply.has_error() else reply.content.pop(KEEPER, None)
-            if isinstance(about, ConfigRecord):
-                told[reply.metadata.src_node_id] = about
-        estimates, refused = self._estimates(listed, told, server_round)
+        listed, said, gists = list(replies), {}, []
+        estimates, refused = self._estimates(listed, server_round)
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(estimates, server_round))
-        arrays, metrics = self._inner.aggregate_train(server_round, listed)
-        said, gists = {}, []
-        for node, about in told.items():  # all of the numbers that add up over a fleet, or none of them
+        for reply in listed:
+            about = None if reply.has_error() else reply.content.pop(KEEPER, None)
+            if not isinstance(about, ConfigRecord):
+                continue
             counts = {name: value for name in _TOLD if isinstance(value := about.get(name), int) and value >= 0}
-            if len(counts) == len(_TOLD):
-                said[node] = counts
+            if len(counts) == len(_TOLD):  # all of the numbers that add up over a fleet, or none of them
+                said[reply.metadata.src_node_id] = counts
             figures = about.get("gist")
             figures = [f for f in figures if isinstance(f, float)] if isinstance(figures, list) else []
             if len(figures) == len(GIST) and np.isfinite(figures).all():
                 gists.append(figures)
+        arrays, metrics = self._inner.aggregate_train(server_round, listed)
         self._write(self._round(server_round, listed, said, refused))
         if gists:
             self._write(gist_line(server_round, gists))
@@ -155,9 +148,7 @@ class Keeping(Strategy):
         if self._recorder is not None:
             self._recorder.write(line)
 
-    def _estimates(
-        self, replies: list[Message], told: Mapping[int, ConfigRecord], round_: int
-    ) -> tuple[dict[int, Estimate], int]:
+    def _estimates(self, replies: list[Message], round_: int) -> tuple[dict[int, Estimate], int]:
         """The estimates, taken out of the replies, and how many had another length than most.
 
         One that is not sound is dropped and its node named.
@@ -165,12 +156,12 @@ class Keeping(Strategy):
         taken: dict[int, Estimate] = {}
         for reply in replies:
             node, record = reply.metadata.src_node_id, None if reply.has_error() else reply.content.pop(ESTIMATE, None)
-            if not isinstance(record, ArrayRecord) or node not in told:
+            if not isinstance(record, ArrayRecord) or not isinstance(about := reply.content.get(KEEPER), ConfigRecord):
                 continue
             gradient = record["local_gradient"].numpy() if "local_gradient" in record else np.array(np.nan)
             flat = gradient.ndim == 1 and gradient.dtype == np.float32 and np.isfinite(gradient).all()
-            short = flat and np.linalg.norm(gradient.astype(np.float64)) <= self._gradient_norm
-            count = told[node].get("samples")
+            short = flat and np.linalg.norm(gradient.astype(np.float64)) <= _GRADIENT_NORM
+            count = about.get("samples")
             if short and isinstance(count, int) and 0 < count <= 10**9:
                 taken[node] = Estimate(gradient, float(count), round_)
             else:

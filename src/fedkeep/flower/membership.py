@@ -14,21 +14,19 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.plan import Plan
-from fedkeep.core.rounds import Refusal
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.exchange import Asked, Exchange
-from fedkeep.flower.rounds import Refusals
+from fedkeep.flower.rounds import Refusals, RoundOptions
 from fedkeep.keyholder.planner import RemotePlanner
 from fedkeep.link.messages import AskProfile
 from fedkeep.link.wire import from_array, to_array
 
 log = logging.getLogger("fedkeep.flower")
 
-PROFILE_SECONDS = 120.0
+_PROFILE_SECONDS = 120.0
 """How long a node that was asked for its profile may be silent before it is asked again."""
 _STRAGGLER_SECONDS = 30.0
 """How long a plan from sealed profiles waits for a node that was asked and is silent."""
@@ -46,70 +44,130 @@ class Entry:
     name: str = ""
 
 
-class Roster:
-    """All devices ever seen; a number belongs to the first key that claimed it."""
+@dataclass(eq=False)
+class Membership:
+    """All devices ever seen, of which newcomers are asked for profiles; plans anew when others are there (steps 1, 2).
 
-    def __init__(self, identity: str) -> None:
-        self._identity = identity
-        self.entries: dict[DeviceId, Entry] = {}
-        self._online: dict[int, DeviceId] = {}
-        self._gone: set[int] = set()
-        self.last_seen: dict[DeviceId, float] = {}
-        """When each device was last online, in seconds since 1970; of this process's time only."""
+    A number belongs to the first key that claimed it. With a `planner` profiles are sealed, and only devices in the
+    key-holder's plan take part: while it does not answer, the present plan stays in force, and without one the run
+    waits; nothing is ever asked for in the clear instead.
+    """
 
-    def see(self, nodes: list[NodeInfo]) -> list[NodeInfo]:
-        """Takes in who is online; returns those whose device is not known and must be asked."""
-        by_key = {entry.identity: device for device, entry in self.entries.items()}
-        before, self._online, self._gone = self._online, {}, set()
-        for node in nodes:
-            device = before.get(node.node_id)
-            if device is None and not self._by_claim(node):
-                device = by_key.get(_digest(node))
-            if device is not None:
-                self._online[node.node_id] = device
-        self.last_seen |= dict.fromkeys(self._online.values(), time.time())
-        return [node for node in nodes if node.node_id not in self._online]
+    server: Server
+    options: RoundOptions
+    refusals: Refusals
+    planner: RemotePlanner | None = None
+    entries: dict[DeviceId, Entry] = field(default_factory=dict, init=False)
+    online: dict[int, DeviceId] = field(default_factory=dict, init=False)
+    """The devices at the nodes that may take part in a round."""
+    present: set[DeviceId] = field(default_factory=set, init=False)
+    """The devices that were there when somebody last looked."""
+    last_seen: dict[DeviceId, float] = field(default_factory=dict, init=False)
+    """When each device was last online, in seconds since 1970; of this process's time only."""
+    _asked: dict[int, tuple[NodeInfo, float]] = field(default_factory=dict, init=False)
+    _awaited: set[int] = field(default_factory=set, init=False)
+    """Nodes that have not answered yet."""
+    _nonce: bytes = field(default=b"", init=False)
 
-    def watch(self, nodes: Iterable[NodeInfo]) -> None:
+    def nodes(self) -> dict[DeviceId, int]:
+        """The node of every device that is online and planned for: of those that may take part."""
+        planned = self._planned()
+        return dict(sorted((device, node) for node, device in self.online.items() if device in planned))
+
+    def watch(self, nodes: Iterable[int]) -> None:
         """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
-        self._gone = set(self._online) - {node.node_id for node in nodes}
-        self.last_seen |= dict.fromkeys(self.present(), time.time())
+        self.present = {self.online[node] for node in nodes if node in self.online}
+        self.last_seen |= dict.fromkeys(self.present, time.time())
 
-    def present(self) -> set[DeviceId]:
-        """The devices that were there when somebody last looked."""
-        return {device for node, device in self._online.items() if node not in self._gone}
+    def meet(self, exchange: Exchange) -> None:
+        """Sees who is online, and asks those whose profile is not there; sealed ones only if a new plan is needed.
 
-    def enter(self, node: NodeInfo, device: DeviceId, profile: Profile, name: str = "") -> None:
-        """Binds a node to the device number it claims; the profile of a device seen before is kept."""
-        if device in self._online.values():
-            raise RefusedError("identity-taken", f"device {device} is online at another node")
-        known = self.entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME_LENGTH]))
-        if known.identity != _digest(node) and not self._by_claim(node):
-            raise RefusedError("identity-taken", f"device {device} belongs to another key")
-        self._online[node.node_id] = device
-        self.last_seen[device] = time.time()
+        A device that was seen before is known by its key.
+        """
+        now, nodes = time.monotonic(), {node.node_id: node for node in exchange.grid.get_nodes()}
+        self._asked = {node: asked for node, asked in self._asked.items() if node in nodes}
+        by_key = {entry.identity: device for device, entry in self.entries.items()}
+        before, self.online = self.online, {}
+        for number, node in nodes.items():
+            known = None if self._by_claim(node) else by_key.get(_digest(node))
+            if (device := before.get(number, known)) is not None:
+                self.online[number] = device
+        self.watch(nodes)
+        lacking, request = [node for node in nodes if node not in self.online], None
+        if self.planner is not None:
+            if not lacking and set(self.online.values()) == self._planned():
+                return
+            if (request := self.planner.request(now)) is None:
+                return
+            if request.nonce != self._nonce:
+                self._nonce, self._asked = request.nonce, {}
+            lacking = [node for node in nodes if self.online.get(node) not in self.planner.profiles]
+        asking = [n for n in lacking if n not in self._asked or now - self._asked[n][1] >= _PROFILE_SECONDS]
+        self._asked |= {node: (nodes[node], now) for node in asking}
+        self._awaited.update(asking)
+        content = codec.encode(AskProfile(request))
+        messages = [Message(content, node, PROFILE, ttl=_PROFILE_SECONDS) for node in asking]
+        exchange.send(messages, self.server.round)
 
-    def device(self, node_id: int) -> DeviceId | None:
-        return self._online.get(node_id)
+    def introduce(self, asked: Asked, reply: Message) -> None:
+        """Takes a node's profile, and binds the node to the device it claims to be.
 
-    def online(self) -> dict[DeviceId, int]:
-        """The node of every device that is online."""
-        return {device: node for node, device in sorted(self._online.items(), key=lambda item: item[1])}
+        One that cannot be read is refused and asked for again later.
+        """
+        if asked.node not in self._asked:
+            return
+        known = self.online.get(asked.node)
+        with self.refusals.naming(asked.node if known is None else known):
+            content = codec.content_of(reply)
+            if self.planner is None:
+                profile, device, name = codec.decode_profile(content, self.server.regions)
+                self._bind(asked.node, device, profile, name)
+                words = f"capacity {profile.capacity}, rate {profile.rate:g}"
+                if not profile.rate > 0:
+                    log.warning("device %d sees no samples: it is given none to store", device)
+            else:
+                said, device = codec.decode_encrypted_profile(content, self.server.regions)
+                if said.nonce != self._nonce:
+                    return  # it answers an earlier request, and was asked for this one as well
+                self._bind(asked.node, device, Profile(0, np.full(self.server.regions, np.nan)), said.name)
+                self.planner.profiles[device] = said.profile
+                name, words = said.name, "its profile is sealed"
+            log.info("device %d (%s) is node %d: %s", device, name, asked.node, words)
+        self._awaited.discard(asked.node)
 
-    def profiles(self) -> dict[DeviceId, Profile]:
-        """The profiles of the devices that are online."""
-        return {device: self.entries[device].profile for device in self.online()}
+    def plan(self) -> None:
+        """Has a plan made for the devices online whose profiles are there, if they are not those of the present plan.
 
-    def know_slots(self, plan: Plan) -> None:
-        """Takes what a plan gives to devices for their capacities, which they told the key-holder alone."""
-        for device, slots in zip(plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True):
-            known = self.entries[device]
-            self.entries[device] = replace(known, profile=replace(known.profile, capacity=slots))
-
-    def drop(self, device: DeviceId) -> None:
-        """Forgets a device whose profile was refused, so that it is asked again."""
-        self.entries.pop(device, None)
-        self._online = {node: d for node, d in self._online.items() if d != device}
+        Whose profile cannot be used is named, left out, and asked again later.
+        """
+        now, planner = time.monotonic(), self.planner
+        nodes = {device: node for node, device in self.online.items()}
+        present = nodes.keys() if planner is None else nodes.keys() & planner.profiles.keys()
+        least = 1 if planner is None or self.server.plan is not None else self.options.min_devices
+        if len(present) < least or present == self._planned():
+            return
+        if planner is None:
+            plan, refused = self.server.coordinate({device: self.entries[device].profile for device in nodes})
+            for device in present - set(plan.devices.tolist()):
+                del self.entries[device], self.online[nodes[device]]
+                self._asked.pop(nodes[device], None)
+        else:
+            if any(now - self._asked[n][1] < _STRAGGLER_SECONDS for n in self._awaited & self._asked.keys()):
+                return
+            if (planned := planner.plan(now, present, self.server.plan, self.server.regions)) is None:
+                return
+            plan, refused = planned.plan, planned.refused
+            for refusal in refused:
+                del planner.profiles[refusal.device]
+            self.server.use_plan(plan)
+            for device, slots in zip(plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True):
+                known = self.entries[device]  # its slots stand for its capacity, which the key-holder alone was told
+                self.entries[device] = replace(known, profile=replace(known.profile, capacity=slots))
+        self.refusals.add(*refused)
+        log.info("planned for %d devices", len(plan.devices))
+        for worst in plan.shortfalls[:1]:
+            words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
+            log.warning("the plan falls short %d times, first for label %s: %d of %d, since %s", *words)
 
     def snapshot(self) -> State:
         known = sorted(self.entries.items())
@@ -118,156 +176,33 @@ class Roster:
         return {"entries": entries, "velocities": velocities}
 
     def restore(self, state: State) -> None:
-        self._online = {}
+        self.online = {}
         entries = from_array(state["entries"], list[tuple[int, str, str, int]])
         self.entries = {
             device: Entry(identity, Profile(capacity, velocity), name)
             for (device, identity, name, capacity), velocity in zip(entries, state["velocities"], strict=True)
         }
 
-    def _by_claim(self, node: NodeInfo) -> bool:
-        return self._identity == "claim" or len(node.public_key) == _SIMULATED_KEY_BYTES
-
-
-def _digest(node: NodeInfo) -> str:
-    return blake2b(node.public_key or str(node.node_id).encode(), digest_size=16).hexdigest()
-
-
-@dataclass(eq=False)
-class Membership:
-    """Asks newcomers for their profiles, and plans anew when the set of devices changes (steps 1, 2)."""
-
-    server: Server
-    roster: Roster
-    sizes: codec.Sizes
-    refusals: Refusals
-    _asked: dict[int, tuple[NodeInfo, float]] = field(default_factory=dict, init=False)
-
-    def nodes(self) -> dict[DeviceId, int]:
-        """The node of every device that is online and planned for: of those that may take part."""
-        planned = self._planned()
-        return {device: node for device, node in self.roster.online().items() if device in planned}
-
-    def meet(self, exchange: Exchange, now: float) -> None:
-        """Sees who is online and asks those nobody knows."""
-        self._ask(exchange, self.roster.see(list(exchange.grid.get_nodes())), AskProfile(), now)
-
-    def introduce(self, asked: Asked, reply: Message) -> None:
-        """Takes a node's profile; one that cannot be read is refused and asked for again later."""
-        if asked.node not in self._asked:
-            return
-        with self.refusals.naming(asked.node):
-            profile, device, name = codec.decode_profile(codec.content_of(reply), self.sizes)
-            self.roster.enter(self._asked[asked.node][0], device, profile, name)
-            del self._asked[asked.node]
-            words = (device, name, asked.node, profile.capacity, profile.rate)
-            log.info("device %d (%s) is node %d: capacity %d, rate %g", *words)
-            if not profile.rate > 0:
-                log.warning("device %d sees no samples: it is given none to store", device)
-
-    def plan(self) -> None:
-        """Plans for the devices online, if they are not those of the present plan."""
-        profiles = self.roster.profiles()
-        if not profiles or set(profiles) == self._planned():
-            return
-        plan, refusals = self.server.coordinate(profiles)
-        self.refusals.add(*refusals)
-        for device in set(profiles) - self._planned():
-            self.roster.drop(device)
-        _tell(plan, "planned")
-
-    def _ask(self, exchange: Exchange, nodes: Iterable[NodeInfo], question: AskProfile, now: float) -> None:
-        """Asks the nodes, but for those that were asked a short time ago."""
-        silent = [n for n in nodes if now - self._asked.get(n.node_id, (n, -PROFILE_SECONDS))[1] >= PROFILE_SECONDS]
-        self._asked |= {node.node_id: (node, now) for node in silent}
-        content = codec.encode(question)
-        asking = [Message(content, node.node_id, PROFILE, ttl=PROFILE_SECONDS) for node in silent]
-        exchange.send(asking, self.server.round)
+    def _bind(self, number: int, device: DeviceId, profile: Profile, name: str) -> None:
+        """Binds a node to the device number it claims; the profile of a device seen before is kept."""
+        bound, node = self.online.get(number), self._asked[number][0]
+        if bound is not None and bound != device:
+            raise RefusedError("identity-taken", f"device {bound} says that it is device {device}")
+        if bound is None and device in self.online.values():
+            raise RefusedError("identity-taken", f"device {device} is online at another node")
+        known = self.entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME_LENGTH]))
+        if known.identity != _digest(node) and not self._by_claim(node):
+            raise RefusedError("identity-taken", f"device {device} belongs to another key")
+        self.online[number] = device
+        self.present.add(device)
+        self.last_seen[device] = time.time()
 
     def _planned(self) -> set[DeviceId]:
         return set() if self.server.plan is None else set(self.server.plan.devices.tolist())
 
-
-@dataclass(eq=False)
-class EncryptedMembership(Membership):
-    """The same from profiles that nobody here can read: only devices in the key-holder's plan take part.
-
-    While the key-holder does not answer, the present plan stays in force, and without one the run waits; nothing is
-    ever asked for in the clear instead.
-    """
-
-    planner: RemotePlanner
-    min_devices: int
-    _nonce: bytes = field(default=b"", init=False)
-    _now: float = field(default=0.0, init=False)
-    _refused: set[int] = field(default_factory=set, init=False)
-    """Nodes for which no plan waits."""
-
-    def meet(self, exchange: Exchange, now: float) -> None:
-        """Sees who is online, and asks those whose answer is not there, if a new plan is needed."""
-        nodes = {node.node_id: node for node in exchange.grid.get_nodes()}
-        unknown = self.roster.see(list(nodes.values()))
-        self._now, self._asked = now, {node: asked for node, asked in self._asked.items() if node in nodes}
-        if not unknown and set(self.roster.online()) == self._planned():
-            return
-        if (request := self.planner.request(now)) is None:
-            return
-        if request.nonce != self._nonce:
-            self._nonce, self._asked, self._refused = request.nonce, {}, set()
-        self._ask(exchange, [node for node in nodes.values() if self._lacks(node.node_id)], AskProfile(request), now)
-
-    def introduce(self, asked: Asked, reply: Message) -> None:
-        """Takes a node's sealed profile, and binds the node to the device it claims to be."""
-        if asked.node not in self._asked:
-            return
-        known = self.roster.device(asked.node)
-        try:
-            said, device = codec.decode_encrypted_profile(codec.content_of(reply), self.sizes)
-            if said.nonce != self._nonce:
-                return  # it answers an earlier request, and was asked for this one as well
-            if known is None:
-                unread = Profile(0, np.full(self.sizes.regions, np.nan))
-                self.roster.enter(self._asked[asked.node][0], device, unread, said.name)
-            elif known != device:
-                raise RefusedError("identity-taken", f"device {known} says that it is device {device}")
-        except RefusedError as error:
-            self._refused.add(asked.node)
-            self.refusals.add(Refusal(asked.node if known is None else known, error.reason, error.detail))
-            return
-        self.planner.profiles[device] = said.profile
-        log.info("device %d (%s) is node %d: its profile is sealed", device, said.name, asked.node)
-
-    def plan(self) -> None:
-        """Has a plan made for the devices online that have answered, if they are not those of the present plan.
-
-        Whose profile the key-holder cannot use is named, left out, and asked again later.
-        """
-        online = self.roster.online()
-        present = online.keys() & self.planner.profiles.keys()
-        least = self.min_devices if self.server.plan is None else 1
-        if len(present) < least or present == self._planned() or self._awaits_stragglers():
-            return
-        planned = self.planner.plan(self._now, present, self.server.plan, self.sizes.regions)
-        if planned is None:
-            return
-        self.refusals.add(*planned.refused)
-        for refusal in planned.refused:
-            self._refused.add(online[refusal.device])
-            del self.planner.profiles[refusal.device]
-        self.server.use_plan(planned.plan)
-        self.roster.know_slots(planned.plan)
-        _tell(planned.plan, "planned by the key-holder")
-
-    def _awaits_stragglers(self) -> bool:
-        recent = (node for node, (_, since) in self._asked.items() if self._now - since < _STRAGGLER_SECONDS)
-        return any(self._lacks(node) and node not in self._refused for node in recent)
-
-    def _lacks(self, node: int) -> bool:
-        return self.roster.device(node) not in self.planner.profiles
+    def _by_claim(self, node: NodeInfo) -> bool:
+        return self.options.identity == "claim" or len(node.public_key) == _SIMULATED_KEY_BYTES
 
 
-def _tell(plan: Plan, how: str) -> None:
-    log.info("%s for %d devices", how, len(plan.devices))
-    for worst in plan.shortfalls[:1]:
-        words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
-        log.warning("the plan falls short %d times, first for label %s: %d of %d, since %s", *words)
+def _digest(node: NodeInfo) -> str:
+    return blake2b(node.public_key or str(node.node_id).encode(), digest_size=16).hexdigest()

@@ -6,11 +6,11 @@ crash the record tells of each round once.
 
 import hashlib
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,9 @@ from fedkeep.core.plan import Plan
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, IntArray
 from fedkeep.fleet.specification import FleetSpec
-from fedkeep.flower.membership import Roster
+from fedkeep.flower.membership import Membership
 from fedkeep.flower.rounds import RoundOutcome
-from fedkeep.link.messages import Evaluated, Vitals
+from fedkeep.link.messages import Evaluated
 from fedkeep.records import Recorder, lines
 from fedkeep.records.measures import LISTED, gist_line, plan_line
 from fedkeep.records.runs import begins_with_header, read_run
@@ -31,6 +31,7 @@ from fedkeep.records.versions import versions
 
 _SIGN_OF_LIFE_SECONDS = 20.0
 _COUNTS = ("arrivals", "kept", "replaced", "refused")
+_NEVER_SEEN = Evaluated(samples=0, total_loss=0.0, correct=0)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class FleetRecorder:
         self._planned: Plan | None = None
         self._told: list[lines.Member] = []
         self._evaluated: dict[DeviceId, Evaluated] = {}
-        self._counted: dict[DeviceId, Vitals] = {}
         self._took_part: set[DeviceId] = set()
         self._refused: dict[DeviceId, str] = {}
         self._began = self._told_at = time.monotonic()
@@ -80,10 +80,9 @@ class FleetRecorder:
             digest = hashlib.sha256(server.model.tobytes()).hexdigest()
             self._recorder.write(lines.End(round=server.round, digest=digest))
 
-    def note(self, outcome: RoundOutcome, server: Server, roster: Roster, tally: IntArray) -> None:
+    def note(self, outcome: RoundOutcome, server: Server, fleet: Membership, tally: IntArray) -> None:
         """Writes a round that is about to be committed."""
         done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
-        self._evaluated |= outcome.evaluated
         refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
         self._refused = {device: reason for device, reason in refused.items() if device not in accepted}
         self._took_part |= accepted
@@ -102,46 +101,42 @@ class FleetRecorder:
             refused_reports={reason: len(devices) for reason, devices in reasons.items()},
             refused_devices={reason: tuple(devices) for reason, devices in reasons.items()},
             staleness=server.estimator.staleness(done),
-            **self._since_counted(),
+            **self._since_told(outcome.evaluated),
         )
         write(round_line)
+        self._evaluated |= outcome.evaluated
         for line in self._evaluation(done, outcome, tally) if outcome.evaluated else ():
             write(line)
         write(lines.Timing(round=done, seconds=time.monotonic() - self._began))
-        self.note_members(done, roster)
+        self.note_members(done, fleet)
         self._recorder.sync()
 
-    def note_members(self, round_: int, roster: Roster) -> None:
+    def note_members(self, round_: int, fleet: Membership) -> None:
         """Writes who is in the fleet, if that has changed or was not said for a while."""
-        online, members = roster.present(), []
-        for device, entry in sorted(roster.entries.items())[:LISTED]:
-            said = self._evaluated.get(device)
-            vitals = None if said is None else said.vitals
+        members = []
+        for device, entry in sorted(fleet.entries.items())[:LISTED]:
+            said = self._evaluated.get(device, _NEVER_SEEN)
+            vitals, name = said.vitals, entry.name or f"device {device}"
+            stored, labels = (None, None) if vitals is None else (vitals.stored, sum(map(bool, vitals.filled)))
             member = lines.Member(
-                device=device,
-                name=entry.name or f"device {device}",
-                online=device in online,
-                capacity=entry.profile.capacity,
-                stored=None if vitals is None else vitals.stored,
-                labels=None if vitals is None else sum(count > 0 for count in vitals.filled),
-                accuracy=None if said is None or np.isnan(said.accuracy) else said.accuracy,
+                device=device, name=name, online=device in fleet.present, capacity=entry.profile.capacity,
+                stored=stored, labels=labels, accuracy=None if np.isnan(said.accuracy) else said.accuracy,
                 refused=self._refused.get(device),
-            )
+            )  # fmt: skip
             members.append(member)
         if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
             self._told, self._told_at = members, time.monotonic()
-            seen = tuple(structs.replace(member, seen=roster.last_seen.get(member.device)) for member in members)
+            seen = tuple(structs.replace(member, seen=fleet.last_seen.get(member.device)) for member in members)
             self._recorder.write(lines.Members(round=round_, members=seen))
 
-    def _since_counted(self) -> dict[str, int]:
+    def _since_told(self, evaluated: Mapping[DeviceId, Evaluated]) -> dict[str, int]:
         """What the devices' stores did since they last said; what came before a resume is in the record already."""
-        told = {device: e.vitals for device, e in self._evaluated.items() if e.vitals is not None}
-        since = Counter[str]()
-        for device, now in told.items():
-            before = self._counted.get(device, now if self._resumed else Vitals(0, ()))
-            since.update({name: max(0, getattr(now, name) - getattr(before, name)) for name in _COUNTS})
-        self._counted |= told
-        return {name: since[name] for name in _COUNTS}
+        since = dict.fromkeys(_COUNTS, 0)
+        for device, said in evaluated.items():
+            known = self._evaluated.get(device, said if self._resumed else _NEVER_SEEN)
+            for name in _COUNTS if said.vitals is not None else ():
+                since[name] += max(0, getattr(said.vitals, name) - getattr(known.vitals, name, 0))
+        return since
 
     def _evaluation(self, done: int, outcome: RoundOutcome, tally: IntArray) -> Iterator[lines.Line]:
         evaluated = dict(sorted(outcome.evaluated.items()))
@@ -152,11 +147,10 @@ class FleetRecorder:
             listed = tuple(device for device in rows if device < LISTED)
             yield lines.HoldingsLine(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
             held = np.array(list(rows.values())).sum(axis=0) > 0
-        if spent := [v for v in vitals.values() if v.epsilon_spent is not None and v.delta is not None]:
-            most = max(spent, key=lambda v: v.epsilon_spent or 0.0)
-            yield lines.PrivacyLine(
-                round=done, epsilon_spent=most.epsilon_spent, epsilon_left=most.epsilon_left, delta=most.delta or 0.0
-            )
+        budgets = ((v.epsilon_spent, v.epsilon_left, v.delta) for v in vitals.values())
+        if spent := [(most, left, delta) for most, left, delta in budgets if most is not None and delta is not None]:
+            most, left, delta = max(spent, key=itemgetter(0))
+            yield lines.PrivacyLine(round=done, epsilon_spent=most, epsilon_left=left, delta=delta)
         figures = [v.gist for device, v in vitals.items() if v.gist is not None and device in self._took_part]
         self._took_part = set()
         if figures:

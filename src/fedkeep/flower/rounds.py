@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError, RefusedError, needing
@@ -14,9 +14,6 @@ from fedkeep.core.rounds import Refusal, RoundSummary
 from fedkeep.core.types import DeviceId
 from fedkeep.fleet.options import MetricsOptions
 from fedkeep.link.messages import Evaluated
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -158,7 +155,7 @@ class ServerMetrics:
         for name in outcome.evaluation.keys() & {"accuracy", "loss"}:
             self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
 
-    def collect(self) -> "Iterator[Metric]":
+    def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, (text, value) in self._gauges.items():

@@ -25,7 +25,6 @@ from fedkeep.core.types import Vector
 from fedkeep.fleet.method import table_of
 from fedkeep.fleet.options import MetricsOptions
 from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
-from fedkeep.flower.codec import Sizes
 from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
@@ -113,12 +112,11 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     """The strategy of the fleet that the run config specifies.
 
     >>> strategy = open_fleet({"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"})
-    >>> strategy.server.round, strategy.sizes
-    (0, Sizes(model=310, gradient=310, regions=10))
+    >>> strategy.server.round, len(strategy.server.model), strategy.server.regions
+    (0, 310, 10)
     """
     spec = fleet_of(run_config)
-    sizes = Sizes(spec.learner.size, spec.told_size(spec.learner), spec.regions.count)
-    return open_strategy(spec.server(), sizes, run_config, header_of(spec), participation=spec.train.participation)
+    return open_strategy(spec.server(), run_config, header_of(spec), participation=spec.train.participation)
 
 
 def show_log() -> None:
@@ -141,7 +139,7 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
 
 
 def open_strategy(
-    server: Server, sizes: Sizes, run_config: UserConfig, header: Header | None = None, **rounds: Any
+    server: Server, run_config: UserConfig, header: Header | None = None, **rounds: Any
 ) -> FedkeepStrategy:
     """The strategy that those tables of the run config describe that say how a fleet is run; a header begins a record.
 
@@ -153,8 +151,8 @@ def open_strategy(
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.plan = None  # one made from profiles in the clear does not count
     store = StateStore(state.url, state.run) if state.url else None
-    sums = SumBook(server, privacy, sizes.gradient) if privacy.secure_sum else None
-    strategy = FedkeepStrategy(server, sizes, replace(said["rounds"], **rounds), store, sums, planner)
+    sums = SumBook(server, privacy, server.gradient_size) if privacy.secure_sum else None
+    strategy = FedkeepStrategy(server, replace(said["rounds"], **rounds), store, sums, planner)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:
@@ -190,30 +188,32 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
     tables name: `changes` must be there, `defaults` are set where the table is.
     """
     if source.is_file():
+        config: UserConfig = {}
         tables = merged(merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
+    else:
+        said = read_toml(source / "pyproject.toml")
+        for key in ("tool", "flwr", "app", "config"):
+            said = said.get(key, {})
+        known, config = dict(flat(said)), config_of(merged({k: v for k, v in defaults.items() if k in said}, changes))
+        for key in (*config, "state.resume"):
+            if key not in known:
+                raise ConfigError(f"the app in {source} has no key '{key}': {did_you_mean(key, known)}")
+        if not isinstance(said.get("samples"), dict):  # an app that only has its own tables
+            return source, config
+        tables = {key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS}
+    sys.path.insert(0, str(source))  # where Flower finds what an app names
+    try:
         spec = parse_fleet(tables)
         _deployment(tables, spec.aggregation)
         spec.server()
-        directory.mkdir(parents=True, exist_ok=True)
-        lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
-        (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
-        return directory, {}
-    said = read_toml(source / "pyproject.toml")
-    for key in ("tool", "flwr", "app", "config"):
-        said = said.get(key, {})
-    known, config = dict(flat(said)), config_of(merged({k: v for k, v in defaults.items() if k in said}, changes))
-    for key in (*config, "state.resume"):
-        if key not in known:
-            raise ConfigError(f"the app in {source} has no key '{key}': {did_you_mean(key, known)}")
-    if isinstance(said.get("samples"), dict):  # else it is an app that only has its own tables
-        sys.path.insert(0, str(source))  # where Flower finds what it names
-        try:
-            spec = fleet_of(known | config)
-            _deployment(tables_of(known | config), spec.aggregation)
-            spec.server()
-        finally:
-            sys.path.remove(str(source))
-    return source, config
+    finally:
+        sys.path.remove(str(source))
+    if source.is_dir():
+        return source, config
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in config_of(tables).items())
+    (directory / "pyproject.toml").write_text(_PYPROJECT + "".join(lines), encoding="utf-8")
+    return directory, config
 
 
 app = ServerApp()

@@ -8,6 +8,7 @@ written, so a fleet of many kept gradients costs what its participants cost.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -100,7 +101,15 @@ class StateStore:
                 raise DataError(f"the saved array {row.name!r} is damaged: restore a backup")
             arrays[row.name].append(row._mapping)
         self._round, self._digests = head.round, {(row.name, row.number): row.digest for row in rows}
-        return Saved(head.round, {name: _join(chunks) for name, chunks in arrays.items()})
+        state = {}
+        for name, (first, *others) in arrays.items():
+            data = b"".join(chunk["data"] for chunk in (first, *others))
+            shape = [int(part) for part in first["shape"].split(",") if part]
+            kind = np.dtype(first["dtype"])
+            if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * prod(shape):
+                raise DataError(f"the saved array {name!r} does not fit its dtype and shape: restore a backup")
+            state[name] = np.frombuffer(data, dtype=kind).reshape(shape).copy()
+        return Saved(head.round, state)
 
     def commit(self, round_: int, state: State) -> None:
         """Makes `state` the one after `round_`, whole or not at all."""
@@ -165,11 +174,3 @@ def _cut(name: str, array: AnyArray) -> Iterator[Chunk]:
 def _digest(chunk: Chunk) -> bytes:
     head = "{name}/{number}/{dtype}/{shape}/".format_map(chunk).encode()
     return blake2b(head + chunk["data"], digest_size=16).digest()
-
-
-def _join(chunks: list[Chunk]) -> AnyArray:
-    first, data = chunks[0], b"".join(chunk["data"] for chunk in chunks)
-    kind, shape = np.dtype(first["dtype"]), tuple(int(part) for part in first["shape"].split(",") if part)
-    if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * int(np.prod(shape, dtype=np.int64)):
-        raise DataError(f"the saved array {first['name']!r} does not fit its dtype and shape: restore a backup")
-    return np.frombuffer(data, dtype=kind).reshape(shape).copy()

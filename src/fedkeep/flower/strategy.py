@@ -11,22 +11,23 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.ports import Kept
-from fedkeep.core.rounds import Refusal, RoundSummary, merge_evaluations
+from fedkeep.core.rounds import RoundSummary, merge_evaluations
 from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, PROFILE, TRAIN
 from fedkeep.flower.exchange import Asked, Exchange
-from fedkeep.flower.membership import EncryptedMembership, Membership, Roster
+from fedkeep.flower.membership import Membership
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
 from fedkeep.flower.secure_rounds import SecureRounds
@@ -42,6 +43,7 @@ _LOOK_SECONDS = 5.0
 """Between two looks at who is there while a round is open: the record tells of a device that died in it."""
 
 
+@dataclass(eq=False, repr=False)
 class FedkeepStrategy:
     """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
 
@@ -50,38 +52,29 @@ class FedkeepStrategy:
 
     >>> from fedkeep.fleet.specification import parse_fleet
     >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
-    >>> strategy = FedkeepStrategy(spec.server(), codec.Sizes(model=310, gradient=310, regions=10))
+    >>> strategy = FedkeepStrategy(spec.server())
     >>> strategy.resume(), strategy.server.round  # then: for outcome in strategy.rounds(grid, 100): ...
     (False, 0)
     """
 
-    def __init__(
-        self,
-        server: Server,
-        sizes: codec.Sizes,
-        options: RoundOptions = RoundOptions(),
-        store: StateStore | None = None,
-        sums: SumBook | None = None,
-        planner: RemotePlanner | None = None,
-        recorder: FleetRecorder | None = None,
-        metrics: ServerMetrics | None = None,
-    ) -> None:
-        self.server, self.options, self.store = server, options, store
-        self.sizes, self.recorder, self.metrics = sizes, recorder, metrics
-        self._roster, self._tally = Roster(options.identity), np.zeros(2, dtype=np.int64)
-        self._parts: dict[str, Kept] = {"server": server, "roster": self._roster}
-        self._refusals = Refusals()
-        known = (server, self._roster, sizes, self._refusals)
-        self._membership = (
-            Membership(*known) if planner is None else EncryptedMembership(*known, planner, options.min_devices)
-        )
-        self._sound = 0
+    server: Server
+    options: RoundOptions = field(default_factory=RoundOptions)
+    store: StateStore | None = None
+    sums: SumBook | None = None
+    planner: RemotePlanner | None = None
+    recorder: FleetRecorder | None = None
+    metrics: ServerMetrics | None = None
+
+    def __post_init__(self) -> None:
+        self._refusals, self._tally, self._sound = Refusals(), np.zeros(2, dtype=np.int64), 0
+        self._membership = Membership(self.server, self.options, self._refusals, self.planner)
+        self._parts: dict[str, Kept] = {"server": self.server, "roster": self._membership}
         self._late: list[tuple[Asked, Message]] = []
         """Reports that came between two rounds."""
         self._secure: SecureRounds | None = None
-        if sums is not None:
-            self._parts["sums"] = sums
-            self._secure = SecureRounds(server, sums, options, self._refusals, self._greet)
+        if self.sums is not None:
+            self._parts["sums"] = self.sums
+            self._secure = SecureRounds(self.server, self.sums, self.options, self._refusals, self._greet)
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
@@ -89,9 +82,8 @@ class FedkeepStrategy:
         if saved is None:
             return False
         if any(name.startswith("sums.") for name in saved.state) != (self._secure is not None):
-            raise ConfigError(
-                "this run was saved with another privacy.secure_sum: resume it as it was, or begin another"
-            )
+            words = "resume it as it was, or begin another"
+            raise ConfigError(f"this run was saved with another privacy.secure_sum: {words}")
         restore_parts(self._parts, saved.state)
         self._tally[:] = saved.state.get("tally.bytes", 0)
         log.info("resumed: round %d is next", self.server.round)
@@ -106,8 +98,8 @@ class FedkeepStrategy:
             nonlocal next_look
             if self.recorder is not None and time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
-                self._roster.watch(grid.get_nodes())
-                self.recorder.note_members(self.server.round, self._roster)
+                self._membership.watch(node.node_id for node in grid.get_nodes())
+                self.recorder.note_members(self.server.round, self._membership)
 
         exchange = Exchange(grid, tally=self._tally, meanwhile=look)
         with nullcontext() if self.recorder is None else self.recorder.recording(self.server):
@@ -120,7 +112,8 @@ class FedkeepStrategy:
         began = time.monotonic()
         self._await_devices(exchange, least=1)
         summary, quorate = self._play(exchange)
-        exchange.abandon(summary.round - self.server.staleness)
+        oldest = summary.round - self.server.staleness  # whose reports still count
+        exchange.asked = {key: asked for key, asked in exchange.asked.items() if asked.round >= oldest}
         evaluated = self._evaluated(exchange, summary.round)
         told = {device: (said.samples, said.total_loss, said.correct) for device, said in evaluated.items()}
         evaluation, cut = merge_evaluations(told)
@@ -128,9 +121,9 @@ class FedkeepStrategy:
         refused = self._refusals.taken()
         outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluated, evaluation)
         if self.recorder is not None:
-            self.recorder.note(outcome, self.server, self._roster, self._tally)
+            self.recorder.note(outcome, self.server, self._membership, self._tally)
         if self.metrics is not None:
-            self.metrics.see(outcome, len(self._roster.online()), *self._tally.tolist())
+            self.metrics.see(outcome, len(self._membership.online), *self._tally.tolist())
         if self.store is not None:
             self.store.commit(self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally})
         named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
@@ -152,12 +145,10 @@ class FedkeepStrategy:
             if set(initial_arrays) != {"model"}:
                 raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
             self.server.model = initial_arrays["model"].numpy().astype(np.float32)
-        log.info("%s; round %d is next", self.options, self.server.round)
         result = Result()
-        result.arrays = codec.arrays_of(self.server.model)
+        result.arrays = self._arrays()
         for outcome in self.rounds(grid, num_rounds):
-            number = outcome.summary.round + 1
-            result.arrays = codec.arrays_of(self.server.model)
+            number, result.arrays = outcome.summary.round + 1, self._arrays()
             result.train_metrics_clientapp[number] = MetricRecord(outcome.metrics())
             if outcome.evaluation:
                 result.evaluate_metrics_clientapp[number] = MetricRecord(dict(outcome.evaluation))
@@ -165,11 +156,14 @@ class FedkeepStrategy:
                 result.evaluate_metrics_serverapp[number] = measured
         return result
 
+    def _arrays(self) -> ArrayRecord:
+        return ArrayRecord({"model": Array(np.ascontiguousarray(self.server.model))})
+
     def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
         told = -1
         while True:
-            self._membership.meet(exchange, time.monotonic())
+            self._membership.meet(exchange)
             for asked, reply in exchange.arrived():
                 self._greet(asked, reply)
             self._membership.plan()
@@ -224,7 +218,7 @@ class FedkeepStrategy:
         content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
         exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
         for node, reply in exchange.answers(round_, EVALUATE, self.options.patience, self._greet):
-            with self._refusals.naming(device := self._number(node)):
+            with self._refusals.naming(device := self._membership.online.get(node, node)):
                 told[device] = codec.decode_evaluation(codec.content_of(reply))
         return told
 
@@ -235,24 +229,19 @@ class FedkeepStrategy:
         elif asked.kind == TRAIN and self._secure is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
-            words = f"it is not in the sum of round {asked.round}"
-            self._refusals.add(Refusal(self._number(asked.node), "late", words))
+            with self._refusals.naming(self._membership.online.get(asked.node, asked.node)):
+                raise RefusedError("late", f"it is not in the sum of round {asked.round}")
 
     def _take(self, asked: Asked, reply: Message) -> None:
         """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
-        device = self._number(asked.node)
+        device = self._membership.online.get(asked.node, asked.node)  # the node's own number if it has left since
         with self._refusals.naming(device):
             if device not in self._membership.nodes():
                 raise RefusedError("left", f"node {asked.node} has left the fleet")
-            report = codec.decode_report(codec.content_of(reply), self.sizes)
+            parameters = len(self.server.model) + self.server.gradient_size
+            report = codec.decode_report(codec.content_of(reply), parameters)
             if report.round != asked.round:
                 raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
-            refusal = self.server.receive(device, report)
-            if refusal is not None:
+            if (refusal := self.server.receive(device, report)) is not None:
                 raise RefusedError(refusal.reason, refusal.detail)
             self._sound += 1
-
-    def _number(self, node: int) -> int:
-        """The device at a node; the node's own number if it has left since."""
-        device = self._roster.device(node)
-        return node if device is None else device
