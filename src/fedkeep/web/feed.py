@@ -210,7 +210,7 @@ class RemoteFeed(Feed):
         with self._lock:
             self._version += 1
             for view in update.views:
-                self._views[view.key] = (self._version, view)
+                self._views[view["key"]] = (self._version, view)
             self._views = {key: self._views[key] for key in update.keys if key in self._views}
             self._comparison = update.comparison
             self._title = update.title
