@@ -121,7 +121,7 @@ class Digest:
         there by its dotted key, its value as JSON; snapshots are the devices whose store can be looked at, and since
         which round.
         """
-        plan, holdings, members, timing = map(self._latest.get, _LATEST)
+        plan, holdings, members, timing = (self._latest.get(kind) for kind in _LATEST)
         if plan is not None:
             plan = structs.replace(plan, devices=plan.devices[:ROWS], quotas=plan.quotas[:ROWS])
         if holdings is not None:
