@@ -53,9 +53,7 @@ class FashionMnist:
 
 def follow_labels(train: Ownership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Ownership:
     """Test samples shared out so that a device is tested on its own labels, as often as it trains on them."""
-    cells = train.owners * labels + y_train[train.indices]
-    counts = np.bincount(cells, minlength=len(train) * labels).reshape(len(train), labels)
-    rng = generator(seed, "test-split")
+    counts, rng = train.counts(y_train, labels), generator(seed, "test-split")
     assignment = np.full(len(y_test), -1, dtype=np.int64)
     for label in range(labels):
         holders = np.flatnonzero(counts[:, label])

@@ -51,6 +51,11 @@ class Ownership:
         """The same devices with only those entries of `indices` where `kept`."""
         return self.of_sizes(self.indices[kept], np.bincount(self.owners[kept], minlength=len(self)))
 
+    def counts(self, y: IntArray, labels: int) -> IntArray:
+        """How many samples of each label every device has, (C, labels)."""
+        cells = self.owners * labels + y[self.indices]
+        return np.bincount(cells, minlength=len(self) * labels).reshape(len(self), labels).astype(np.int64)
+
     @cached_property
     def sizes(self) -> IntArray:
         """The number of samples of every device, (C,)."""
@@ -128,9 +133,7 @@ class Federation:
     @cached_property
     def label_counts(self) -> IntArray:
         """Training samples per device and label, (C, labels)."""
-        cells = self.train.owners * self.labels + self.y[self.train.indices]
-        counted = np.bincount(cells, minlength=self.devices * self.labels)
-        return counted.reshape(self.devices, self.labels).astype(np.int64)
+        return self.train.counts(self.y, self.labels)
 
 
 def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership, Ownership]:

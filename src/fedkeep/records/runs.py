@@ -125,20 +125,17 @@ class Run:
 
 def _lines(path: Path) -> Iterator[Line]:
     """The lines of known kinds; a last line without its newline was torn by a kill and does not count."""
-    with path.open("rb") as file:
-        checked = False
-        for number, raw in enumerate(file, start=1):
-            if not raw.endswith(b"\n"):
-                return
-            if checked and is_intact(raw) is None:
-                raise DataError(f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume")
-            checked = checked or is_intact(raw) is not None
-            try:
-                line = decode(raw)
-            except DataError as error:
-                raise DataError(f"{path}, line {number}: {error}") from error
-            if line is not None:
-                yield line
+    checked = False
+    for number, raw in enumerate(Tail(path).read()[1], start=1):
+        if checked and is_intact(raw) is None:
+            raise DataError(f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume")
+        checked = checked or is_intact(raw) is not None
+        try:
+            line = decode(raw)
+        except DataError as error:
+            raise DataError(f"{path}, line {number}: {error}") from error
+        if line is not None:
+            yield line
 
 
 def read_run(path: Path) -> Run:

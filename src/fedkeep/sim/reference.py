@@ -41,7 +41,7 @@ class FullFleet:
             correction = drift if correction is None else correction + drift
         model = self._learner.train(order.model, Job(batch, np.ones(len(batch)), seed, correction), order.local)
         per_epoch = -(-len(batch) // order.local.batch_size) if order.local.batch_size else 1
-        weight = stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(len(batch))
+        weight = float(stream.rates[device]) / order.assignment.mass_per_slot if order.assignment else float(len(batch))
         return Report(order.round, model, weight, order.local.epochs * per_epoch, len(batch), gradient, len(batch))
 
 
