@@ -46,7 +46,7 @@ class FashionMnist:
         x = (images.astype(np.float32) / np.float32(255))[:, None]
         train = partition_from(self.partition).divide(y_train, None, seed)
         test = follow_labels(train, y_train, y_test, len(LABELS), seed)
-        shifted = Ownership(test.indices + len(y_train), test.offsets)
+        shifted = Ownership(test.indices + len(y_train), test.sizes)
         y = np.concatenate([y_train, y_test])
         return Federation("fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"), rounds_per_pass=500)
 

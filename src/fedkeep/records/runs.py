@@ -2,16 +2,28 @@
 
 import fcntl
 import os
+import platform
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
+import fedkeep
 from fedkeep.core.errors import DataError
 from fedkeep.records.lines import End, Evaluation, Header, Line, Round, Timing, decode, encode, is_intact, stamp
 
 Kind = TypeVar("Kind", bound=Line)
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run may depend on besides its options."""
+    found = {"fedkeep": fedkeep.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    for package in ("numpy", "torch"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def timing_path(path: Path) -> Path:
@@ -54,12 +66,11 @@ class Recorder(AbstractContextManager["Recorder"]):
         """Drops all from the first line on that is damaged, ends the run or belongs to a round after `round_`."""
         for file, path in zip(self._files, self._paths, strict=True):
             length = 0
-            with path.open("rb") as written:
-                for raw in written:
-                    known = stamp(raw)
-                    if known is None or known.round > round_ or known.kind == "end":
-                        break
-                    length += len(raw)
+            for raw in Tail(path).read()[1]:
+                known = stamp(raw)
+                if known is None or known.round > round_ or known.kind == "end":
+                    break
+                length += len(raw) + 1
             os.ftruncate(file, length)
 
     def write(self, line: Line) -> None:

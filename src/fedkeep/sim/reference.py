@@ -49,7 +49,7 @@ def pooled(data: Federation) -> Federation:
     """The same data on a single device."""
 
     def one(members: Ownership) -> Ownership:
-        return Ownership(members.indices, np.array([0, len(members.indices)]))
+        return Ownership(members.indices, np.array([len(members.indices)]))
 
     return replace(data, train=one(data.train), test=one(data.test), device_names=None)
 

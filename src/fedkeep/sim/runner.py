@@ -12,8 +12,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
 from fedkeep.files import writing
 from fedkeep.records import End, Header, Recorder, Timing, read_run
-from fedkeep.records.runs import begins_with_header, is_intact_until
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import begins_with_header, is_intact_until, versions
 from fedkeep.sim.engine import RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.observer import Observer, image_size
