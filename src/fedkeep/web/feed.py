@@ -102,22 +102,18 @@ class _Followed:
             self.modified = self.path.stat().st_mtime
         except OSError:
             return False
-        if restarted:
-            self.digest = None
-        clock: list[bytes] = []
         with suppress(OSError):  # a run by another program may have no clock
-            clock = self._clock.read()[1][-1:] if lines else []
-        for raw in (*lines, *clock):
+            lines += self._clock.read()[1][-1:] if lines else []
+        for raw in lines:
             try:
                 line = decode(raw)
+                if isinstance(line, Header):
+                    self.digest = Digest(line)
+                elif self.digest is not None and line is not None:
+                    self.digest.add(line)
             except DataError:
-                line = None
                 if self.digest is not None:
                     self.digest.damaged += 1
-            if isinstance(line, Header):
-                self.digest = Digest(line)
-            elif self.digest is not None and line is not None:
-                self.digest.add(line)
         return restarted or bool(lines)
 
 
@@ -135,8 +131,8 @@ class DirectoryFeed(Feed):
     def device(self, key: str, device: int) -> DeviceLine | None:
         with self._lock:
             self._look()
-            run = self._runs.get(key)
-            return run.digest.devices.get(device) if run is not None and run.digest is not None else None
+            digest = self._runs[key].digest if key in self._runs else None
+            return digest and digest.devices.get(device)
 
     def _look(self) -> None:
         """Reads what came, unless somebody asked a moment ago."""
