@@ -132,7 +132,7 @@ class DirectoryFeed(Feed):
         with self._lock:
             self._look()
             digest = self._runs[key].digest if key in self._runs else None
-            return digest and digest.devices.get(device)
+            return digest.devices.get(device) if digest is not None else None
 
     def _look(self) -> None:
         """Reads what came, unless somebody asked a moment ago."""
