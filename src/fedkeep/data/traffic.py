@@ -1,15 +1,13 @@
 """The task TC: which application a flow of packets belongs to, on the terminals of a mobile network.
 
-The flows are real, or generated: the first packets of flows of twenty applications on thirty terminals.
-Applications are burst processes. Each has a few activities (start-up, browsing, background sync ...) of very
-different frequency; an activity is a Markov chain over kinds of packet, with its own packet sizes and gaps.
-Applications of one category (video, game, download, messaging) are variations of one theme, so they overlap.
-A flow has its own round-trip time and padding, a terminal its own access line, and a small share of flows is
-traffic that any application of the category may cause (advertisements, analytics): no model can tell whose it
-was.
+The flows are real, or generated: the first packets of flows of twenty applications on thirty terminals. Applications
+are burst processes. Each has a few activities (start-up, browsing, background sync ...) of very different frequency; an
+activity is a Markov chain over kinds of packet, with its own packet sizes and gaps. Applications of one category
+(video, game, download, messaging) are variations of one theme, so they overlap. A flow has its own round-trip time and
+padding, a terminal its own access line, and a small share of flows is traffic that any application of the category may
+cause (advertisements, analytics): no model can tell whose it was.
 
-The constants were set so that the traffic CNN reaches 95-96 % with full data, looking at full data and FIFO
-only.
+The constants were set so that the traffic CNN reaches 95-96 % with full data, looking at full data and FIFO only.
 
 The real flows are sessions of the ten benign applications of USTC-TFC2016, with all that betrays the capture masked.
 Each is its first 784 bytes as a pcap file. Unmasked, a model learns addresses, ports and clocks, that is the capture

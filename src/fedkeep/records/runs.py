@@ -207,14 +207,14 @@ class Tail:
     """Follows one file while it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._first, self._offset = path, b"", 0
+        self.path, self._first, self._offset = path, b"", 0
 
     def read(self) -> tuple[bool, list[bytes]]:
         """Whether the file was begun anew or cut back since the last call, and the whole lines since then.
 
         After a cut all lines come again.
         """
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             first = file.readline()
             size = file.seek(0, 2)
             restarted = self._offset > 0 and (size < self._offset or first != self._first)

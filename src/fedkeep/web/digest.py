@@ -26,8 +26,6 @@ ROWS = 1000
 """Devices the coordination matrix lists at most."""
 _OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "image")
 _DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
-_LATEST = (lines.PlanLine, lines.HoldingsLine, lines.Members, lines.Timing)
-"""The lines of which the last one counts."""
 _COUNTS = {"participants": "participations"} | {n: n for n in ("arrivals", "kept", "replaced", "refused", "dropouts")}
 """What is counted of rounds, and the field that has it."""
 Columns: TypeAlias = dict[str, list[Any]]
@@ -121,7 +119,8 @@ class Digest:
         there by its dotted key, its value as JSON; snapshots are the devices whose store can be looked at, and since
         which round.
         """
-        plan, holdings, members, timing = (self._latest.get(kind) for kind in _LATEST)
+        kinds = (lines.PlanLine, lines.HoldingsLine, lines.Members, lines.Timing)
+        plan, holdings, members, timing = (self._latest.get(kind) for kind in kinds)
         if plan is not None:
             plan = structs.replace(plan, devices=plan.devices[:ROWS], quotas=plan.quotas[:ROWS])
         if holdings is not None:

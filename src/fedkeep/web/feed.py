@@ -85,20 +85,19 @@ class Feed(ABC):
         """Takes in what came since it was last called, where nobody else does."""
 
 
-class _Followed:
+class _Followed(Tail):
     """One run's file, its clock's, and what is known of them."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.digest: Digest | None = None
         self.modified = 0.0
-        self._tail = Tail(path)
         self._clock = Tail(timing_path(path))
 
     def refresh(self) -> bool:
         """Whether something came; a file that is gone since it was listed has nothing new."""
         try:
-            restarted, lines = self._tail.read()
+            restarted, lines = self.read()
             self.modified = self.path.stat().st_mtime
         except OSError:
             return False
