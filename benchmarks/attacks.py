@@ -180,7 +180,7 @@ class Battle:
 
     def _accuracy(self) -> float:
         found = evaluate(self.simulator.parts.learner, self.server.model, self.data)
-        tests = np.diff(self.data.test.offsets)[self.honest]
+        tests = self.data.test.sizes[self.honest]
         return float(np.nansum(found.device_accuracy[self.honest] * tests) / tests.sum())
 
 

@@ -278,8 +278,8 @@ def large_fleet(devices: int) -> Federation:
     n = devices * 10
     x = rng.standard_normal((n, 20), dtype=np.float32)
     y = (x[:, :10] + 0.1 * rng.standard_normal((n, 10), dtype=np.float32)).argmax(axis=1)
-    members = Ownership(np.arange(n), np.arange(devices + 1) * 10)
-    test = Ownership(np.arange(1000), np.concatenate([[0], np.full(devices, 1000)]))
+    members = Ownership(np.arange(n), np.full(devices, 10))
+    test = Ownership(np.arange(1000), np.array([1000] + [0] * (devices - 1)))
     names = tuple(map(str, range(10)))
     return Federation("large", x, y, members, test, names, ModelSpec("softmax"), rounds_per_pass=20)
 

@@ -38,7 +38,7 @@ from lab.readme import write_table
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.records import Run, read_run
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import versions
 from fedkeep.sim.experiment import expand
 from fedkeep.sim.runner import play, record_path
 from fedkeep.sim.sweep import run_sweep

@@ -47,7 +47,7 @@ def measure_here(task: str, method: str, file: Path) -> dict[str, float]:
     with np.load(file, allow_pickle=False) as arrays:
         x, y, labels, model = arrays["x"], arrays["y"], int(arrays["labels"]), str(arrays["model"])
         options = json.loads(str(arrays["options"]))
-    everyone = Ownership(np.arange(len(y)), np.array([0, len(y)]))
+    everyone = Ownership(np.arange(len(y)), np.array([len(y)]))
     names = tuple(map(str, range(labels)))
     data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
     experiment = resolve(experiment_table(task, method))

@@ -14,7 +14,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.files import alone_in
 from fedkeep.records import Evaluation, Run
 from fedkeep.records.measures import LAST, late_accuracy
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import versions
 from fedkeep.sim.assembly import build_learner, load_data
 from fedkeep.sim.experiment import Experiment
 

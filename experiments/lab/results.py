@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedkeep.config import read_toml
 from fedkeep.records.measures import Ratio, ratio
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import versions
 from lab.curves import Curve, ExperimentSummary, read_summary
 from lab.findings import LEVEL, Interval, finals
 

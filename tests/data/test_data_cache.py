@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.cache import RemoteFile, digest, find, obtain, places, remembered, user_cache
+from fedkeep.data.cache import RemoteFile, check, find, obtain, places, remembered, user_cache
 
 CONTENT = bytes(range(256)) * 14
 SCRIPT = Path(__file__).with_name("file_server.py")
@@ -172,20 +172,22 @@ def test_a_wrong_file_in_the_users_folder_is_named_not_replaced(
 def test_checksums_may_cover_what_is_inside(tmp_path: Path) -> None:
     for level in (1, 9):
         (tmp_path / "a.gz").write_bytes(gzip.compress(CONTENT, level))
-        assert digest(tmp_path / "a.gz", "md5", "gzip content") == md5(CONTENT).hexdigest()
+        check(tmp_path / "a.gz", RemoteFile("", "", None, md5(CONTENT).hexdigest(), "md5", "gzip content"))
     expected = sha256(b"a.csv1,2b.csv3,4").hexdigest()
     for names in (("x/b.csv", "x/a.csv", "x/readme"), ("a.csv", "y/z/b.csv")):
         with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
             for name in names:
                 archive.writestr(name, "1,2" if name.endswith("a.csv") else "3,4")
-        assert digest(tmp_path / "t.zip", "sha256", "zipped CSV files") == expected
+        check(tmp_path / "t.zip", RemoteFile("", "", None, expected, of="zipped CSV files"))
+        with pytest.raises(DataError, match=f"sha256 of the zipped CSV files is {expected}, expected 00"):
+            check(tmp_path / "t.zip", RemoteFile("", "", None, "00", of="zipped CSV files"))
 
 
 @pytest.mark.parametrize("of", ["gzip content", "zipped CSV files"])
 def test_a_damaged_archive_is_refused(of: str, tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(gzip.compress(CONTENT)[:-20])
     with pytest.raises(DataError, match="is damaged"):
-        digest(tmp_path / "bad", "md5", of)  # type: ignore[arg-type]
+        check(tmp_path / "bad", RemoteFile("", "", None, "00", of=of))  # type: ignore[arg-type]
 
 
 def test_parsed_data_is_made_once_and_made_anew_when_damaged(cache: Path) -> None:

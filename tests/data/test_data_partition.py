@@ -141,4 +141,4 @@ def test_hold_out_cuts_each_device_in_two(sizes: list[int], seed: int) -> None:
 def test_a_membership_of_a_hundred_thousand_devices_is_two_arrays() -> None:
     members = Ownership.from_assignment(np.arange(300_000) % 100_000, 100_000)
     assert members.of(99_999).tolist() == [99_999, 199_999, 299_999]
-    assert members.indices.nbytes + members.offsets.nbytes < 4_000_000
+    assert members.indices.nbytes + members.sizes.nbytes < 4_000_000

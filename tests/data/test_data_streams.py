@@ -69,7 +69,7 @@ def test_the_rate_is_the_devices_size_over_a_pass(rounds_per_pass: int, t: int) 
     stream = Stream(FLEET, StreamOptions(rounds_per_pass=rounds_per_pass), seed=0)
     assert stream.position(2, t) == 60 * t // rounds_per_pass
     assert stream.position(2, rounds_per_pass) == 60
-    assert stream.rate(2) == stream.rates[2] == 60 / rounds_per_pass
+    assert stream.rates[2] == 60 / rounds_per_pass
 
 
 def test_the_tasks_own_pass_length_is_the_default() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
-from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, ustc
+from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist
 from fedkeep.data.cache import RemoteFile, find, read_idx
 from fedkeep.data.har import GEOTEC_PACKED, HARBOX, geotec_federation, harbox_federation, read_geotec, read_harbox
 from fedkeep.data.own import AudioMnist, UjiIndoor, Westermo
-from fedkeep.data.traffic import Traffic
+from fedkeep.data.traffic import IMAGES, LABEL_FILE, Traffic, mask_sessions
 
 
 @pytest.fixture(autouse=True)
@@ -209,13 +209,13 @@ def test_wrong_options_of_traffic_are_refused(options: dict[str, Any], message: 
 
 
 def test_ustc_in_full() -> None:
-    need(ustc.IMAGES, ustc.LABEL_FILE)
+    need(IMAGES, LABEL_FILE)
     fleet = Traffic(dataset="ustc").load(seed=0)
     assert_whole(fleet)
     assert (fleet.devices, fleet.labels, fleet.sample_shape) == (30, 10, (1, 28, 28))
     assert len(fleet.y) == 7_100
     assert fleet.model.name == "lenet"
-    raw = read_idx(find(ustc.IMAGES) or Path()).reshape(-1, 784)
+    raw = read_idx(find(IMAGES) or Path()).reshape(-1, 784)
     masked = (fleet.x.reshape(-1, 784) * 255).round().astype(np.uint8)
     assert (masked[:, :32] == 0).all()
     assert ((masked == raw) | (masked == 0)).all()
@@ -261,7 +261,7 @@ def test_masking_of_tcp_and_udp_byte_by_byte() -> None:
     options = [1, 1, 8, 10, *[6] * 8]
     tcp = ipv4(6, [*range(1, 13), 0x80, 0x18, 50, 51, 60, 61, 0, 0, *options, 77, 78])
     udp = ipv4(17, [1, 2, 3, 4, 0, 10, 5, 6, 88, 89])
-    masked = ustc.mask_sessions(session(tcp, udp)[None])[0].tolist()
+    masked = mask_sessions(session(tcp, udp)[None])[0].tolist()
     assert masked[:24] == [0] * 24
     assert masked[24:32] == [0] * 8
     frame = masked[40 : 40 + len(tcp)]
@@ -277,7 +277,7 @@ def test_masking_of_tcp_and_udp_byte_by_byte() -> None:
 def test_masking_survives_sessions_that_end_anywhere(length: int) -> None:
     options = [8, 10, *[6] * 8, 0, 0]
     full = session(ipv4(6, [*[1] * 12, 0x80, 0x18, *[1] * 6, *options, *[1] * 700]))
-    whole, cut = (ustc.mask_sessions(part[None])[0] for part in (full, full[:length]))
+    whole, cut = (mask_sessions(part[None])[0] for part in (full, full[:length]))
     known = slice(0, min(length, 74))
     np.testing.assert_array_equal(cut[known], whole[known])
 

@@ -12,7 +12,7 @@ from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.link.messages import Evaluated, Vitals
 from fedkeep.records import GistLine, Header, HoldingsLine, Members, PlanLine, compare, read_run
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import versions
 from fedkeep.web.feed import DirectoryFeed
 from tests.flower.small_fleet import SmallFleet
 
@@ -53,7 +53,7 @@ def test_a_fleets_record_says_what_a_simulations_does(tmp_path: Path) -> None:
     assert compare([run]).rows[0].method == "ode"
     update = DirectoryFeed(tmp_path).since(0)
     assert update is not None
-    assert [m.device for m in update.views[0].members] == [0, 1, 2]
+    assert [m.device for m in update.views[0]["members"]] == [0, 1, 2]
 
 
 def test_a_resumed_server_tells_each_round_once(tmp_path: Path) -> None:

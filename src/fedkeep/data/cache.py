@@ -30,8 +30,6 @@ from fedkeep.files import alone_in, put_in_place, sync, writing
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that are there, and the bytes expected (None: unknown)."""
 
-Covered: TypeAlias = Literal["file", "gzip content", "zipped CSV files"]
-
 _PIECE, _TRIES, _TIMEOUT = 1 << 16, 5, 30.0
 
 
@@ -47,7 +45,7 @@ class RemoteFile:
     checksum: str
     """Hexadecimal digest."""
     algorithm: Literal["md5", "sha256"] = "sha256"
-    of: Covered = "file"
+    of: Literal["file", "gzip content", "zipped CSV files"] = "file"
     """What the checksum covers: distributors compress anew, so it may be what is inside."""
     how: str = ""
 
@@ -75,7 +73,7 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
     It is fetched into `target`.part, goes on where an earlier try stopped, and is moved into place once it is checked.
     """
     if (found := find(file)) is not None:
-        _check(found, file)
+        check(found, file)
         return found
     target = user_cache() / file.dataset / file.name
     if file.url is None:
@@ -87,7 +85,7 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
             if not target.exists():
                 _fetch(file.url, part, progress)
                 try:
-                    _check(part, file)
+                    check(part, file)
                 except DataError:
                     part.unlink()
                     raise
@@ -98,30 +96,26 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
     return target
 
 
-def _check(path: Path, file: RemoteFile) -> None:
-    """Refuses a file whose checksum is not the expected one."""
-    actual = digest(path, file.algorithm, file.of)
-    if actual != file.checksum:
-        raise DataError(
-            f"{path} is not the file it should be: {file.algorithm} of the {file.of} is {actual}, "
-            f"expected {file.checksum}; remove it, and it will be fetched anew"
-        )
-
-
-def digest(path: Path, algorithm: Literal["md5", "sha256"], of: Covered) -> str:
-    """The checksum of a file's bytes or of what is inside it: the CSV files of a zip by name, whatever their folder."""
+def check(path: Path, file: RemoteFile) -> None:
+    """Refuses a file whose checksum is not the expected one; that of a zip covers its CSV files, whatever folder."""
+    summed = hashlib.new(file.algorithm)
     try:
-        if of == "zipped CSV files":
-            summed = hashlib.new(algorithm)
+        if file.of == "zipped CSV files":
             with zipfile.ZipFile(path) as archive:
-                for member in sorted(archive.namelist(), key=lambda member: PurePosixPath(member).name):
-                    if member.endswith(".csv"):
-                        summed.update(PurePosixPath(member).name.encode() + archive.read(member))
-            return summed.hexdigest()
-        with gzip.open(path) if of == "gzip content" else path.open("rb") as content:
-            return hashlib.file_digest(content, algorithm).hexdigest()
+                found = sorted((PurePosixPath(member).name, member) for member in archive.namelist())
+                for name, member in found:
+                    if name.endswith(".csv"):
+                        summed.update(name.encode() + archive.read(member))
+        else:
+            with gzip.open(path) if file.of == "gzip content" else path.open("rb") as content:
+                summed = hashlib.file_digest(content, file.algorithm)
     except (gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, EOFError) as error:
         raise DataError(f"{path} is damaged ({error}); remove it, and it will be fetched anew") from None
+    if summed.hexdigest() != file.checksum:
+        raise DataError(
+            f"{path} is not the file it should be: {file.algorithm} of the {file.of} is {summed.hexdigest()}, "
+            f"expected {file.checksum}; remove it, and it will be fetched anew"
+        )
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:

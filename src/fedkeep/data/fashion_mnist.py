@@ -46,16 +46,14 @@ class FashionMnist:
         x = (images.astype(np.float32) / np.float32(255))[:, None]
         train = partition_from(self.partition).divide(y_train, None, seed)
         test = follow_labels(train, y_train, y_test, len(LABELS), seed)
-        shifted = Ownership(test.indices + len(y_train), test.offsets)
+        shifted = Ownership(test.indices + len(y_train), test.sizes)
         y = np.concatenate([y_train, y_test])
         return Federation("fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"), rounds_per_pass=500)
 
 
 def follow_labels(train: Ownership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Ownership:
     """Test samples shared out so that a device is tested on its own labels, as often as it trains on them."""
-    cells = train.owners * labels + y_train[train.indices]
-    counts = np.bincount(cells, minlength=len(train) * labels).reshape(len(train), labels)
-    rng = generator(seed, "test-split")
+    counts, rng = train.counts(y_train, labels), generator(seed, "test-split")
     assignment = np.full(len(y_test), -1, dtype=np.int64)
     for label in range(labels):
         holders = np.flatnonzero(counts[:, label])

@@ -4,7 +4,7 @@ Shape letters: N samples of the whole fleet, C devices.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, Self
 
@@ -18,7 +18,7 @@ from fedkeep.data.cache import Progress
 
 @dataclass(frozen=True, eq=False)
 class Ownership:
-    """Which samples each device owns, as one index array and C + 1 offsets: cheap for 100,000 devices.
+    """Which samples each device owns, as one index array and C sizes: cheap for 100,000 devices.
 
     >>> owned = Ownership.from_assignment(np.array([1, 0, 1, -1]), devices=2)
     >>> owned.of(1), owned.sizes
@@ -26,22 +26,19 @@ class Ownership:
     """
 
     indices: IntArray
-    offsets: IntArray
+    """The samples of one device after the other."""
+    sizes: IntArray
+    """The number of samples of every device, (C,)."""
 
     @classmethod
     def from_assignment(cls, assignment: IntArray, devices: int) -> Self:
         """The samples of each device in their order, from one device number a sample (-1: nobody's)."""
         order = np.argsort(assignment, kind="stable").astype(np.int64)
         counts = np.bincount(assignment[assignment >= 0], minlength=devices)
-        return cls.of_sizes(order[len(order) - int(counts.sum()) :], counts)
-
-    @classmethod
-    def of_sizes(cls, indices: IntArray, sizes: IntArray) -> Self:
-        """As many samples a device, one device after the other."""
-        return cls(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+        return cls(order[len(order) - int(counts.sum()) :], counts)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.sizes)
 
     def of(self, device: int) -> IntArray:
         """The device's samples, as a view."""
@@ -49,12 +46,17 @@ class Ownership:
 
     def where(self, kept: AnyArray) -> Self:
         """The same devices with only those entries of `indices` where `kept`."""
-        return self.of_sizes(self.indices[kept], np.bincount(self.owners[kept], minlength=len(self)))
+        return replace(self, indices=self.indices[kept], sizes=np.bincount(self.owners[kept], minlength=len(self)))
+
+    def counts(self, y: IntArray, labels: int) -> IntArray:
+        """How many samples of each label every device has, (C, labels)."""
+        cells = self.owners * labels + y[self.indices]
+        return np.bincount(cells, minlength=len(self) * labels).reshape(len(self), labels).astype(np.int64)
 
     @cached_property
-    def sizes(self) -> IntArray:
-        """The number of samples of every device, (C,)."""
-        return np.diff(self.offsets)
+    def offsets(self) -> IntArray:
+        """Where each device's samples begin in `indices`, and where the last one's end, (C + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
     @cached_property
     def owners(self) -> IntArray:
@@ -128,9 +130,7 @@ class Federation:
     @cached_property
     def label_counts(self) -> IntArray:
         """Training samples per device and label, (C, labels)."""
-        cells = self.train.owners * self.labels + self.y[self.train.indices]
-        counted = np.bincount(cells, minlength=self.devices * self.labels)
-        return counted.reshape(self.devices, self.labels).astype(np.int64)
+        return self.train.counts(self.y, self.labels)
 
 
 def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership, Ownership]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from fedkeep.loading import load_object
 
 _TEST = "test"
 """The column (or array) that says which samples are for testing."""
+Names: TypeAlias = tuple[str, ...]
+RowName: TypeAlias = Callable[[int], str]
+"""How the user would find a sample, to name it in an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +38,7 @@ class SampleTable:
     labels: AnyArray
     devices: AnyArray | None
     test: AnyArray | None
-    row_name: Callable[[int], str] = "sample {}".format
-    """How the user would find a sample, to name it in an error."""
+    row_name: RowName = "sample {}".format
 
     def refuse(self, bad: AnyArray, why: str, values: AnyArray | None = None) -> None:
         """Refuses the data if any sample is bad, by the first of them; `why` may show its value."""
@@ -120,9 +122,7 @@ class Own:
             raise DataError(f"shape {list(shape)} does not fit: a sample of {table.origin} has {have} features")
         return x.reshape(len(x), *shape)
 
-    def _devices(
-        self, table: SampleTable, y: IntArray, seed: int
-    ) -> tuple[Ownership, Ownership, tuple[str, ...] | None]:
+    def _devices(self, table: SampleTable, y: IntArray, seed: int) -> tuple[Ownership, Ownership, Names | None]:
         names, natural = None, None
         if self.partition["name"] == "natural":
             if table.devices is None:
@@ -147,7 +147,7 @@ def standardised(x: AnyArray, known: IntArray, axes: int | tuple[int, ...]) -> A
     return scaled.astype(np.float32)
 
 
-def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[tuple[str, ...], IntArray]:
+def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[Names, IntArray]:
     """The distinct values in order, as names, and the number of each entry; a fraction or a gap is refused."""
     if values.ndim != 1:
         raise DataError(f"{table.origin}: {what} must be one value a sample, got shape {values.shape}")
@@ -166,13 +166,22 @@ def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[tuple[st
 
 def read_table(path: Path, device: str, label: str) -> SampleTable:
     """The samples of a file, by its ending, with what it calls devices and labels: .npz, .csv or .parquet."""
-    readers = {".npz": _read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+    ending, origin = path.suffix.lower(), str(path)
+    if ending not in (".npz", ".csv", ".parquet"):
         raise DataError(f"{path} must end in .npz, .csv or .parquet")
     if not path.is_file():
         raise DataError(f"there is no file {path}; a relative path starts at the folder where fedkeep runs")
-    return reader(path, device, label)
+    if ending == ".npz":
+        return _read_npz(path, device, label)
+    by_name, row_name = _read_csv(path) if ending == ".csv" else _read_parquet(path)
+    if label not in by_name:
+        known = ", ".join(by_name) or "none at all"
+        raise DataError(f"{origin} has no column {label!r}; it has {known} (set task.label)")
+    features = [name for name in by_name if name not in (device, label, _TEST)]
+    if not features:
+        raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
+    x = np.stack([_numbers(origin, name, by_name[name], row_name) for name in features], axis=1)
+    return SampleTable(origin, x, by_name[label], by_name.get(device), by_name.get(_TEST), row_name)
 
 
 def read_iterator(name: str) -> SampleTable:
@@ -223,7 +232,7 @@ def _read_npz(path: Path, device: str, label: str) -> SampleTable:
     return SampleTable(str(path), arrays["x"], arrays[label], arrays.get(device), arrays.get(_TEST))
 
 
-def _read_csv(path: Path, device: str, label: str) -> SampleTable:
+def _read_csv(path: Path) -> tuple[dict[str, AnyArray], RowName]:
     rows, numbers = [], []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -241,11 +250,10 @@ def _read_csv(path: Path, device: str, label: str) -> SampleTable:
         if count > 1:
             raise DataError(f"{path} has {count} columns called {name!r}: give each a name of its own")
     table = np.array(rows, dtype=str).reshape(len(rows), len(header))
-    by_name = {name: table[:, n] for n, name in enumerate(header)}
-    return _from_columns(str(path), by_name, device, label, lambda row: f"line {numbers[row]}")
+    return {name: table[:, n] for n, name in enumerate(header)}, lambda row: f"line {numbers[row]}"
 
 
-def _read_parquet(path: Path, device: str, label: str) -> SampleTable:
+def _read_parquet(path: Path) -> tuple[dict[str, AnyArray], RowName]:
     with needing("reading Parquet files", "parquet"):
         import pyarrow as arrow
         from pyarrow import parquet
@@ -253,24 +261,10 @@ def _read_parquet(path: Path, device: str, label: str) -> SampleTable:
         table = parquet.read_table(path)
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
-    by_name = {name: table.column(name).to_numpy() for name in table.column_names}
-    return _from_columns(str(path), by_name, device, label, "row {}".format)
+    return {name: table.column(name).to_numpy() for name in table.column_names}, "row {}".format
 
 
-def _from_columns(
-    origin: str, by_name: Mapping[str, AnyArray], device: str, label: str, row_name: Callable[[int], str]
-) -> SampleTable:
-    if label not in by_name:
-        known = ", ".join(by_name) or "none at all"
-        raise DataError(f"{origin} has no column {label!r}; it has {known} (set task.label)")
-    features = [name for name in by_name if name not in (device, label, _TEST)]
-    if not features:
-        raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
-    x = np.stack([_numbers(origin, name, by_name[name], row_name) for name in features], axis=1)
-    return SampleTable(origin, x, by_name[label], by_name.get(device), by_name.get(_TEST), row_name)
-
-
-def _numbers(origin: str, name: str, cells: AnyArray, row_name: Callable[[int], str]) -> AnyArray:
+def _numbers(origin: str, name: str, cells: AnyArray, row_name: RowName) -> AnyArray:
     try:
         return np.asarray(cells).astype(np.float32)
     except (ValueError, TypeError):

@@ -1,7 +1,6 @@
 """Ways to divide samples among devices; every sample goes to one device at most, and no device stays empty.
 
-In an experiment's TOML it is a table of its name and options: `partition = { name = "dirichlet", alpha = 0.3
-}`.
+In an experiment's TOML it is a table of its name and options: `partition = { name = "dirichlet", alpha = 0.3 }`.
 """
 
 from abc import ABC, abstractmethod

@@ -59,7 +59,7 @@ class Stream:
     >>> from fedkeep.data.synthetic import Embedded
     >>> data = Embedded(devices=4, smallest=100, largest=100).load(seed=0)
     >>> stream = Stream(data, StreamOptions(rounds_per_pass=20), seed=0)
-    >>> stream.rate(0)  # of its 100 samples 80 are for training
+    >>> float(stream.rates[0])  # of its 100 samples 80 are for training
     4.0
     >>> len(stream.arrivals(0, 0, 10))  # what came in the first ten rounds
     40
@@ -79,10 +79,6 @@ class Stream:
         """Of all features, from at most some thousand samples spread over the fleet."""
         self._orders: dict[int, tuple[int, IntArray]] = {}
         self._codecs: dict[int, SampleCodec] = {}
-
-    def rate(self, device: int) -> float:
-        """The device's own of `rates`."""
-        return float(self.rates[device])
 
     def position(self, device: int, round_: int) -> int:
         """How many samples have arrived before this round begins, exactly: a pass ends where it should."""
@@ -146,7 +142,7 @@ class Stream:
             order = generator(self._seed, "pass", device, number).permutation(len(owned))
             if self._options.burst:
                 rng = generator(self._seed, "burst", device, number)
-                order = _in_bursts(order, self._data.y[owned[order]], self._options.burst * self.rate(device), rng)
+                order = _in_bursts(order, self._data.y[owned[order]], self._options.burst * self.rates[device], rng)
             known = self._orders[device] = (number, order)
         return known[1]
 

@@ -52,7 +52,7 @@ class Synthetic:
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
         sizes = self.sizes()
-        members = Ownership.of_sizes(np.arange(sizes.sum(), dtype=np.int64), sizes)
+        members = Ownership(np.arange(sizes.sum(), dtype=np.int64), sizes)
         x, y = self._samples(members)
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))

@@ -1,15 +1,17 @@
 """The task TC: which application a flow of packets belongs to, on the terminals of a mobile network.
 
-The flows are real, or generated: the first packets of flows of twenty applications on thirty terminals.
-Applications are burst processes. Each has a few activities (start-up, browsing, background sync ...) of very
-different frequency; an activity is a Markov chain over kinds of packet, with its own packet sizes and gaps.
-Applications of one category (video, game, download, messaging) are variations of one theme, so they overlap.
-A flow has its own round-trip time and padding, a terminal its own access line, and a small share of flows is
-traffic that any application of the category may cause (advertisements, analytics): no model can tell whose it
-was.
+The flows are real, or generated: the first packets of flows of twenty applications on thirty terminals. Applications
+are burst processes. Each has a few activities (start-up, browsing, background sync ...) of very different frequency; an
+activity is a Markov chain over kinds of packet, with its own packet sizes and gaps. Applications of one category
+(video, game, download, messaging) are variations of one theme, so they overlap. A flow has its own round-trip time and
+padding, a terminal its own access line, and a small share of flows is traffic that any application of the category may
+cause (advertisements, analytics): no model can tell whose it was.
 
-The constants were set so that the traffic CNN reaches 95-96 % with full data, looking at full data and FIFO
-only.
+The constants were set so that the traffic CNN reaches 95-96 % with full data, looking at full data and FIFO only.
+
+The real flows are sessions of the ten benign applications of USTC-TFC2016, with all that betrays the capture masked.
+Each is its first 784 bytes as a pcap file. Unmasked, a model learns addresses, ports and clocks, that is the capture
+instead of the application.
 """
 
 from collections.abc import Mapping
@@ -17,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkeep.core.bounds import within
 from fedkeep.core.quantities import apportion
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
-from fedkeep.data import ustc
-from fedkeep.data.cache import Progress
+from fedkeep.data.cache import Progress, RemoteFile, obtain, read_idx
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 from fedkeep.data.partition import Natural, partition_from
 
@@ -42,6 +44,24 @@ _CHAIN_VARIATION, _SIZE_VARIATION, _GAP_VARIATION, _SHARED_TRAFFIC = 1.2, 0.8, 0
 _SMALLEST, _LARGEST, _LONGEST_GAP = 40.0, 1500.0, 3.0
 _USUAL_SIZE, _USUAL_GAP, _GAP_UNIT = 400.0, 1.4, 0.85
 """Fixed units in which sizes and gaps have a mean near 0 and a standard deviation near 1."""
+
+USTC_LABELS = (
+    "BitTorrent", "Facetime", "FTP", "Gmail", "MySQL", "Outlook", "Skype", "SMB", "Weibo", "WorldOfWarcraft",
+)  # fmt: skip
+_ADDRESS = (
+    "https://raw.githubusercontent.com/echowei/DeepTraffic/master/1.malware_traffic_classification/"
+    "3.PreprocessedResults/10class/Benign/SessionAllLayers/"
+)
+IMAGES, LABEL_FILE = (
+    RemoteFile("ustc-tfc2016", f"benign-SessionAllLayers-{name}", _ADDRESS + name, md5, "md5", "gzip content")
+    for name, md5 in (
+        ("t10k-images-idx3-ubyte.gz", "c765b56e034bf79c9fee65bb22c1bf86"),
+        ("t10k-labels-idx1-ubyte.gz", "f9d7477577ce121ef4ea123390a54243"),
+    )
+)
+_PCAP_HEADER, _RECORD_HEADER, _ETHERNET = 24, 16, 14
+_IPV4, _IPV6, _VLAN = 0x0800, 0x86DD, 0x8100
+_TCP, _UDP, _TCP_TIMESTAMP = 6, 17, 8
 
 
 @dataclass(frozen=True)
@@ -76,9 +96,9 @@ class Traffic:
             raise ValueError("partition.name must not be 'natural': USTC-TFC2016 has no devices of its own")
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
-        names: tuple[str, ...] = ustc.LABELS
+        names: tuple[str, ...] = USTC_LABELS
         if self.dataset == "ustc":  # 784 bytes a session as an image of 28x28, so that LeNet fits
-            x, y = ustc.load_sessions(progress)
+            x, y = load_sessions(progress)
             members, model = partition_from(self.partition).divide(y, None, seed), "lenet"
         else:
             x, y, terminals = self._flows()
@@ -145,3 +165,66 @@ def draw_flows(applications: int, labels: IntArray, terminals: IntArray, seed: i
         flows[:, 2, step] = (np.clip(np.round(gap, 2), 0.0, _LONGEST_GAP) - _USUAL_GAP) / _GAP_UNIT
         kind = (rng.random(n)[:, None] > chains[process, activity, kind, :-1]).sum(axis=1)
     return flows
+
+
+def load_sessions(progress: Progress | None = None) -> tuple[AnyArray, IntArray]:
+    """Masked sessions (n, 1, 28, 28) as bytes/255, and their labels."""
+    sessions, labels = (read_idx(obtain(file, progress)) for file in (IMAGES, LABEL_FILE))
+    x = mask_sessions(sessions.reshape(len(sessions), -1)).astype(np.float32) / np.float32(255)
+    return x.reshape(len(x), 1, 28, 28), labels.astype(np.int64)
+
+
+def mask_sessions(sessions: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A copy of (n, 784) with zeros where a session tells of its capture."""
+    masked = sessions.copy()
+    for session in masked:
+        session[:_PCAP_HEADER] = 0
+        start, length = _PCAP_HEADER, 1
+        while start < len(session) and length:
+            length = _number(session, start + 8, 4)
+            session[start : start + 8] = 0
+            start += _RECORD_HEADER
+            _mask_frame(session[start : start + length])
+            start += length
+    return masked
+
+
+def _mask_frame(frame: NDArray[np.uint8]) -> None:
+    frame[:12] = 0
+    kind, start = _number(frame, 12, 2), _ETHERNET
+    if kind == _VLAN:
+        kind, start = _number(frame, 16, 2), _ETHERNET + 4
+    packet = frame[start:]
+    if kind == _IPV4 and len(packet):
+        packet[4:6] = 0
+        packet[10:20] = 0
+        protocol, segment = _number(packet, 9, 1), packet[4 * int(packet[0] & 0x0F) :]
+    elif kind == _IPV6 and len(packet):
+        packet[8:40] = 0
+        protocol, segment = _number(packet, 6, 1), packet[40:]
+    else:
+        return
+    if protocol == _TCP:
+        segment[0:12] = 0
+        segment[16:18] = 0
+        if len(segment) > 20:
+            _mask_tcp_timestamp(segment[20 : 4 * int(segment[12] >> 4)])
+    elif protocol == _UDP:
+        segment[0:4] = 0
+        segment[6:8] = 0
+
+
+def _mask_tcp_timestamp(options: NDArray[np.uint8]) -> None:
+    """Zeroes the clocks of both ends in the TCP options, which follow a capture as its record times do."""
+    at = 0
+    while at + 1 < len(options):
+        kind, length = int(options[at]), int(options[at + 1])
+        if kind == _TCP_TIMESTAMP:
+            options[at + 2 : at + 10] = 0
+        if kind == 0 or (kind > 1 and length < 2):
+            return
+        at += 1 if kind == 1 else length
+
+
+def _number(data: NDArray[np.uint8], at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size].tobytes(), "big")

@@ -18,7 +18,7 @@ from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
 from fedkeep.records.measures import GIST, gist_line
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import versions
 
 log = logging.getLogger("fedkeep.flower")
 

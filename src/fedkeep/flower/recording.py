@@ -26,8 +26,7 @@ from fedkeep.flower.rounds import RoundOutcome
 from fedkeep.link.messages import Evaluated
 from fedkeep.records import Recorder, lines
 from fedkeep.records.measures import LISTED, gist_line, plan_line
-from fedkeep.records.runs import begins_with_header, read_run
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import begins_with_header, read_run, versions
 
 _SIGN_OF_LIFE_SECONDS = 20.0
 _COUNTS = ("arrivals", "kept", "replaced", "refused")

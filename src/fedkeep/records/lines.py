@@ -1,9 +1,8 @@
 """The lines of a run's JSONL file, one class per `kind`.
 
-Every line is decided by the seed alone, so that a run repeated or resumed gives the same bytes; the clock
-goes to a file of its own (`Timing`). A reader skips fields and kinds it does not know, so both may be added.
-A number that is no number (NaN, infinity) is written as null; each line ends in a checksum, so that a flipped bit is
-noticed.
+Every line is decided by the seed alone, so that a run repeated or resumed gives the same bytes; the clock goes to a
+file of its own (`Timing`). A reader skips fields and kinds it does not know, so both may be added. A number that is no
+number (NaN, infinity) is written as null; each line ends in a checksum, so that a flipped bit is noticed.
 """
 
 import re
@@ -247,8 +246,6 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_plain, order="deterministic")
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 _stamps = msgspec.json.Decoder(Stamp)
-
-
 _SUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*$')
 
 

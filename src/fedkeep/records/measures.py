@@ -115,12 +115,9 @@ def quantile(level: float, freedom: int) -> float:
 
 def interval(values: Sequence[float]) -> float | None:
     """Half the width of the mean's 95 % interval; None of fewer than two values."""
-    n = len(values)
-    if n < 2:
+    if len(values) < 2:
         return None
-    mean = math.fsum(values) / n
-    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    return quantile(0.95, n - 1) * math.sqrt(variance / n)
+    return quantile(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def estimate(values: Sequence[float]) -> MeanOverSeeds:

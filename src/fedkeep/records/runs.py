@@ -2,16 +2,28 @@
 
 import fcntl
 import os
+import platform
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
+import fedkeep
 from fedkeep.core.errors import DataError
 from fedkeep.records.lines import End, Evaluation, Header, Line, Round, Timing, decode, encode, is_intact, stamp
 
 Kind = TypeVar("Kind", bound=Line)
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run may depend on besides its options."""
+    found = {"fedkeep": fedkeep.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    for package in ("numpy", "torch"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def timing_path(path: Path) -> Path:
@@ -54,12 +66,11 @@ class Recorder(AbstractContextManager["Recorder"]):
         """Drops all from the first line on that is damaged, ends the run or belongs to a round after `round_`."""
         for file, path in zip(self._files, self._paths, strict=True):
             length = 0
-            with path.open("rb") as written:
-                for raw in written:
-                    known = stamp(raw)
-                    if known is None or known.round > round_ or known.kind == "end":
-                        break
-                    length += len(raw)
+            for raw in Tail(path).read()[1]:
+                known = stamp(raw)
+                if known is None or known.round > round_ or known.kind == "end":
+                    break
+                length += len(raw) + 1
             os.ftruncate(file, length)
 
     def write(self, line: Line) -> None:
@@ -125,20 +136,17 @@ class Run:
 
 def _lines(path: Path) -> Iterator[Line]:
     """The lines of known kinds; a last line without its newline was torn by a kill and does not count."""
-    with path.open("rb") as file:
-        checked = False
-        for number, raw in enumerate(file, start=1):
-            if not raw.endswith(b"\n"):
-                return
-            if checked and is_intact(raw) is None:
-                raise DataError(f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume")
-            checked = checked or is_intact(raw) is not None
-            try:
-                line = decode(raw)
-            except DataError as error:
-                raise DataError(f"{path}, line {number}: {error}") from error
-            if line is not None:
-                yield line
+    checked = False
+    for number, raw in enumerate(Tail(path).read()[1], start=1):
+        if checked and is_intact(raw) is None:
+            raise DataError(f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume")
+        checked = checked or is_intact(raw) is not None
+        try:
+            line = decode(raw)
+        except DataError as error:
+            raise DataError(f"{path}, line {number}: {error}") from error
+        if line is not None:
+            yield line
 
 
 def read_run(path: Path) -> Run:
@@ -199,14 +207,14 @@ class Tail:
     """Follows one file while it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._first, self._offset = path, b"", 0
+        self.path, self._first, self._offset = path, b"", 0
 
     def read(self) -> tuple[bool, list[bytes]]:
         """Whether the file was begun anew or cut back since the last call, and the whole lines since then.
 
         After a cut all lines come again.
         """
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             first = file.readline()
             size = file.seek(0, 2)
             restarted = self._offset > 0 and (size < self._offset or first != self._first)

@@ -20,6 +20,7 @@ EVALUATED = (
     "store_turnover",
 )  # fmt: skip
 """What tables and curves have of an evaluation."""
+_PERCENT, _POINTS = "{:.2f} %", "{:+.2f}"
 
 
 def frame(runs: Path | str | Iterable[Run]) -> "DataFrame":
@@ -78,11 +79,16 @@ def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[R
     names, values = ("final", "best", "area"), []
     for row in rows:
         seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
-        values.append((row.method, seeds, *(_percent(row.measures[name]) for name in names)))
+        values.append((row.method, seeds, *(_figure(row.measures[name], _PERCENT) for name in names)))
     yield ReportTable(title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values))
     for place, base in enumerate(bases):
         compared = tuple(
-            (row.method, found["final"].verdict, *(_points(found[n]) for n in names), _speedup(row.ratios[place]))
+            (
+                row.method,
+                found["final"].verdict,
+                *(_figure(found[n], _POINTS) for n in names),
+                _speedup(row.ratios[place]),
+            )
             for row in rows
             if (found := row.differences[place]) is not None
         )
@@ -90,23 +96,16 @@ def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[R
             yield ReportTable(f"{title}: against {base}", ("method", "is", *names, "rounds"), compared)
     gists = []
     for row in (row for row in rows if row.gist):
-        trust, likeness, reach = (_percent(row.gist[name]) for name in ("trust", "likeness", "reach"))
+        trust, likeness, reach = (_figure(row.gist[name], _PERCENT) for name in ("trust", "likeness", "reach"))
         gists.append((row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach))
     if gists:
         columns = ("method", "trust", "likeness", "worth in samples", "reach")
         yield ReportTable(f"{title}: what the gist did", columns, tuple(gists))
 
 
-def _percent(found: MeanOverSeeds) -> str:
-    return f"{100 * found.mean:.2f} %{_half(found)}"
-
-
-def _points(found: MeanOverSeeds) -> str:
-    return f"{100 * found.mean:+.2f}{_half(found)}"
-
-
-def _half(found: MeanOverSeeds) -> str:
-    return "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+def _figure(found: MeanOverSeeds, form: str) -> str:
+    half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+    return form.format(100 * found.mean) + half
 
 
 def _speedup(ratio: Ratio) -> str:
@@ -125,7 +124,7 @@ def sentences(comparison: Comparison) -> list[str]:
             continue
         found, base = differences["final"], comparison.bases[0]
         where = f" on {row.task}" + (f", {row.setting}" if row.setting else "")
-        points = f"{abs(100 * found.mean):.2f}{_half(found)} points"
+        points = _figure(found, _POINTS).lstrip("+-") + " points"
         decides = f"about {found.seeds_to_decide} seeds would decide it"
         if found.half_width is None:
             decides = "one seed decides nothing, run three or more"
@@ -135,7 +134,7 @@ def sentences(comparison: Comparison) -> list[str]:
             "ahead": f"is ahead of {base} by {points}{where}",
             "behind": f"is behind {base} by {points}{where}",
             "level": f"is level with {base} to within a point{where}",
-            "undecided": f"against {base} is undecided{where} ({_points(found)} points): {decides}",
+            "undecided": f"against {base} is undecided{where} ({_figure(found, _POINTS)} points): {decides}",
         }
         said.append(f"{row.method} {words[found.verdict]}.")
     return said

@@ -165,13 +165,13 @@ class FullFleet:
         seed = child_seed(self._seed, "device", device, "train", order.round)
         model = learner.train(order.model, Job(batch, np.ones(n), seed, correction), local)
         steps = local.epochs * (-(-n // local.batch_size) if local.batch_size else 1)
-        weight = stream.rate(device) / order.assignment.mass_per_slot if order.assignment else float(n)
+        weight = float(stream.rates[device]) / order.assignment.mass_per_slot if order.assignment else float(n)
         return Report(order.round, model, weight, steps, n, gradient, n)
 
 
 def pooled(data: Federation) -> Federation:
     """The same data on a single device."""
-    train, test = (Ownership(own.indices, np.array([0, len(own.indices)])) for own in (data.train, data.test))
+    train, test = (Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test))
     return replace(data, train=train, test=test, device_names=None)
 
 

@@ -20,8 +20,7 @@ from fedkeep.data import Federation
 from fedkeep.files import writing
 from fedkeep.records import Recorder, lines, read_run
 from fedkeep.records.measures import LISTED, gist_line, plan_line
-from fedkeep.records.runs import begins_with_header, is_intact_until
-from fedkeep.records.versions import versions
+from fedkeep.records.runs import begins_with_header, is_intact_until, versions
 from fedkeep.sim.engine import TALLIED, ModelScores, RoundRecord, Simulator
 from fedkeep.sim.experiment import Cell
 from fedkeep.sim.fleet import SimulatedFleet

@@ -4,10 +4,9 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import blake2b
-from typing import Annotated
 
 import msgspec
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from fedkeep.link.addresses import is_loopback
@@ -67,7 +66,7 @@ def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> FastAPI
         return StreamingResponse(stream(feed, closing), media_type="text/event-stream")
 
     @app.get("/api/device")
-    def device(run: Annotated[str, Query()], device: Annotated[int, Query()]) -> Response:
+    def device(run: str, device: int) -> Response:
         found = feed.device(run, device)
         if found is None:
             return PlainTextResponse("no snapshot of this device", 404)

@@ -5,10 +5,9 @@ resumed run there is nothing to catch up with.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -26,38 +25,34 @@ BINS = 120
 ROWS = 1000
 """Devices the coordination matrix lists at most."""
 _OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "image")
-_OF_DIGEST = ("round", "seconds", "damaged", "plan", "holdings", "members")
 _DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
-_PRIVACY = {"round": "round", "spent": "epsilon_spent", "left": "epsilon_left"}
 _COUNTS = {"participants": "participations"} | {n: n for n in ("arrivals", "kept", "replaced", "refused", "dropouts")}
 """What is counted of rounds, and the field that has it."""
-Columns: TypeAlias = dict[str, list[float | None]]
+Columns: TypeAlias = dict[str, list[Any]]
 """A table by columns, all of one length; `round` is always among them."""
+RunView: TypeAlias = dict[str, Any]
+"""What the page knows of one run."""
 Item = TypeVar("Item")
 
 
-class Thinned(Generic[Item]):
+class Thinned(list[Item]):
     """Merges neighbours, twice as many whenever `limit` is reached; `limit` is even."""
 
     def __init__(self, limit: int, merge: Callable[[Item, Item], Item]) -> None:
+        super().__init__()
         self._limit, self._merge = limit, merge
-        self._bins: list[Item] = []
-        self._width, self._in_last = 1, 0
+        self._width = self._in_last = 1
 
     def add(self, item: Item) -> None:
-        if self._bins and self._in_last < self._width:
-            self._bins[-1] = self._merge(self._bins[-1], item)
+        if self and self._in_last < self._width:
+            self[-1] = self._merge(self[-1], item)
             self._in_last += 1
             return
-        if len(self._bins) == self._limit:
-            pairs = zip(self._bins[::2], self._bins[1::2], strict=True)
-            self._bins = [self._merge(early, late) for early, late in pairs]
+        if len(self) == self._limit:
+            self[:] = map(self._merge, self[::2], self[1::2])
             self._width *= 2
-        self._bins.append(item)
+        self.append(item)
         self._in_last = 1
-
-    def items(self) -> Sequence[Item]:
-        return self._bins
 
 
 def evenly(items: Sequence[Item], limit: int) -> Sequence[Item]:
@@ -66,138 +61,103 @@ def evenly(items: Sequence[Item], limit: int) -> Sequence[Item]:
     return items[::-1][::step][::-1]
 
 
-class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, thinned out to what a chart can show."""
-
-    key: str
-    """The run's file below the watched directory, without its suffix."""
-    run: str
-    method: str
-    task: str
-    setting: str
-    seed: int
-    labels: tuple[str, ...]
-    devices: int
-    rounds: int
-    """Planned; 0 where there is no end."""
-    round: int
-    """The latest."""
-    finished: bool
-    modified: float
-    """When the file last changed, in seconds since 1970."""
-    image: tuple[int, int] | None
-    seconds: float | None
-    config: dict[str, str]
-    """Every setting by its dotted key, its value as JSON."""
-    damaged: int
-    """Lines that could not be read."""
-    evaluations: Columns
-    activity: Columns
-    """Means per round."""
-    totals: dict[str, int]
-    refused_reports: dict[str, int]
-    gist: Columns
-    """What the devices' gists did; empty of a run without them."""
-    privacy: Columns
-    delta: float | None
-    plan: lines.PlanLine | None
-    holdings: lines.HoldingsLine | None
-    members: tuple[lines.Member, ...]
-    """The devices of a real fleet; empty of a simulated one."""
-    snapshots: tuple[tuple[int, int], ...]
-    """Devices whose store can be looked at, each with the round of its snapshot."""
-
-
 def _summed(early: lines.Round, late: lines.Round) -> lines.Round:
     """What happened in both together."""
     counts = {name: getattr(early, name) + getattr(late, name) for name in _COUNTS.values()}
     return structs.replace(late, **counts, staleness=early.staleness if late.staleness is None else late.staleness)
 
 
-@dataclass
+def _columns(found: Sequence[lines.Line], fields: Mapping[str, str]) -> Columns:
+    return {name: [getattr(line, of) for line in found] for name, of in fields.items()}
+
+
 class Digest:
-    header: lines.Header
-    evaluations: list[lines.Evaluation] = field(default_factory=list)
-    activity: Thinned[lines.Round] = field(default_factory=lambda: Thinned(BINS, _summed))
-    gist: Thinned[lines.GistLine] = field(default_factory=lambda: Thinned(BINS, lambda *both: pooled(both)))
-    privacy: Thinned[lines.PrivacyLine] = field(default_factory=lambda: Thinned(BINS, lambda _, late: late))
-    totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
-    refused_reports: Counter[str] = field(default_factory=Counter)
-    plan: lines.PlanLine | None = None
-    holdings: lines.HoldingsLine | None = None
-    devices: dict[int, lines.DeviceLine] = field(default_factory=dict)
-    members: tuple[lines.Member, ...] = ()
-    end: lines.End | None = None
-    seconds: float | None = None
-    round: int = 0
-    damaged: int = 0
+    """What is known of one run: curves thinned out to what a chart can show, and of the rest the latest line."""
+
+    def __init__(self, header: lines.Header) -> None:
+        self.header, self.round, self.damaged = header, 0, 0
+        self.devices: dict[int, lines.DeviceLine] = {}
+        self._evaluations: list[lines.Evaluation] = []
+        self._activity = Thinned(BINS, _summed)
+        self._gist: Thinned[lines.GistLine] = Thinned(BINS, lambda *both: pooled(both))
+        self._privacy: Thinned[lines.PrivacyLine] = Thinned(BINS, lambda _, late: late)
+        self._totals = Counter(dict.fromkeys(_COUNTS, 0))
+        self._refused_reports: Counter[str] = Counter()
+        self._latest: dict[type[lines.Line], Any] = {}
 
     def add(self, line: lines.Line) -> None:
         match line:
             case lines.Header():
                 return
             case lines.Evaluation():
-                self.evaluations.append(structs.replace(line, device_accuracy=()))
+                self._evaluations.append(structs.replace(line, device_accuracy=()))
             case lines.Round():
                 took_part = line.participations or len(line.participants)
                 counted = structs.replace(line, participations=took_part, participants=())
-                self.activity.add(counted)
-                self.totals.update({name: getattr(counted, of) for name, of in _COUNTS.items()})
-                self.refused_reports.update(line.refused_reports)
+                self._activity.add(counted)
+                self._totals.update({name: getattr(counted, of) for name, of in _COUNTS.items()})
+                self._refused_reports.update(line.refused_reports)
             case lines.GistLine():
-                self.gist.add(line)
-            case lines.PlanLine():
-                self.plan = structs.replace(line, devices=line.devices[:ROWS], quotas=line.quotas[:ROWS])
-            case lines.HoldingsLine():
-                self.holdings = structs.replace(line, devices=line.devices[:ROWS], filled=line.filled[:ROWS])
+                self._gist.add(line)
+            case lines.PrivacyLine():
+                self._privacy.add(line)
             case lines.DeviceLine():
                 self.devices[line.device] = line
-            case lines.Members():
-                self.members = line.members
-            case lines.PrivacyLine():
-                self.privacy.add(line)
-            case lines.End():
-                self.end = line
-            case lines.Timing():
-                self.seconds = line.seconds
+            case _:
+                self._latest[type(line)] = line
         self.round = max(self.round, line.round)
 
     def as_run(self, path: Path) -> Run:
         """The run as far as comparing methods needs it."""
-        ends = () if self.end is None else (self.end,)
-        return Run(path, self.header, (self.header, *self.evaluations, *self.gist.items(), *ends))
+        ends = [self._latest[lines.End]] if lines.End in self._latest else []
+        return Run(path, self.header, (self.header, *self._evaluations, *self._gist, *ends))
 
     def view(self, key: str, modified: float) -> RunView:
-        spent, shown = self.privacy.items(), evenly(self.evaluations, POINTS)
-        curves: Columns = {name: [getattr(evaluation, name) for evaluation in shown] for name in EVALUATED}
+        """The run for the page under a key of its own; `modified` is when its file last changed.
+
+        Rounds planned are 0 where there is no end, members none of a simulated fleet; of the config every setting is
+        there by its dotted key, its value as JSON; snapshots are the devices whose store can be looked at, and since
+        which round.
+        """
+        kinds = (lines.PlanLine, lines.HoldingsLine, lines.Members, lines.Timing)
+        plan, holdings, members, timing = (self._latest.get(kind) for kind in kinds)
+        if plan is not None:
+            plan = structs.replace(plan, devices=plan.devices[:ROWS], quotas=plan.quotas[:ROWS])
+        if holdings is not None:
+            holdings = structs.replace(holdings, devices=holdings.devices[:ROWS], filled=holdings.filled[:ROWS])
+        return {name: getattr(self.header, name) for name in _OF_HEADER} | {
+            "key": key,
+            "modified": modified,
+            "devices": self.header.devices or (len(members.members) if members else 0),
+            "round": self.round,
+            "damaged": self.damaged,
+            "finished": lines.End in self._latest,
+            "seconds": timing and timing.seconds,
+            "config": {key: msgspec.json.encode(value).decode() for key, value in flat(self.header.config)},
+            "evaluations": self._curves(),
+            "activity": self._rates(),
+            "totals": dict(self._totals),
+            "refused_reports": dict(sorted(self._refused_reports.items())),
+            "gist": _columns(self._gist, {name: name for name in ("round", *GIST)}),
+            "privacy": _columns(self._privacy, {"round": "round", "spent": "epsilon_spent", "left": "epsilon_left"}),
+            "delta": self._privacy[-1].delta if self._privacy else None,
+            "plan": plan,
+            "holdings": holdings,
+            "members": members.members if members else (),
+            "snapshots": sorted((device, line.round) for device, line in self.devices.items()),
+        }
+
+    def _curves(self) -> Columns:
+        shown = evenly(self._evaluations, POINTS)
         quantiles = [(*e.device_accuracy_quantiles, *[None] * len(_DEVICES)) for e in shown]
-        curves |= {name: [each[place] for each in quantiles] for place, name in enumerate(_DEVICES)}
-        as_they_are: dict[str, Any] = {name: getattr(self.header, name) for name in _OF_HEADER}
-        as_they_are |= {name: getattr(self, name) for name in _OF_DIGEST}
-        return RunView(
-            **as_they_are,
-            key=key,
-            devices=self.header.devices or len(self.members),
-            finished=self.end is not None,
-            modified=modified,
-            config={key: msgspec.json.encode(value).decode() for key, value in flat(self.header.config)},
-            evaluations=curves,
-            activity=self._rates(),
-            totals=dict(self.totals),
-            refused_reports=dict(sorted(self.refused_reports.items())),
-            gist={name: [getattr(line, name) for line in self.gist.items()] for name in ("round", *GIST)},
-            privacy={name: [getattr(p, of) for p in spent] for name, of in _PRIVACY.items()},
-            delta=spent[-1].delta if spent else None,
-            snapshots=tuple(sorted((device, line.round) for device, line in self.devices.items())),
-        )
+        devices = {name: [each[place] for each in quantiles] for place, name in enumerate(_DEVICES)}
+        return _columns(shown, {name: name for name in EVALUATED}) | devices
 
     def _rates(self) -> Columns:
         """The counts by the rounds they are of, so that merging neighbours does not change the scale."""
-        items = self.activity.items()
-        starts = [0, *(item.round for item in items)]
-        spans = [max(1, item.round - start) for item, start in zip(items, starts, strict=False)]
-        columns: Columns = {"round": [item.round for item in items]}
-        for name, of in _COUNTS.items():
-            columns[name] = [getattr(item, of) / span for item, span in zip(items, spans, strict=True)]
-        columns["staleness"] = [item.staleness for item in items]
-        return columns
+        columns = _columns(self._activity, {"round": "round", "staleness": "staleness"} | _COUNTS)
+        starts = [0, *(line.round for line in self._activity)]
+        spans = [max(1, line.round - start) for line, start in zip(self._activity, starts, strict=False)]
+        return columns | {
+            name: [count / span for count, span in zip(columns[name], spans, strict=True)] for name in _COUNTS
+        }

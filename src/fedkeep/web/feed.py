@@ -85,39 +85,34 @@ class Feed(ABC):
         """Takes in what came since it was last called, where nobody else does."""
 
 
-class _Followed:
+class _Followed(Tail):
     """One run's file, its clock's, and what is known of them."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.digest: Digest | None = None
         self.modified = 0.0
-        self._tail = Tail(path)
         self._clock = Tail(timing_path(path))
 
     def refresh(self) -> bool:
         """Whether something came; a file that is gone since it was listed has nothing new."""
         try:
-            restarted, lines = self._tail.read()
+            restarted, lines = self.read()
             self.modified = self.path.stat().st_mtime
         except OSError:
             return False
-        if restarted:
-            self.digest = None
-        clock: list[bytes] = []
         with suppress(OSError):  # a run by another program may have no clock
-            clock = self._clock.read()[1][-1:] if lines else []
-        for raw in (*lines, *clock):
+            lines += self._clock.read()[1][-1:] if lines else []
+        for raw in lines:
             try:
                 line = decode(raw)
+                if isinstance(line, Header):
+                    self.digest = Digest(line)
+                elif self.digest is not None and line is not None:
+                    self.digest.add(line)
             except DataError:
-                line = None
                 if self.digest is not None:
                     self.digest.damaged += 1
-            if isinstance(line, Header):
-                self.digest = Digest(line)
-            elif self.digest is not None and line is not None:
-                self.digest.add(line)
         return restarted or bool(lines)
 
 
@@ -135,8 +130,8 @@ class DirectoryFeed(Feed):
     def device(self, key: str, device: int) -> DeviceLine | None:
         with self._lock:
             self._look()
-            run = self._runs.get(key)
-            return run.digest.devices.get(device) if run is not None and run.digest is not None else None
+            digest = self._runs[key].digest if key in self._runs else None
+            return digest.devices.get(device) if digest is not None else None
 
     def _look(self) -> None:
         """Reads what came, unless somebody asked a moment ago."""
@@ -210,7 +205,7 @@ class RemoteFeed(Feed):
         with self._lock:
             self._version += 1
             for view in update.views:
-                self._views[view.key] = (self._version, view)
+                self._views[view["key"]] = (self._version, view)
             self._views = {key: self._views[key] for key in update.keys if key in self._views}
             self._comparison = update.comparison
             self._title = update.title

@@ -60,8 +60,7 @@ def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequenc
         f"<style>{style}</style>\n"
         f'<script type="application/json" id="snapshot">{data}</script>'
     )
-    skeleton = asset("skeleton.html")
-    start, end = skeleton.split("</body>")
+    start, end = asset("skeleton.html").split("</body>")
     return start.replace("<!-- head -->", head) + f"<script>{script}</script>\n</body>" + end
 
 
