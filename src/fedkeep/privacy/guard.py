@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder, Vector
-from fedkeep.privacy.gaussian import NormalSource, clipped, require_within, system_normal
+from fedkeep.privacy.gaussian import NormalSource, clipped, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
 
@@ -54,7 +54,7 @@ class Guard:
         normal: NormalSource = system_normal,
     ) -> None:
         """`commit` makes the ledger's snapshot durable; it returns only once it is, and raises where it cannot be."""
-        self._options, self._ledger, self._commit, self._normal = options, ledger, commit, normal
+        self._options, self._ledger, self._commit, self.normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
         self._last: tuple[Vector, Vector] | None = None
         self._told: FloatArray | None = None
@@ -97,14 +97,15 @@ class Guard:
         _require_finite("velocity", profile.velocity)
         if not self._options.protects("profile"):
             return profile
-        require_within("the window of a profile", window)
+        if not 0 < window < math.inf:
+            raise ConfigError(f"the window of a profile must be a finite number above 0, got {window}")
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
         charge = self._charge("profile", min(one_sample, everything), everything)
         if self._told is None and self._fits([charge]):
             self._ledger.charge(charge)
             self._commit(self._ledger.snapshot())
-            self._told = np.maximum(bounded + charge.deviation * self._normal(len(bounded)), 0.0)
+            self._told = np.maximum(bounded + charge.deviation * self.normal(len(bounded)), 0.0)
         if self._told is None:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
         return replace(profile, velocity=self._told)
@@ -177,7 +178,7 @@ class Guard:
     def _noised(self, values: AnyArray, bound: float, deviation: float) -> FloatArray:
         """Values within the bound, with noise, brought back within it: no true vector is longer, and whatever is done
         to noisy ones costs nothing."""
-        return clipped(clipped(values, bound) + deviation * self._normal(len(values)), bound)
+        return clipped(clipped(values, bound) + deviation * self.normal(len(values)), bound)
 
 
 def _require_finite(what: str, values: AnyArray) -> None:
