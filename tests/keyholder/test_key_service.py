@@ -21,8 +21,17 @@ from fedkeep.core.rounds import Refusal
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
 from fedkeep.fleet.specification import parse_fleet
-from fedkeep.keyholder.planner import KeyHolderClient, KeyHolderUnreachableError, RemotePlanner
-from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply, Planned, PublishedKey, secured
+from fedkeep.keyholder.planner import (
+    AskKey,
+    AskPlan,
+    KeyHolderClient,
+    KeyHolderUnreachableError,
+    KeyReply,
+    Planned,
+    PublishedKey,
+    RemotePlanner,
+    secured,
+)
 from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address
