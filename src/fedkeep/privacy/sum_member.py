@@ -80,16 +80,18 @@ class SumMember:
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        if isinstance(request, told.PartyKeys):
-            if len(request.keys) < self._options.least_in_sum:
-                raise RefusedError("too few devices", f"{len(request.keys)} are fewer than privacy.sum_least")
-            if self._keys is not None:
-                self._keys.require_members(request.keys, request.session)
-            bare = {device: replace(keys, member=b"", signature=b"") for device, keys in request.keys.items()}
-            request = told.PartyKeys(request.session, bare)
-        reply = held.answer(request)
-        if isinstance(request, told.Survivors):
-            self._held = None
+        reply: told.Reply
+        match request:
+            case told.PartyKeys(session, roster):
+                if len(roster) < self._options.least_in_sum:
+                    raise RefusedError("too few devices", f"{len(roster)} are fewer than privacy.sum_least")
+                if self._keys is not None:
+                    self._keys.require_members(roster, session)
+                reply = held.share({d: replace(keys, member=b"", signature=b"") for d, keys in roster.items()})
+            case told.Envelopes(_, envelopes):
+                reply = held.mask(envelopes)
+            case told.Survivors(_, devices):
+                reply, self._held = held.unmask(devices), None
         return told.encode(reply)
 
     def snapshot(self) -> State:
