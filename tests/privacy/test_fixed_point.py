@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.privacy.fixed_point import WORD, Differences, FixedPoint, weighted, weighted_mean
+from fedkeep.privacy.fixed_point import WORD, Differences, FixedPoint
 
 
 @settings(deadline=None)
@@ -32,14 +32,6 @@ def test_grids_that_are_no_grids_are_refused() -> None:
     for bound, summands in ((0.0, 1), (np.nan, 1), (1.0, 0)):
         with pytest.raises(ValueError, match="must"):
             FixedPoint(bound, summands)
-
-
-def test_weighted_sums_tell_the_mean_and_nothing_without_weight() -> None:
-    total = weighted(np.array([1.0, 2.0]), 3.0) + weighted(np.array([5.0, 6.0]), 1.0)
-    mean = weighted_mean(total)
-    assert mean is not None
-    np.testing.assert_allclose(mean, [2.0, 3.0])
-    assert weighted_mean(np.zeros(3)) is None
 
 
 class Fleet:

@@ -139,7 +139,7 @@ class Guard:
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
         """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""
-        if not charges or self._fits(charges):
+        if self._fits(charges):
             return charges
         without_estimator = [charge for charge in charges if charge.stream != "estimator"]
         if self._options.when_spent == "absent" or not self._fits(without_estimator):
@@ -150,10 +150,8 @@ class Guard:
         return without_estimator
 
     def _fits(self, charges: list[Charge]) -> bool:
-        epsilon = self._options.epsilon
-        if not charges or epsilon is None:
-            return True
-        return self._ledger.affords(*charges, unit=self._options.unit, epsilon=epsilon, delta=self._options.delta)
+        unit, epsilon, delta = self._options.unit, self._options.epsilon, self._options.delta
+        return not charges or epsilon is None or self._ledger.affords(*charges, unit=unit, epsilon=epsilon, delta=delta)
 
     def _estimator_charge(self, report: Report, order: TrainOrder) -> Charge | None:
         if report.local_gradient is None:

@@ -12,7 +12,7 @@ from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector
 from fedkeep.link.wire import from_array, to_array
-from fedkeep.privacy.fixed_point import WIDEST, WORD, Words, weighted_mean
+from fedkeep.privacy.fixed_point import WIDEST, WORD, Words
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.secure_sum import SESSION_BYTES, SumServer, SumTerms
 
@@ -87,16 +87,15 @@ class SumBook:
 
         Re-basing takes effect with the next round, so that what devices are told is what was committed.
         """
-        size = len(self._server.model)
-        terms = next(iter(opened.terms.values()))
+        size, terms = len(self._server.model), next(iter(opened.terms.values()))
         numbers = terms.update_grid.decode(total[: size + 2])
-        running, mean = self._running, None
+        update = UpdateSum(numbers[:size], float(numbers[size]), float(numbers[size + 1]))
+        running, round_ = self._running, self._server.round
+        direction: Vector | None = None
         if self._gradient_size:
             running = (running if self._runs else self._empty()) + total[size + 2 :]
-            mean = weighted_mean(terms.estimator_grid.decode(running))
-        round_ = self._server.round
-        direction: Vector | None = None if mean is None else mean.astype(np.float32)
-        update = UpdateSum(numbers[:size], float(numbers[size]), float(numbers[size + 1]))
+            estimate = terms.estimator_grid.decode(running)
+            direction = (estimate[:-1] / estimate[-1]).astype(np.float32) if estimate[-1] > 0 else None
         summary = self._server.close_sum(survivors, update, direction)
         if self._runs:
             self._running = running

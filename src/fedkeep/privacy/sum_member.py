@@ -16,7 +16,7 @@ from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import DeviceId, Report, State, TrainOrder, Vector
 from fedkeep.link.wire import from_array, to_array
 from fedkeep.privacy import secure_sum as told
-from fedkeep.privacy.fixed_point import WIDEST, WORD, Differences, Words, weighted
+from fedkeep.privacy.fixed_point import WIDEST, WORD, Differences, Words
 from fedkeep.privacy.options import PrivacyOptions
 
 with needing("secure aggregation", "privacy"):
@@ -123,7 +123,10 @@ class SumMember:
         if lost:
             return np.append(words, np.zeros(terms.gradient_size + 1, WORD))
         gradient = sound.local_gradient
-        latest = None if gradient is None else terms.estimator_grid.encode(weighted(gradient, terms.rate))
+        latest = None
+        if gradient is not None:
+            weighted = np.append(gradient.astype(np.float64) * terms.rate, terms.rate)
+            latest = terms.estimator_grid.encode(weighted)
         return np.append(words, self.differences.send(latest, terms.session, terms.counted))
 
 
