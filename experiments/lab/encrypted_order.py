@@ -51,8 +51,7 @@ class Scheme:
         fine = np.linspace(0.0, 1.0, 200_001)[1:]
         signs = fine
         for c in [_EXPAND] * self.expansions + [_FLATTEN]:
-            squared = signs * signs
-            signs = signs * (c[0] + squared * (c[1] + squared * (c[2] + squared * c[3])))
+            signs = _odd_polynomial(signs, c.tolist())
         return int(1 / fine[signs < _CLEAR].max())
 
     def new_context(self) -> Ciphertext:

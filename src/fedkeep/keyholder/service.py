@@ -84,12 +84,10 @@ class KeyService:
                     return self._plan(request, peer)
                 self._nonce = secrets.token_bytes(NONCE_BYTES)
                 return planner.PublishedKey(public_half(self._secret), self._nonce)
-        except RefusedError as error:
-            reason, detail = error.reason, error.detail
         except (FedkeepError, ValueError, OverflowError, OSError) as error:
-            reason, detail = "error", str(error)
-        log.warning("%s refused: %s: %s", peer, reason, detail)
-        return Failed(reason, detail)
+            refusal = error if isinstance(error, RefusedError) else RefusedError("error", str(error))
+        log.warning("%s refused: %s", peer, refusal)
+        return Failed(refusal.reason, refusal.detail)
 
     def _plan(self, request: planner.AskPlan, peer: str) -> planner.Planned:
         """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""

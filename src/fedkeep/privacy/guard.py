@@ -8,7 +8,7 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.state import put_under, take_under
-from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder
 from fedkeep.privacy.gaussian import NormalSource, clipped, system_normal
 from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
@@ -56,8 +56,8 @@ class Guard:
         """`commit` makes the ledger's snapshot durable; it returns only once it is, and raises where it cannot be."""
         self._options, self._ledger, self._commit, self.normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
-        self._last: tuple[Vector, Vector] | None = None
-        self._told: FloatArray | None = None
+        self._sent: State = {}
+        """The last estimator, `clean` and `noisy`, and the profile `told`: they can go out again for nothing."""
 
     def release(self, report: Report, order: TrainOrder) -> Report:
         """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError).
@@ -67,8 +67,8 @@ class Guard:
         """
         _require_finite("model", report.model)
         options, gradient, again = self._options, report.local_gradient, None
-        if self._last is not None and gradient is not None and np.array_equal(self._last[0], gradient):
-            again = self._last[1]
+        if gradient is not None and "clean" in self._sent and np.array_equal(self._sent["clean"], gradient):
+            again = self._sent["noisy"]
         estimator = self._estimator_charge(report, order) if again is None else None
         model = None
         if options.protects("model") and report.weight != 0:
@@ -83,7 +83,7 @@ class Guard:
             report = replace(report, model=(order.model + noisy).astype(np.float32))
         if estimator in allowed and gradient is not None:
             again = self._noised(gradient, options.clip, estimator.deviation).astype(np.float32)
-            self._last = (gradient.copy(), again)
+            self._sent |= {"clean": gradient.copy(), "noisy": again}
         if again is None and options.protects("estimator"):
             return replace(report, local_gradient=None, gradient_samples=0)
         return report if again is None else replace(report, local_gradient=again)
@@ -102,13 +102,13 @@ class Guard:
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
         charge = self._charge("profile", min(one_sample, everything), everything)
-        if self._told is None and self._fits([charge]):
+        if "told" not in self._sent and self._fits([charge]):
             self._ledger.charge(charge)
             self._commit(self._ledger.snapshot())
-            self._told = np.maximum(bounded + charge.deviation * self.normal(len(bounded)), 0.0)
-        if self._told is None:
+            self._sent["told"] = np.maximum(bounded + charge.deviation * self.normal(len(bounded)), 0.0)
+        if "told" not in self._sent:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
-        return replace(profile, velocity=self._told)
+        return replace(profile, velocity=self._sent["told"])
 
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
@@ -123,19 +123,11 @@ class Guard:
         )
 
     def snapshot(self) -> State:
-        """The ledger, and what was sent last, so that it can go out again for nothing."""
-        state = put_under("ledger", self._ledger.snapshot())
-        if self._last is not None:
-            state["clean"], state["noisy"] = self._last
-        if self._told is not None:
-            state["told"] = self._told
-        return state
+        return put_under("ledger", self._ledger.snapshot()) | self._sent
 
     def restore(self, state: State) -> None:
-        """Becomes the guard that `snapshot` described."""
         self._ledger.restore(take_under("ledger", state))
-        self._last = (state["clean"], state["noisy"]) if "clean" in state else None
-        self._told = state.get("told")
+        self._sent = {name: state[name] for name in ("clean", "noisy", "told") if name in state}
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
         """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""

@@ -107,14 +107,19 @@ class SumMember:
         self._held = None if held is None else from_array(held, told.MaskingDevice)
 
     def _words(self, report: Report, model: Vector, terms: told.SumTerms, *, lost: bool) -> Words:
-        """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it.
+        """The report on its grids, if it is sound; an update somewhat longer than the fleet's limit is cut to it.
 
         First the update times its weight, the weight, and the local steps times the weight where they count; then what
         the running sum of estimators has to add: zeros if nothing has arrived since this device was last counted.
         """
         limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
-        cut = _cut(report, model, terms.update_norm)
-        sound = screen_report(cut, model, terms.gradient_size, terms.heaviest, limits)
+        if report.model.shape == model.shape:
+            update = report.model.astype(np.float64) - model
+            length = float(np.linalg.norm(update))
+            if terms.update_norm < length < _FAR * terms.update_norm:
+                shorter = model + update * (0.999 * terms.update_norm / length)
+                report = replace(report, model=shorter.astype(np.float32))
+        sound = screen_report(report, model, terms.gradient_size, terms.heaviest, limits)
         weight, steps = sound.weight / terms.weight_unit, max(sound.steps, 1) if terms.per_step else 1
         update = (sound.model.astype(np.float64) - model) * (weight / steps)
         words = terms.update_grid.encode(np.append(update, [weight, weight * steps if terms.per_step else 0.0]))
@@ -128,17 +133,6 @@ class SumMember:
             weighted = np.append(gradient.astype(np.float64) * terms.rate, terms.rate)
             latest = terms.estimator_grid.encode(weighted)
         return np.append(words, self.differences.send(latest, terms.session, terms.counted))
-
-
-def _cut(report: Report, model: Vector, longest: float) -> Report:
-    """An update somewhat too long, cut; one far too long, or none at all, is left for screening to refuse."""
-    if report.model.shape != model.shape:
-        return report
-    update = report.model.astype(np.float64) - model
-    length = float(np.linalg.norm(update))
-    if not longest < length < _FAR * longest:
-        return report
-    return replace(report, model=(model + update * (0.999 * longest / length)).astype(np.float32))
 
 
 class MemberKeys:
