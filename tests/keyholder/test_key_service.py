@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from fedkeep.core.coordination import Greedy
-from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.plan import Plan
 from fedkeep.core.rounds import Refusal
@@ -25,7 +25,6 @@ from fedkeep.keyholder.planner import (
     AskKey,
     AskPlan,
     KeyHolderClient,
-    KeyHolderUnreachableError,
     KeyReply,
     Planned,
     PublishedKey,
@@ -165,7 +164,7 @@ def test_only_the_servers_certificate_gets_an_answer(made: Path, running: Holder
     nobody = ssl.create_default_context(cafile=str(made / "credentials" / "ca.crt"))
     address = Address("127.0.0.1", running.port)
     for tls in (secured(tmp_path / "foreign", "planner"), secured(as_keyholder, "planner"), nobody, None):
-        with pytest.raises(KeyHolderUnreachableError, match="does not answer"):
+        with pytest.raises(FedkeepError, match="does not answer"):
             KeyHolderClient(address, tls).ask(AskKey(), PublishedKey)
     assert running.client.ask(AskKey(), PublishedKey).nonce, "it still answers the server"
 
@@ -175,7 +174,7 @@ def test_the_server_talks_to_no_other_host(made: Path, tmp_path: Path) -> None:
     impostor = HolderProcess(made / "keys", tmp_path)
     impostor.start()
     try:
-        with pytest.raises(KeyHolderUnreachableError, match="does not answer"):
+        with pytest.raises(FedkeepError, match="does not answer"):
             impostor.client.ask(AskKey(), PublishedKey)
     finally:
         impostor.kill()

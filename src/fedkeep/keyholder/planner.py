@@ -68,10 +68,6 @@ KeyRequest: TypeAlias = AskKey | AskPlan
 KeyReply: TypeAlias = PublishedKey | Planned | Failed
 
 
-class KeyHolderUnreachableError(FedkeepError):
-    """Nobody answers at the key-holder's address, or not as the key-holder."""
-
-
 class KeyHolderClient:
     """The key-holder at an address; without TLS on loopback only."""
 
@@ -92,7 +88,7 @@ class KeyHolderClient:
                 raise EOFError("it closed the connection")
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or error
-            raise KeyHolderUnreachableError(f"the key-holder at {self.address} does not answer ({why})") from error
+            raise FedkeepError(f"the key-holder at {self.address} does not answer ({why})") from error
         return expect(from_bytes(answer, KeyReply), expected, "the key-holder")
 
     def _secured(self, plain: socket.socket) -> socket.socket:

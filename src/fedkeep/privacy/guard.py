@@ -157,8 +157,7 @@ class Guard:
             raise RefusedError("unclipped local gradient", f"longer than privacy.clip = {self._options.clip}")
         everything = 2 * self._options.clip
         charge = self._charge("estimator", everything / report.gradient_samples, everything)
-        resends = self._ledger.awaits_acceptance(order.accepted_round)
-        return replace(charge, round=order.round, resends=resends)
+        return replace(charge, round=order.round, resends=self._ledger.awaits_acceptance(order.accepted_round))
 
     def _charge(self, stream: Stream, sample: float, device: float) -> Charge:
         """The charge of a release with these sensitivities."""

@@ -116,8 +116,8 @@ class Ledger:
 
         A damaged one is refused, for a ledger that starts anew would under-count.
         """
-        arrays = {name: np.array(state[name], dtype=np.float64) for name in _EMPTY if name in state}
-        if any(name not in arrays or arrays[name].shape != empty.shape for name, empty in _EMPTY.items()):
+        arrays = {name: np.array(state.get(name, ()), dtype=np.float64) for name in _EMPTY}
+        if any(arrays[name].shape != empty.shape for name, empty in _EMPTY.items()):
             raise RefusedError("damaged privacy ledger", "an account is missing, or not of its size")
         if not all((array >= _EMPTY[name].min()).all() for name, array in arrays.items()):
             raise RefusedError("damaged privacy ledger", "a cost is negative or not a number")

@@ -224,7 +224,7 @@ class MaskingDevice(msgspec.Struct):
             raise RefusedError("too few devices", f"{len(envelopes)} of at least {self.threshold}")
         self.masked, self.envelopes = True, dict(envelopes)
         words = np.frombuffer(self.words, dtype=WORD)
-        hidden = words + _own_mask(self.own_mask, self.session, len(words))
+        hidden = words + _mask(_derive(self.own_mask, b"own mask" + self.session), len(words))
         for peer in envelopes:
             if peer != self.device:
                 key = _agree(self.masking, self.roster[peer].masking, self.session)
@@ -310,7 +310,7 @@ class SumServer:
             seed = self._recover({d: shares.own_masks.get(device) for d, shares in opened.items()})
             if _derive(seed, b"digest") != self._roster[device].own_mask:
                 raise RefusedError("shares that do not fit", f"the mask of device {device} cannot be recovered")
-            total = total + words - _own_mask(seed, self.session, self.size)
+            total = total + words - _mask(_derive(seed, b"own mask" + self.session), self.size)
         for dropped in self._envelopes.keys() - self._masked.keys():
             seed = self._recover({d: shares.masking_keys.get(dropped) for d, shares in opened.items()})
             if _public_key(seed) != self._roster[dropped].masking:
@@ -357,10 +357,6 @@ def _mask(key: bytes, size: int) -> Words:
     """That many integers that nobody without the key can tell from random ones; never twice for one key."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(size * WORD.itemsize)), dtype=WORD)
-
-
-def _own_mask(seed: bytes, session: bytes, size: int) -> Words:
-    return _mask(_derive(seed, b"own mask" + session), size)
 
 
 def _pair_mask(key: bytes, device: DeviceId, peer: DeviceId, size: int) -> Words:
