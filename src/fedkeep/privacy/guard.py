@@ -10,7 +10,7 @@ from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder
 from fedkeep.privacy.gaussian import NormalSource, clipped, system_normal
-from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
+from fedkeep.privacy.ledger import BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
 
 _ROUNDING = 1e-3
@@ -26,7 +26,6 @@ class Spending:
     delta: float
     sample_epsilon: float
     device_epsilon: float
-    releases: dict[Stream, int]
 
     @property
     def spent(self) -> float:
@@ -112,15 +111,9 @@ class Guard:
 
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
-        delta, ledger = self._options.delta, self._ledger
-        return Spending(
-            self._options.unit,
-            self._options.epsilon,
-            delta,
-            ledger.epsilon("sample", delta),
-            ledger.epsilon("device", delta),
-            {stream: ledger.releases(stream) for stream in STREAMS},
-        )
+        options, delta = self._options, self._options.delta
+        sample, device = self._ledger.epsilon("sample", delta), self._ledger.epsilon("device", delta)
+        return Spending(options.unit, options.epsilon, delta, sample, device)
 
     def snapshot(self) -> State:
         return put_under("ledger", self._ledger.snapshot()) | self._sent
@@ -160,7 +153,6 @@ class Guard:
         return replace(charge, round=order.round, resends=self._ledger.awaits_acceptance(order.accepted_round))
 
     def _charge(self, stream: Stream, sample: float, device: float) -> Charge:
-        """The charge of a release with these sensitivities."""
         deviation = self._multiplier * (sample if self._options.unit == "sample" else device)
         return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2, deviation)
 

@@ -25,7 +25,7 @@ ROW_BYTES = 40
 _COST, _OPEN, _CLOSED, _SENT = range(4)
 _NEW = (0.0, 0.0, 0.0, 0.0)
 _ROUNDING = 1e-9
-STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
+_STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
 _NO_ROUND = -1.0
 _EMPTY = {
     "composed": np.zeros(2),
@@ -81,7 +81,7 @@ class Ledger:
         """Adds the costs of releases that are about to be sent together."""
         for charge in charges:
             is_estimator = charge.stream == "estimator"
-            self._accounts["releases"][STREAMS.index(charge.stream)] += 1
+            self._accounts["releases"][_STREAMS.index(charge.stream)] += 1
             self._accounts["composed"] += (0.0 if is_estimator else charge.sample, charge.device)
             if is_estimator:
                 self._charge_samples(charge)
@@ -100,10 +100,6 @@ class Ledger:
     def epsilon(self, unit: Unit, delta: float) -> float:
         """The epsilon spent about one sample, or about the device."""
         return epsilon_spent(self._total(unit), delta)
-
-    def releases(self, stream: Stream) -> int:
-        """How many releases of this stream were charged."""
-        return int(self._accounts["releases"][STREAMS.index(stream)])
 
     def snapshot(self) -> State:
         """Plain arrays, to be committed in the same transaction as the rest of the device's state."""

@@ -12,9 +12,6 @@ from fedkeep.privacy.ledger import BudgetSpentError, Ledger
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.sim.experiment import Experiment
 
-_WINDOW = 1.0
-"""The rounds over which a simulated device is taken to have counted the velocities it declares."""
-
 
 class Guards:
     """Makes a guard for each device that has something to send."""
@@ -36,10 +33,10 @@ class Guards:
         return sent
 
     def release_profiles(self, profiles: Mapping[DeviceId, Profile]) -> dict[DeviceId, Profile]:
-        """What the devices declare before the first round."""
+        """What the devices declare before the first round, as if counted over one."""
         if not self._options.protects("profile"):
             return dict(profiles)
-        return {d: self._guard(d, -1).release_profile(profile, _WINDOW) for d, profile in profiles.items()}
+        return {d: self._guard(d, -1).release_profile(profile, window=1.0) for d, profile in profiles.items()}
 
     def most_spent(self) -> Spending | None:
         """The ledger of the device that has told most; None where nothing is accounted for."""
