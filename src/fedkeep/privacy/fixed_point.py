@@ -7,7 +7,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, FloatArray, State
 
@@ -25,10 +24,6 @@ class FixedPoint:
     bound: float
     """The largest magnitude of any number of one device."""
     summands: int
-
-    def __post_init__(self) -> None:
-        within(self, "bound", above=0, below=WIDEST)
-        within(self, "summands", least=1)
 
     @property
     def step(self) -> float:

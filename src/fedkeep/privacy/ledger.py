@@ -23,7 +23,6 @@ REMEMBERED = 2048
 """Ids that are told apart. One that returns after this many others is taken for a new sample."""
 ROW_BYTES = 40
 _COST, _OPEN, _CLOSED, _SENT = range(4)
-_NEW = (0.0, 0.0, 0.0, 0.0)
 _ROUNDING = 1e-9
 _STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
 _NO_ROUND = -1.0
@@ -65,7 +64,7 @@ class Ledger:
     def see(self, ids: IntArray) -> None:
         """These samples have entered the estimate that grows."""
         for id_ in ids.tolist():
-            row = self._samples.pop(id_, None) or list(_NEW)
+            row = self._samples.pop(id_, [0.0] * 4)
             row[_OPEN] += 1
             self._samples[id_] = row
         while len(self._samples) > REMEMBERED:
@@ -122,7 +121,7 @@ class Ledger:
         rows = state.get("sample_costs", np.empty((0, 4))).astype(np.float64).tolist()
         self._samples = dict(zip(ids, rows, strict=True))
         for id_, row in charged.items():
-            kept = self._samples.setdefault(id_, list(_NEW))
+            kept = self._samples.setdefault(id_, [0.0] * 4)
             kept[_COST] = max(kept[_COST], row[_COST])
 
     def _charge_samples(self, charge: Charge) -> None:

@@ -49,7 +49,7 @@ class SumBook:
 
     def rebase(self) -> None:
         """Begins the running sum anew; g_hat stays as it is until the next round closes."""
-        self._running = self._empty()
+        self._running: Words = np.zeros(self._gradient_size + 1, WORD)
         self._unit = 0.0
         self._based = self._server.round
         self._counted: dict[DeviceId, tuple[bytes, float]] = {}
@@ -96,7 +96,7 @@ class SumBook:
         running, round_ = self._running, self._server.round
         direction: Vector | None = None
         if self._gradient_size:
-            running = (running if self._runs else self._empty()) + total[size + 2 :]
+            running = running + total[size + 2 :] if self._runs else total[size + 2 :]
             estimate = terms.estimator_grid.decode(running)
             direction = (estimate[:-1] / estimate[-1]).astype(np.float32) if estimate[-1] > 0 else None
         summary = self._server.close_sum(survivors, update, direction)
@@ -120,6 +120,3 @@ class SumBook:
 
     def _members(self) -> set[DeviceId]:
         return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
-
-    def _empty(self) -> Words:
-        return np.zeros(self._gradient_size + 1, WORD)
