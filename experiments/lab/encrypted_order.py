@@ -61,8 +61,7 @@ class Scheme:
 
     def new_context(self) -> Ciphertext:
         """A context with fresh keys, the secret one among them."""
-        inner = [self.scale_bits] * (3 * (self.expansions + 1))
-        bits = [_OUTER_BITS, *inner, _OUTER_BITS]
+        bits = [_OUTER_BITS, *[self.scale_bits] * (3 * (self.expansions + 1)), _OUTER_BITS]
         context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, self.degree, coeff_mod_bit_sizes=bits)
         context.global_scale = 2**self.scale_bits
         return context

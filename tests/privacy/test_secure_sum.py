@@ -150,17 +150,10 @@ def test_a_device_answers_questions_of_a_sum_only() -> None:
         decode(encode(running.masked(0, words(0))), PartyKeys | Envelopes | Survivors)
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (MaskedWords(b"run/0", bytes(8 * SIZE)), "another sum"),
-        (MaskedWords(b"run/1", bytes(8)), "wrong form"),
-        (MaskedWords(b"run/1", bytes(4 * SIZE)), "wrong form"),
-    ],
-)
-def test_answers_of_another_session_or_size_are_refused(answer: MaskedWords, reason: str) -> None:
-    with pytest.raises(RefusedError, match=reason):
-        session(3, 2).server.receive(0, answer)
+@pytest.mark.parametrize("size", [8, 4 * SIZE])
+def test_answers_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(RefusedError, match="wrong form"):
+        session(3, 2).server.receive(0, MaskedWords(b"run/1", bytes(size)))
 
 
 def test_a_stranger_or_a_second_answer_is_refused() -> None:

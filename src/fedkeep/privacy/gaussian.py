@@ -17,7 +17,6 @@ from fedkeep.core.types import AnyArray, FloatArray
 
 NormalSource: TypeAlias = Callable[[int], FloatArray]
 """Draws that many independent standard normal numbers."""
-
 _DRAWS_PER_NORMAL = 4
 
 

