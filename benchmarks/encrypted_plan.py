@@ -24,7 +24,7 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import FloatArray, IntArray, Profile
 from fedkeep.flower.codec import decode_encrypted_profile, encode
-from fedkeep.keyholder.port import AskKey, AskPlan, KeyReply
+from fedkeep.keyholder.planner import AskKey, AskPlan, KeyReply
 from fedkeep.keyholder.sealing import seal
 from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address

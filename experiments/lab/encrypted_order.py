@@ -24,9 +24,9 @@ from fedkeep.core.types import FloatArray, IntArray
 Ciphertext: TypeAlias = Any
 """A vector or a context of TenSEAL, which has no types."""
 _OUTER_BITS = 60
-_EXPAND = np.array([4589.0, -16577.0, 25614.0, -12860.0]) / 1024
+_EXPAND = [4589 / 1024, -16577 / 1024, 25614 / 1024, -12860 / 1024]
 """g_3 of Cheon et al. (Asiacrypt'20): pushes small numbers away from 0."""
-_FLATTEN = np.array([35.0, -35.0, 21.0, -5.0]) / 16
+_FLATTEN = [35 / 16, -35 / 16, 21 / 16, -5 / 16]
 """f_3 of the same: pulls what is near 1 or -1 closer to it."""
 _CLEAR = 0.9
 """The least magnitude that a sign must come out with on the grid."""
@@ -49,16 +49,19 @@ class Scheme:
     def levels(self) -> int:
         """The finest grid on [-1, 1] of which every step has a clear sign."""
         fine = np.linspace(0.0, 1.0, 200_001)[1:]
-        signs = fine
+        return int(1 / fine[self.sign(fine) < _CLEAR].max())
+
+    def sign(self, x: Any) -> Any:
+        """Signs of numbers or of ciphertexts, by c0 x + c1 x^3 + c2 x^5 + c3 x^7, three multiplications deep each."""
         for c in [_EXPAND] * self.expansions + [_FLATTEN]:
-            squared = signs * signs
-            signs = signs * (c[0] + squared * (c[1] + squared * (c[2] + squared * c[3])))
-        return int(1 / fine[signs < _CLEAR].max())
+            squared = x * x
+            upper = ((x * c[3]) * squared + x * c[2]) * (squared * squared)
+            x = upper + (x * c[1]) * squared + x * c[0]
+        return x
 
     def new_context(self) -> Ciphertext:
         """A context with fresh keys, the secret one among them."""
-        inner = [self.scale_bits] * (3 * (self.expansions + 1))
-        bits = [_OUTER_BITS, *inner, _OUTER_BITS]
+        bits = [_OUTER_BITS, *[self.scale_bits] * (3 * (self.expansions + 1)), _OUTER_BITS]
         context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, self.degree, coeff_mod_bit_sizes=bits)
         context.global_scale = 2**self.scale_bits
         return context
@@ -153,10 +156,7 @@ class Contexts:
         for answer in answers:
             read = self._read(answer)
             total = [a + b for a, b in zip(total, read, strict=True)] if total else read
-        signs = total[:-1]
-        for c in [_EXPAND] * self.scheme.expansions + [_FLATTEN]:
-            signs = [_odd_polynomial(part, c.tolist()) for part in signs]
-        return [part.serialize() for part in (*signs, total[-1])]
+        return [part.serialize() for part in (*map(self.scheme.sign, total[:-1]), total[-1])]
 
     def plan(self, comparisons: Comparisons, tables: Sequence[bytes], capacities: IntArray, greedy: Greedy) -> Plan:
         """The key-holder's part: the plan from signs and totals; what is no clear sign is refused, not guessed."""
@@ -176,10 +176,3 @@ class Contexts:
             return [tenseal.ckks_vector_from(c, part) for c, part in zip(contexts, packed, strict=True)]
         except (ValueError, RuntimeError) as error:
             raise RefusedError("unreadable ciphertext", f"{error}: damaged, or of another context") from error
-
-
-def _odd_polynomial(x: Ciphertext, c: list[float]) -> Ciphertext:
-    """c0 x + c1 x^3 + c2 x^5 + c3 x^7, three multiplications deep."""
-    squared = x * x
-    upper = ((x * c[3]) * squared + x * c[2]) * (squared * squared)
-    return upper + (x * c[1]) * squared + x * c[0]

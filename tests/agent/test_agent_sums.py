@@ -17,7 +17,7 @@ from tests.agent.builders import feed, make_agent, order
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 
 from fedkeep.privacy import secure_sum as told
-from fedkeep.privacy.fixed_point import weighted_mean
+from tests.privacy.weighting import weighted_mean
 
 SECURE = {"secure_sum": True}
 

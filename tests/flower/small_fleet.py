@@ -10,7 +10,8 @@ import numpy as np
 from fedkeep_app.catch_up import CatchUpDevice
 from flwr.app import Context, Message
 
-from fedkeep.core.types import State
+from fedkeep.core.seeds import generator
+from fedkeep.core.types import FloatArray, State
 from fedkeep.flower.client_app import make_client_app
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.rounds import RoundOptions
@@ -21,7 +22,6 @@ from fedkeep.privacy.sum_book import SumBook
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import FullFleet, SimulatedFleet
-from fedkeep.sim.guards import SeededNoise
 from tests.flower.in_process import InProcessGrid, make_node
 
 App = Callable[[Message, Context], Message]
@@ -41,6 +41,20 @@ class DictMemory(DeviceMemory):
 
     def save(self, state: State) -> None:
         self._state = {name: np.array(array) for name, array in state.items()}
+
+
+class SeededNoise:
+    """The noise that the simulator draws for a device in the round that has begun."""
+
+    def __init__(self, seed: int, device: int) -> None:
+        self._seed, self._device = seed, device
+        self.begin(-1)
+
+    def begin(self, round_: int) -> None:
+        self._generator = generator(self._seed, "privacy", self._device, round_)
+
+    def __call__(self, size: int) -> FloatArray:
+        return self._generator.standard_normal(size)
 
 
 @dataclass(eq=False)

@@ -60,8 +60,8 @@ def main(path: Path, kills: int, charge_first: bool) -> None:
     for _ in range(kills):
         after, delay = int(rng.integers(0, 3)), float(rng.uniform(0.0, 0.005))
         sent += sent_by_a_killed_child(path, after, delay, charge_first)
-        undercounts += LedgerFile(path).open().releases("estimator") < sent
-    charged = LedgerFile(path).open().releases("estimator")
+        undercounts += int(LedgerFile(path).open().snapshot()["releases"][0]) < sent
+    charged = int(LedgerFile(path).open().snapshot()["releases"][0])
     sys.stdout.write(json.dumps({"sent": sent, "charged": charged, "undercounts": undercounts}))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.privacy.fixed_point import WORD, Differences, FixedPoint, weighted, weighted_mean
+from fedkeep.privacy.fixed_point import WORD, Differences, FixedPoint
 
 
 @settings(deadline=None)
@@ -26,20 +26,6 @@ def test_a_sum_never_overflows_and_is_off_by_half_a_step_a_device(bound: float, 
 def test_what_a_sum_would_hide_is_refused_before_it_is_masked(value: float) -> None:
     with pytest.raises(RefusedError, match="nothing was sent"):
         FixedPoint(1.0, 10).encode(np.array([0.0, value]))
-
-
-def test_grids_that_are_no_grids_are_refused() -> None:
-    for bound, summands in ((0.0, 1), (np.nan, 1), (1.0, 0)):
-        with pytest.raises(ValueError, match="must"):
-            FixedPoint(bound, summands)
-
-
-def test_weighted_sums_tell_the_mean_and_nothing_without_weight() -> None:
-    total = weighted(np.array([1.0, 2.0]), 3.0) + weighted(np.array([5.0, 6.0]), 1.0)
-    mean = weighted_mean(total)
-    assert mean is not None
-    np.testing.assert_allclose(mean, [2.0, 3.0])
-    assert weighted_mean(np.zeros(3)) is None
 
 
 class Fleet:

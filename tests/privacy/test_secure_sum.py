@@ -13,7 +13,7 @@ from fedkeep.core.errors import RefusedError
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 pytest.importorskip("cryptography", reason="needs the privacy extra")
 
-from fedkeep.privacy.fixed_point import FixedPoint, Words, weighted, weighted_mean
+from fedkeep.privacy.fixed_point import FixedPoint, Words
 from fedkeep.privacy.secure_sum import (
     Envelopes,
     MaskedWords,
@@ -26,6 +26,7 @@ from fedkeep.privacy.secure_sum import (
     encode,
     require_threshold,
 )
+from tests.privacy.weighting import weighted, weighted_mean
 
 SIZE = 6
 DTYPE = np.dtype(np.uint64)
@@ -149,17 +150,10 @@ def test_a_device_answers_questions_of_a_sum_only() -> None:
         decode(encode(running.masked(0, words(0))), PartyKeys | Envelopes | Survivors)
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (MaskedWords(b"run/0", bytes(8 * SIZE)), "another sum"),
-        (MaskedWords(b"run/1", bytes(8)), "wrong form"),
-        (MaskedWords(b"run/1", bytes(4 * SIZE)), "wrong form"),
-    ],
-)
-def test_answers_of_another_session_or_size_are_refused(answer: MaskedWords, reason: str) -> None:
-    with pytest.raises(RefusedError, match=reason):
-        session(3, 2).server.receive(0, answer)
+@pytest.mark.parametrize("size", [8, 4 * SIZE])
+def test_answers_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(RefusedError, match="wrong form"):
+        session(3, 2).server.receive(0, MaskedWords(b"run/1", bytes(size)))
 
 
 def test_a_stranger_or_a_second_answer_is_refused() -> None:
@@ -203,5 +197,4 @@ def test_the_weighted_mean_of_estimators_comes_out_of_the_masks() -> None:
     for i, device in enumerate(running.devices):
         running.server.receive(device, running.masked(device, grid.encode(weighted(gradients[i], rates[i]))))
     mean = weighted_mean(grid.decode(running.server.total(running.unmaskings())))
-    assert mean is not None
     np.testing.assert_allclose(mean, rates @ gradients / rates.sum(), atol=1e-12)

@@ -51,13 +51,13 @@ class Fleet:
         self.latest: dict[int, np.ndarray] = {}
         self._rng = np.random.default_rng(0)
 
-    def round(self, participants: list[int]) -> None:
+    def round(self, participants: list[int], *, silent: bool = False) -> None:
         orders = self.server.open_round(participants)
         opened = self.book.open(participants)
         keys = {}
         for d in participants:
             gradient = self._rng.normal(size=G).astype(np.float32)
-            report = Report(self.server.round, orders[d].model, 0.0, 0, 0, gradient, 5)
+            report = Report(self.server.round, orders[d].model, 0.0, 0, 0, None if silent else gradient, 5)
             held = self.members[d].hold(report, orders[d], self.members[d].terms(told.encode(opened.terms[d])))
             keys[d] = told.decode(held, told.Keys)
             self.latest[d] = gradient
@@ -101,6 +101,14 @@ def test_the_latest_of_every_device_counts_across_rounds_and_restarts() -> None:
     fleet.expect([0, 1, 2])
     fleet.round([2, 3])
     fleet.expect([0, 1, 2, 3])
+
+
+def test_where_nobody_has_an_estimator_there_is_no_direction() -> None:
+    fleet = Fleet()
+    fleet.round([0, 1], silent=True)
+    assert fleet.server.estimator.direction() is None
+    fleet.round([0, 1])
+    fleet.expect([0, 1])
 
 
 @pytest.mark.parametrize("max_age", [None, 2])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, needing
 from fedkeep.files import writing
-from fedkeep.keyholder.port import KEYHOLDER, PLANNER
+from fedkeep.keyholder.planner import KEYHOLDER, PLANNER
 
 with needing("fedkeep.flower", "flower"):
     from cryptography import x509

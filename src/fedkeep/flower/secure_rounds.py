@@ -94,11 +94,10 @@ class SecureRounds:
         exchange.send([Message(c, nodes[d], kind, group_id=str(round_)) for d, c in contents.items()], round_)
         devices = {node: device for device, node in nodes.items()}
         answers: dict[DeviceId, Answer] = {}
-
-        def done() -> bool:
-            return enough is not None and len(answers) >= enough
-
-        for node, reply in exchange.answers(round_, kind, self._options.patience, self._aside, done):
+        replies = exchange.answers(
+            round_, kind, self._options.patience, self._aside, lambda: enough is not None and len(answers) >= enough
+        )
+        for node, reply in replies:
             self._failed |= reply.has_error()
             with self._refusals.naming(devices[node]):
                 answer: Answer = told.decode(codec.decode_answer(codec.content_of(reply), most), expected)

@@ -1,4 +1,7 @@
-"""How a server comes to plans that it cannot make: from the key-holder, which alone can open the profiles they need."""
+"""How a server comes to plans that it cannot make: from the key-holder, which alone can open the profiles they need.
+
+Both show a certificate of the fleet's CA, and their messages go over the wire of all messages.
+"""
 
 import logging
 import socket
@@ -6,15 +9,19 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
 
 from fedkeep.core.coordination import Coordinator, Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.plan import Plan
+from fedkeep.core.rounds import Refusal
 from fedkeep.core.types import DeviceId
-from fedkeep.keyholder import port
 from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.messages import Answer, ProfileRequest, expect
+from fedkeep.link.messages import Answer, Failed, ProfileRequest, expect
 from fedkeep.link.wire import from_bytes, to_bytes
 
 log = logging.getLogger("fedkeep.keyholder")
@@ -27,8 +34,38 @@ _RETRY_SECONDS = 5.0
 """Between two attempts to reach the key-holder, or to have a plan made."""
 
 
-class KeyHolderUnreachableError(FedkeepError):
-    """Nobody answers at the key-holder's address, or not as the key-holder."""
+KEYHOLDER, PLANNER = "fedkeep key-holder", "fedkeep planner"
+"""The names in the certificates of the two sides; `fedkeep provision --key-holder` makes both."""
+
+
+class AskKey(msgspec.Struct, frozen=True, tag=True):
+    """The public key, and a fresh nonce for which devices are to seal their profiles. Answered by `PublishedKey`."""
+
+
+class AskPlan(msgspec.Struct, frozen=True, tag=True):
+    """Plan from these profiles, which only the key-holder can read. Answered by `Planned`."""
+
+    nonce: bytes
+    labels: int
+    profiles: dict[DeviceId, bytes]
+    greedy: Greedy
+    before: Plan | None = None
+
+
+class PublishedKey(msgspec.Struct, frozen=True, tag=True):
+    key: bytes
+    nonce: bytes
+    """The only one that counts from now on."""
+
+
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    plan: Plan
+    refused: tuple[Refusal, ...]
+    """Whose profiles could not be used, and why: they are not in the plan."""
+
+
+KeyRequest: TypeAlias = AskKey | AskPlan
+KeyReply: TypeAlias = PublishedKey | Planned | Failed
 
 
 class KeyHolderClient:
@@ -39,7 +76,7 @@ class KeyHolderClient:
             raise ConfigError(f"without TLS the key-holder must be on loopback, and {address} is not")
         self.address, self._tls = address, tls
 
-    def ask(self, request: port.KeyRequest, expected: type[Answer]) -> Answer:
+    def ask(self, request: KeyRequest, expected: type[Answer]) -> Answer:
         """The key-holder's reply, which must be of that kind; its refusal is raised."""
         where = (self.address.host, self.address.port)
         try:
@@ -51,8 +88,8 @@ class KeyHolderClient:
                 raise EOFError("it closed the connection")
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or error
-            raise KeyHolderUnreachableError(f"the key-holder at {self.address} does not answer ({why})") from error
-        return expect(from_bytes(answer, port.KeyReply), expected, "the key-holder")
+            raise FedkeepError(f"the key-holder at {self.address} does not answer ({why})") from error
+        return expect(from_bytes(answer, KeyReply), expected, "the key-holder")
 
     def _secured(self, plain: socket.socket) -> socket.socket:
         """The connection, once TLS has shown that the key-holder is at its other end."""
@@ -60,9 +97,9 @@ class KeyHolderClient:
             return plain
         plain.settimeout(_HANDSHAKE_SECONDS)
         connection = self._tls.wrap_socket(plain, server_hostname=self.address.host)
-        if port.peer_name(connection) != port.KEYHOLDER:
+        if peer_name(connection) != KEYHOLDER:
             connection.close()
-            raise ssl.SSLError(0, f"its certificate is not the {port.KEYHOLDER}'s")
+            raise ssl.SSLError(0, f"its certificate is not the {KEYHOLDER}'s")
         return connection
 
 
@@ -84,7 +121,7 @@ class KeyHolderOptions:
             )
         if self.insecure == bool(self.credentials):
             raise ConfigError("set keyholder.credentials, or keyholder.insecure=true on loopback, and not both")
-        tls = None if self.insecure else port.secured(Path(self.credentials), "planner")
+        tls = None if self.insecure else secured(Path(self.credentials), "planner")
         return KeyHolderClient(Address.parse(self.address), tls)
 
 
@@ -102,26 +139,28 @@ class RemotePlanner:
 
     def request(self, now: float) -> ProfileRequest | None:
         """What every device is asked; None while the key-holder does not answer. A new one needs all answers anew."""
-        if self._request is None and (issued := self._ask(now, port.AskKey(), port.PublishedKey)) is not None:
+        if self._request is None and (issued := self._ask(now, AskKey(), PublishedKey)) is not None:
             self._request, self.profiles = ProfileRequest(issued.key, issued.nonce), {}
         return self._request
 
-    def plan(self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int) -> port.Planned | None:
+    def plan(self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int) -> Planned | None:
         """The key-holder's plan for these devices, and whose profiles it could not use; None if it makes none now."""
         if self._request is None:
             return None
         profiles = {device: self.profiles[device] for device in sorted(present)}
-        asked = port.AskPlan(self._request.nonce, labels, profiles, self._greedy, before)
-        return self._ask(now, asked, port.Planned)
+        asked = AskPlan(self._request.nonce, labels, profiles, self._greedy, before)
+        return self._ask(now, asked, Planned)
 
-    def _ask(self, now: float, request: port.KeyRequest, expected: type[Answer]) -> Answer | None:
+    def _ask(self, now: float, request: KeyRequest, expected: type[Answer]) -> Answer | None:
         """The sound answer; else why there is none is said once, and it is tried again later."""
         if now < self._next_attempt:
             return None
         try:
             answer = self._client.ask(request, expected)
-            if isinstance(request, port.AskPlan) and isinstance(answer, port.Planned):
-                _require_asked_for(answer, request)
+            if isinstance(request, AskPlan) and isinstance(answer, Planned):
+                planned = [*sound_plan(answer.plan).devices.tolist(), *{refusal.device for refusal in answer.refused}]
+                if sorted(planned) != sorted(request.profiles) or answer.plan.quotas.shape[1] != request.labels:
+                    raise RefusedError("malformed plan", "it is not for the devices and labels it was asked for")
         except FedkeepError as error:
             self._next_attempt = now + _RETRY_SECONDS
             if str(error) != self._last_trouble:
@@ -134,9 +173,37 @@ class RemotePlanner:
         return answer
 
 
-def _require_asked_for(planned: port.Planned, asked: port.AskPlan) -> None:
-    """Refuses a plan for other devices or labels than it was asked for."""
-    plan, refused = port.sound_plan(planned.plan), {refusal.device for refusal in planned.refused}
-    everybody = sorted([*plan.devices.tolist(), *refused])
-    if everybody != sorted(asked.profiles) or plan.quotas.shape[1] != asked.labels:
-        raise RefusedError("malformed plan", "it is not for the devices and labels it was asked for")
+def sound_plan(plan: Plan) -> Plan:
+    """The plan that was received, if its parts fit each other."""
+    devices, quotas, weights = plan.devices, plan.quotas, plan.label_weights
+    fits = devices.ndim == weights.ndim == 1 and quotas.shape == (len(devices), len(weights))
+    kinds = devices.dtype == np.int64 and quotas.dtype.kind in "iu" and weights.dtype == np.float64
+    if not (fits and kinds) or (np.diff(devices) <= 0).any() or (quotas < 0).any():
+        raise RefusedError("malformed plan", "its devices, quotas and weights do not fit each other")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and 0 <= plan.mass_per_slot < np.inf):
+        raise RefusedError("malformed plan", "its weights are not finite numbers of at least 0")
+    return plan
+
+
+def secured(credentials: Path, name: str) -> ssl.SSLContext:
+    """TLS for the side of this name, "keyholder" or "planner"; each asks for the other's certificate."""
+    serves = name == "keyholder"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_mode, context.minimum_version = ssl.CERT_REQUIRED, ssl.TLSVersion.TLSv1_3
+    authority, certificate, key = (credentials / file for file in ("ca.crt", f"{name}.crt", f"{name}.key"))
+    for path in (authority, certificate, key):
+        if not path.exists():
+            raise ConfigError(f"{path} is not there: run `fedkeep provision DIR --key-holder HOST` and copy it here")
+    try:
+        context.load_verify_locations(authority)
+        context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise ConfigError(f"the certificates in {credentials} do not fit each other: {error.reason}") from error
+    return context
+
+
+def peer_name(connection: ssl.SSLSocket) -> str:
+    """The common name in the other side's certificate, which TLS has verified."""
+    certificate: Any = connection.getpeercert() or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return str(names[0]) if names else ""

@@ -13,7 +13,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.rounds import Refusal, credible
 from fedkeep.core.types import DeviceId, Profile
-from fedkeep.keyholder import port
+from fedkeep.keyholder import planner
 from fedkeep.keyholder.sealing import NONCE_BYTES, public_half, unseal
 from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.link.framing import receive_frame, send_frame
@@ -64,8 +64,8 @@ class KeyService:
         plain.settimeout(_HANDSHAKE_SECONDS)
         try:
             with plain, self._tls.wrap_socket(plain, server_side=True) if self._tls else plain as connection:
-                name = port.peer_name(connection) if isinstance(connection, ssl.SSLSocket) else port.PLANNER
-                if name != port.PLANNER:
+                name = planner.peer_name(connection) if isinstance(connection, ssl.SSLSocket) else planner.PLANNER
+                if name != planner.PLANNER:
                     raise RefusedError("not the server", f"its certificate is that of '{name}'")
                 connection.settimeout(_PATIENCE_SECONDS)
                 while (payload := receive_frame(connection)) is not None:
@@ -75,23 +75,21 @@ class KeyService:
         finally:
             self._free.release()
 
-    def answer(self, payload: bytes, peer: str) -> port.KeyReply:
+    def answer(self, payload: bytes, peer: str) -> planner.KeyReply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         try:
-            request: port.KeyRequest = from_bytes(payload, port.KeyRequest)
+            request: planner.KeyRequest = from_bytes(payload, planner.KeyRequest)
             with self._planning:
-                if isinstance(request, port.AskPlan):
+                if isinstance(request, planner.AskPlan):
                     return self._plan(request, peer)
                 self._nonce = secrets.token_bytes(NONCE_BYTES)
-                return port.PublishedKey(public_half(self._secret), self._nonce)
-        except RefusedError as error:
-            reason, detail = error.reason, error.detail
+                return planner.PublishedKey(public_half(self._secret), self._nonce)
         except (FedkeepError, ValueError, OverflowError, OSError) as error:
-            reason, detail = "error", str(error)
-        log.warning("%s refused: %s: %s", peer, reason, detail)
-        return Failed(reason, detail)
+            refusal = error if isinstance(error, RefusedError) else RefusedError("error", str(error))
+        log.warning("%s refused: %s", peer, refusal)
+        return Failed(refusal.reason, refusal.detail)
 
-    def _plan(self, request: port.AskPlan, peer: str) -> port.Planned:
+    def _plan(self, request: planner.AskPlan, peer: str) -> planner.Planned:
         """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""
         if request.nonce != self._nonce:
             raise RefusedError("outdated", "its nonce is not the one given out last: ask for all profiles anew")
@@ -112,6 +110,6 @@ class KeyService:
         if request.before is None:
             plan = request.greedy.plan(fleet)
         else:
-            plan = request.greedy.replan(port.sound_plan(request.before), fleet)
+            plan = request.greedy.replan(planner.sound_plan(request.before), fleet)
         log.info("planned for %d devices and %d labels, asked by %s%s", len(fleet), fleet.labels, peer, named)
-        return port.Planned(plan, tuple(refused))
+        return planner.Planned(plan, tuple(refused))

@@ -7,7 +7,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.bounds import within
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, FloatArray, State
 
@@ -25,10 +24,6 @@ class FixedPoint:
     bound: float
     """The largest magnitude of any number of one device."""
     summands: int
-
-    def __post_init__(self) -> None:
-        within(self, "bound", above=0, below=WIDEST)
-        within(self, "summands", least=1)
 
     @property
     def step(self) -> float:
@@ -49,27 +44,15 @@ class FixedPoint:
         return total.astype(WORD).view(np.int64).astype(np.float64) * self.step
 
 
-def weighted(values: AnyArray, weight: float) -> FloatArray:
-    """The values times their weight, then the weight: sums of these tell the weighted mean."""
-    return np.append(np.asarray(values, dtype=np.float64) * weight, weight)
-
-
-def weighted_mean(total: FloatArray) -> FloatArray | None:
-    """The mean behind a sum of `weighted` vectors; None without weight."""
-    return total[:-1] / total[-1] if total[-1] > 0 else None
-
-
 class Differences:
     """A device's side of a running sum (Eq. 8): it sends what changed since the sum last counted it."""
 
     def __init__(self, size: int) -> None:
-        self._counted: Words = np.zeros(size, WORD)
-        self._sent: Words = np.zeros(size, WORD)
-        self._counted_in = self._sent_in = b""
+        self._counted = self._sent = b"", np.zeros(size, WORD)
 
     def knows(self, counted: bytes) -> bool:
         """Whether this device remembers what it sent in the session in which the sum last counted it."""
-        return counted in (b"", self._counted_in, self._sent_in)
+        return counted in (b"", self._counted[0], self._sent[0])
 
     def send(self, words: Words | None, session: bytes, counted: bytes) -> Words:
         """What to add to the running sum so that this device counts with `words`, or as before if there are none.
@@ -79,21 +62,19 @@ class Differences:
         if not self.knows(counted):
             raise RefusedError("lost estimator", "what the sum counts of this device is not known here any more")
         if not counted:
-            self._counted, self._counted_in = np.zeros_like(self._counted), b""
-        elif counted == self._sent_in:
-            self._counted, self._counted_in = self._sent, self._sent_in
-        self._sent, self._sent_in = (self._counted if words is None else words).copy(), session
-        return self._sent - self._counted
+            self._counted = b"", np.zeros_like(self._counted[1])
+        elif counted == self._sent[0]:
+            self._counted = self._sent
+        self._sent = session, (self._counted[1] if words is None else words).copy()
+        return self._sent[1] - self._counted[1]
 
     def snapshot(self) -> State:
-        sessions = {"counted_in": self._counted_in, "sent_in": self._sent_in}
-        return {"counted": self._counted.copy(), "sent": self._sent.copy()} | {
-            name: np.frombuffer(session, dtype=np.uint8) for name, session in sessions.items()
-        }
+        pairs = {"counted": self._counted, "sent": self._sent}
+        sessions = {f"{name}_in": np.frombuffer(session, dtype=np.uint8) for name, (session, _) in pairs.items()}
+        return {name: words.copy() for name, (_, words) in pairs.items()} | sessions
 
     def restore(self, state: State) -> None:
         """Takes up a snapshot; one of another model's estimators is of no use, and is as good as lost."""
-        if state["counted"].shape != self._counted.shape:
-            return
-        self._counted, self._sent = state["counted"].copy(), state["sent"].copy()
-        self._counted_in, self._sent_in = state["counted_in"].tobytes(), state["sent_in"].tobytes()
+        if state["counted"].shape == self._counted[1].shape:
+            pairs = [(state[f"{name}_in"].tobytes(), state[name].copy()) for name in ("counted", "sent")]
+            self._counted, self._sent = pairs

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.state import put_under, take_under
-from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder, Vector
-from fedkeep.privacy.gaussian import NormalSource, clipped, require_within, system_normal
-from fedkeep.privacy.ledger import STREAMS, BudgetSpentError, Charge, Ledger
+from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder
+from fedkeep.privacy.gaussian import NormalSource, clipped, system_normal
+from fedkeep.privacy.ledger import BudgetSpentError, Charge, Ledger
 from fedkeep.privacy.options import PrivacyOptions, Stream, Unit
 
 _ROUNDING = 1e-3
@@ -26,7 +26,6 @@ class Spending:
     delta: float
     sample_epsilon: float
     device_epsilon: float
-    releases: dict[Stream, int]
 
     @property
     def spent(self) -> float:
@@ -54,10 +53,10 @@ class Guard:
         normal: NormalSource = system_normal,
     ) -> None:
         """`commit` makes the ledger's snapshot durable; it returns only once it is, and raises where it cannot be."""
-        self._options, self._ledger, self._commit, self._normal = options, ledger, commit, normal
+        self._options, self._ledger, self._commit, self.normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
-        self._last: tuple[Vector, Vector] | None = None
-        self._told: FloatArray | None = None
+        self._sent: State = {}
+        """The last estimator, `clean` and `noisy`, and the profile `told`: they can go out again for nothing."""
 
     def release(self, report: Report, order: TrainOrder) -> Report:
         """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError).
@@ -67,8 +66,8 @@ class Guard:
         """
         _require_finite("model", report.model)
         options, gradient, again = self._options, report.local_gradient, None
-        if self._last is not None and gradient is not None and np.array_equal(self._last[0], gradient):
-            again = self._last[1]
+        if gradient is not None and "clean" in self._sent and np.array_equal(self._sent["clean"], gradient):
+            again = self._sent["noisy"]
         estimator = self._estimator_charge(report, order) if again is None else None
         model = None
         if options.protects("model") and report.weight != 0:
@@ -83,7 +82,7 @@ class Guard:
             report = replace(report, model=(order.model + noisy).astype(np.float32))
         if estimator in allowed and gradient is not None:
             again = self._noised(gradient, options.clip, estimator.deviation).astype(np.float32)
-            self._last = (gradient.copy(), again)
+            self._sent |= {"clean": gradient.copy(), "noisy": again}
         if again is None and options.protects("estimator"):
             return replace(report, local_gradient=None, gradient_samples=0)
         return report if again is None else replace(report, local_gradient=again)
@@ -97,48 +96,35 @@ class Guard:
         _require_finite("velocity", profile.velocity)
         if not self._options.protects("profile"):
             return profile
-        require_within("the window of a profile", window)
+        if not 0 < window < math.inf:
+            raise ConfigError(f"the window of a profile must be a finite number above 0, got {window}")
         bounded = clipped(profile.velocity, self._options.profile_bound)
         one_sample, everything = math.sqrt(2) / window, math.sqrt(2) * self._options.profile_bound
         charge = self._charge("profile", min(one_sample, everything), everything)
-        if self._told is None and self._fits([charge]):
+        if "told" not in self._sent and self._fits([charge]):
             self._ledger.charge(charge)
             self._commit(self._ledger.snapshot())
-            self._told = np.maximum(bounded + charge.deviation * self._normal(len(bounded)), 0.0)
-        if self._told is None:
+            self._sent["told"] = np.maximum(bounded + charge.deviation * self.normal(len(bounded)), 0.0)
+        if "told" not in self._sent:
             raise BudgetSpentError("the privacy budget does not allow a profile any more: nothing was sent")
-        return replace(profile, velocity=self._told)
+        return replace(profile, velocity=self._sent["told"])
 
     def spending(self) -> Spending:
         """What has been spent so far, for people and gauges."""
-        delta, ledger = self._options.delta, self._ledger
-        return Spending(
-            self._options.unit,
-            self._options.epsilon,
-            delta,
-            ledger.epsilon("sample", delta),
-            ledger.epsilon("device", delta),
-            {stream: ledger.releases(stream) for stream in STREAMS},
-        )
+        options, delta = self._options, self._options.delta
+        sample, device = self._ledger.epsilon("sample", delta), self._ledger.epsilon("device", delta)
+        return Spending(options.unit, options.epsilon, delta, sample, device)
 
     def snapshot(self) -> State:
-        """The ledger, and what was sent last, so that it can go out again for nothing."""
-        state = put_under("ledger", self._ledger.snapshot())
-        if self._last is not None:
-            state["clean"], state["noisy"] = self._last
-        if self._told is not None:
-            state["told"] = self._told
-        return state
+        return put_under("ledger", self._ledger.snapshot()) | self._sent
 
     def restore(self, state: State) -> None:
-        """Becomes the guard that `snapshot` described."""
         self._ledger.restore(take_under("ledger", state))
-        self._last = (state["clean"], state["noisy"]) if "clean" in state else None
-        self._told = state.get("told")
+        self._sent = {name: state[name] for name in ("clean", "noisy", "told") if name in state}
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
         """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""
-        if not charges or self._fits(charges):
+        if self._fits(charges):
             return charges
         without_estimator = [charge for charge in charges if charge.stream != "estimator"]
         if self._options.when_spent == "absent" or not self._fits(without_estimator):
@@ -149,10 +135,8 @@ class Guard:
         return without_estimator
 
     def _fits(self, charges: list[Charge]) -> bool:
-        epsilon = self._options.epsilon
-        if not charges or epsilon is None:
-            return True
-        return self._ledger.affords(*charges, unit=self._options.unit, epsilon=epsilon, delta=self._options.delta)
+        unit, epsilon, delta = self._options.unit, self._options.epsilon, self._options.delta
+        return not charges or epsilon is None or self._ledger.affords(*charges, unit=unit, epsilon=epsilon, delta=delta)
 
     def _estimator_charge(self, report: Report, order: TrainOrder) -> Charge | None:
         if report.local_gradient is None:
@@ -166,18 +150,16 @@ class Guard:
             raise RefusedError("unclipped local gradient", f"longer than privacy.clip = {self._options.clip}")
         everything = 2 * self._options.clip
         charge = self._charge("estimator", everything / report.gradient_samples, everything)
-        resends = self._ledger.awaits_acceptance(order.accepted_round)
-        return replace(charge, round=order.round, resends=resends)
+        return replace(charge, round=order.round, resends=self._ledger.awaits_acceptance(order.accepted_round))
 
     def _charge(self, stream: Stream, sample: float, device: float) -> Charge:
-        """The charge of a release with these sensitivities."""
         deviation = self._multiplier * (sample if self._options.unit == "sample" else device)
         return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2, deviation)
 
     def _noised(self, values: AnyArray, bound: float, deviation: float) -> FloatArray:
         """Values within the bound, with noise, brought back within it: no true vector is longer, and whatever is done
         to noisy ones costs nothing."""
-        return clipped(clipped(values, bound) + deviation * self._normal(len(values)), bound)
+        return clipped(clipped(values, bound) + deviation * self.normal(len(values)), bound)
 
 
 def _require_finite(what: str, values: AnyArray) -> None:

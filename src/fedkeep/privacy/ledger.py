@@ -24,9 +24,8 @@ REMEMBERED = 2048
 """Ids that are told apart. One that returns after this many others is taken for a new sample."""
 ROW_BYTES = 40
 _COST, _OPEN, _CLOSED, _SENT = range(4)
-_NEW = (0.0, 0.0, 0.0, 0.0)
 _ROUNDING = 1e-9
-STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
+_STREAMS: tuple[Stream, ...] = ("estimator", "model", "profile")
 _NO_ROUND = -1.0
 _EMPTY = {
     "composed": np.zeros(2),
@@ -66,7 +65,7 @@ class Ledger:
     def see(self, ids: IntArray) -> None:
         """These samples have entered the estimate that grows."""
         for id_ in ids.tolist():
-            row = self._samples.pop(id_, None) or list(_NEW)
+            row = self._samples.pop(id_, [0.0] * 4)
             row[_OPEN] += 1
             self._samples[id_] = row
         while len(self._samples) > REMEMBERED:
@@ -81,14 +80,11 @@ class Ledger:
     def charge(self, *charges: Charge) -> None:
         """Adds the costs of releases that are about to be sent together."""
         for charge in charges:
-            self._accounts |= self._after(self._accounts, charge)
-            self._accounts["releases"][STREAMS.index(charge.stream)] += 1
-            if charge.stream == "estimator":
-                self._accounts["last_round"][:] = charge.round
-                for row in self._samples.values():
-                    row[_COST] = _sample_cost(row, charge)
-                    row[_SENT] = max(row[_CLOSED], row[_SENT] if charge.resends else 0.0)
-                    row[_CLOSED] = 0.0
+            is_estimator = charge.stream == "estimator"
+            self._accounts["releases"][_STREAMS.index(charge.stream)] += 1
+            self._accounts["composed"] += (0.0 if is_estimator else charge.sample, charge.device)
+            if is_estimator:
+                self._charge_samples(charge)
 
     def awaits_acceptance(self, accepted_round: int | None) -> bool:
         """Whether the last estimator sent is newer than the last report the server says it accepted."""
@@ -96,18 +92,14 @@ class Ledger:
 
     def affords(self, *charges: Charge, unit: Unit, epsilon: float, delta: float) -> bool:
         """Whether these releases together would stay within the budget."""
-        accounts = self._accounts
-        for charge in charges:
-            accounts = self._after(accounts, charge)
-        return _total(unit, accounts) <= budget_cost(epsilon, delta) * (1 + _ROUNDING)
+        after = Ledger()
+        after.restore(self.snapshot())
+        after.charge(*charges)
+        return after._total(unit) <= budget_cost(epsilon, delta) * (1 + _ROUNDING)
 
     def epsilon(self, unit: Unit, delta: float) -> float:
         """The epsilon spent about one sample, or about the device."""
-        return epsilon_spent(_total(unit, self._accounts), delta)
-
-    def releases(self, stream: Stream) -> int:
-        """How many releases of this stream were charged."""
-        return int(self._accounts["releases"][STREAMS.index(stream)])
+        return epsilon_spent(self._total(unit), delta)
 
     def snapshot(self) -> State:
         """Plain arrays, to be committed in the same transaction as the rest of the device's state."""
@@ -120,45 +112,33 @@ class Ledger:
 
         A damaged one is refused, for a ledger that starts anew would under-count.
         """
-        arrays = {name: np.array(state[name], dtype=np.float64) for name in _EMPTY if name in state}
-        if any(name not in arrays or arrays[name].shape != empty.shape for name, empty in _EMPTY.items()):
+        arrays = {name: np.array(state.get(name, ()), dtype=np.float64) for name in _EMPTY}
+        if any(arrays[name].shape != empty.shape for name, empty in _EMPTY.items()):
             raise RefusedError("damaged privacy ledger", "an account is missing, or not of its size")
-        costs = np.array(state.get("sample_costs", ()), dtype=np.float64).reshape(-1, len(_NEW))
+        costs = np.array(state.get("sample_costs", ()), dtype=np.float64).reshape(-1, 4)
         if not all((array >= _EMPTY[name].min()).all() for name, array in arrays.items()) or not (costs >= 0).all():
             raise RefusedError("damaged privacy ledger", "a cost is negative or not a number")
         self._accounts = {name: np.maximum(array, self._accounts[name]) for name, array in arrays.items()}
         charged, ids = self._samples, state.get("sample_ids", np.empty(0)).astype(np.int64).tolist()
         self._samples = dict(zip(ids, costs.tolist(), strict=True))
         for id_, row in charged.items():
-            kept = self._samples.setdefault(id_, list(_NEW))
+            kept = self._samples.setdefault(id_, [0.0] * 4)
             kept[_COST] = max(kept[_COST], row[_COST])
 
-    def is_behind(self, said: State) -> bool:
-        """Whether somebody has seen more spent than this ledger knows of."""
-        known = {name: self._accounts[name] * (1 + _ROUNDING) for name in ("composed", "releases") if name in said}
-        return any(bool((said[name] > own).any()) for name, own in known.items())
-
-    def _after(self, accounts: State, charge: Charge) -> State:
-        """The accounts after a charge."""
-        composed, (pending, worst) = accounts["composed"], accounts["estimator"]
-        if charge.stream != "estimator":
-            return accounts | {"composed": composed + np.array([charge.sample, charge.device])}
+    def _charge_samples(self, charge: Charge) -> None:
+        """The part of an estimator's charge that is about samples; one that is in it n times costs n^2."""
+        pending, worst = self._accounts["estimator"]
         pending = charge.sample + (pending if charge.resends else 0.0)
-        worst = max(worst, pending, *(_sample_cost(row, charge) for row in self._samples.values()))
-        return accounts | {
-            "composed": composed + np.array([0.0, charge.device]),
-            "estimator": np.array([pending, worst]),
-        }
+        for row in self._samples.values():
+            before = row[_SENT] if charge.resends else 0.0
+            row[_COST] += charge.sample * (row[_CLOSED] ** 2 + before**2)
+            row[_SENT], row[_CLOSED] = max(row[_CLOSED], before), 0.0
+        worst = max(worst, pending, *(row[_COST] for row in self._samples.values()))
+        self._accounts["estimator"][:], self._accounts["last_round"][:] = (pending, worst), charge.round
 
-
-def _sample_cost(row: list[float], charge: Charge) -> float:
-    """What a sample will have cost after this release; n times in an estimate costs n^2."""
-    return row[_COST] + charge.sample * (row[_CLOSED] ** 2 + (row[_SENT] ** 2 if charge.resends else 0.0))
-
-
-def _total(unit: Unit, accounts: State) -> float:
-    sample, device = accounts["composed"]
-    return float(sample + accounts["estimator"][1]) if unit == "sample" else float(device)
+    def _total(self, unit: Unit) -> float:
+        sample, device = self._accounts["composed"]
+        return float(sample + self._accounts["estimator"][1]) if unit == "sample" else float(device)
 
 
 class LedgerFile:
@@ -182,7 +162,8 @@ class LedgerFile:
                 )
             self.commit(Ledger().snapshot())
         ledger = self.open()
-        if ledger.is_behind(said):
+        known = ledger.snapshot()
+        if any((said[name] > known[name] * (1 + _ROUNDING)).any() for name in ("composed", "releases") if name in said):
             raise RefusedError(
                 "old privacy ledger",
                 f"{self._path} knows of less than its device has sent: put the newest one back, or give this device a "
@@ -194,7 +175,7 @@ class LedgerFile:
         """Another ledger in the same folder that was spent from; what cannot be read as one is passed over."""
         for other in sorted(self._path.parent.glob("*.ledger")):
             with suppress(RefusedError, OSError):
-                if any(LedgerFile(other).open().releases(stream) for stream in STREAMS):
+                if LedgerFile(other).open().snapshot()["releases"].any():
                     return other
         return None
 

@@ -13,7 +13,6 @@ Unit: TypeAlias = Literal["sample", "device"]
 """Whose presence the noise hides: one sample's, or all that one device has."""
 Stream: TypeAlias = Literal["estimator", "model", "profile"]
 """The three things that leave a device."""
-_ROBUST = frozenset({"trimmed", "norm-bounded", "robust"})
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class PrivacyOptions:
 
 def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:
     """Refuses what cannot go together: whoever sees only a sum cannot compare its parts."""
-    if options.secure_sum and aggregation.name in _ROBUST:
+    if options.secure_sum and aggregation.name in ("trimmed", "norm-bounded", "robust"):
         raise ConfigError(
             f'privacy.secure_sum and aggregation "{aggregation.name}" exclude each other: a robust mean must see '
             "single reports, which secure aggregation hides; drop one of the two"

@@ -8,21 +8,37 @@ the keys of those who dropped out. Up to n - threshold devices may drop out at a
 It holds against a server that follows the protocol but looks at everything, even together with fewer than
 2 * threshold - n devices. Devices are told apart by the transport's authentication, and messages are bytes that any
 transport can carry: msgpack, so that nothing received can run.
+
+Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the libraries
+that Flower's own secure aggregation rests on: a Flower device has them already, any other needs no Flower.
 """
 
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import RefusedError, needing
 from fedkeep.core.types import DeviceId
-from fedkeep.privacy import masks
 from fedkeep.privacy.fixed_point import WORD, FixedPoint, Words
 
+with needing("secure aggregation", "privacy"):
+    from Crypto.Protocol.SecretSharing import Shamir
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 SESSION_BYTES = 16
+_SEED_BYTES, _NONCE_BYTES = 16, 12
+_fresh_seed = partial(secrets.token_bytes, _SEED_BYTES)
+"""A secret from which a mask or a private key is derived, of the length that can be shared."""
 _FLEET = 1 << 16
 """Devices whose estimators a running sum can hold."""
 
@@ -129,7 +145,6 @@ class OpenedShares(_Told, frozen=True):
 Request: TypeAlias = PartyKeys | Envelopes | Survivors
 Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
 
-
 encode = msgspec.msgpack.encode
 
 
@@ -148,7 +163,7 @@ def decode(payload: bytes, expected: Any) -> Any:
 def require_usable(keys: PublicKeys) -> None:
     """Refuses keys on which devices can agree on nothing with their owner: every other device would fail at them."""
     for key in (keys.masking, keys.sealing):
-        masks.agree(masks.fresh_seed(), key, b"trial")
+        _agree(_fresh_seed(), key, b"trial")
 
 
 def require_threshold(threshold: int, count: int) -> None:
@@ -170,9 +185,9 @@ class MaskingDevice(msgspec.Struct):
     threshold: int
     words: bytes = b""
     """What is to be summed, little-endian."""
-    own_mask: bytes = msgspec.field(default_factory=masks.fresh_seed)
-    masking: bytes = msgspec.field(default_factory=masks.fresh_seed)
-    sealing: bytes = msgspec.field(default_factory=masks.fresh_seed)
+    own_mask: bytes = msgspec.field(default_factory=_fresh_seed)
+    masking: bytes = msgspec.field(default_factory=_fresh_seed)
+    sealing: bytes = msgspec.field(default_factory=_fresh_seed)
     roster: dict[DeviceId, PublicKeys] = {}
     envelopes: dict[DeviceId, bytes] = {}
     masked: bool = False
@@ -180,18 +195,8 @@ class MaskingDevice(msgspec.Struct):
 
     def keys(self) -> PublicKeys:
         """Exchange 1."""
-        digest = masks.derive(self.own_mask, b"digest")
-        return PublicKeys(masks.public_key(self.masking), masks.public_key(self.sealing), digest)
-
-    def answer(self, request: Request) -> Reply:
-        """The exchanges after the first."""
-        match request:
-            case PartyKeys(_, keys):
-                return self.share(keys)
-            case Envelopes(_, envelopes):
-                return self.mask(envelopes)
-            case Survivors(_, devices):
-                return self.unmask(devices)
+        digest = _derive(self.own_mask, b"digest")
+        return PublicKeys(_public_key(self.masking), _public_key(self.sealing), digest)
 
     def share(self, roster: Mapping[DeviceId, PublicKeys]) -> Envelopes:
         """Exchange 2: an envelope for every device of the roster, with a share of both secrets."""
@@ -201,12 +206,11 @@ class MaskingDevice(msgspec.Struct):
         if roster.get(self.device) != self.keys():
             raise RefusedError("roster", f"it does not hold the keys of device {self.device}")
         self.roster = dict(sorted(roster.items()))
-        own = masks.split(self.own_mask, self.threshold, len(roster))
-        key = masks.split(self.masking, self.threshold, len(roster))
-        sealed = {
-            peer: masks.seal(self._sealing_key(peer), own[i] + key[i], self._header(self.device, peer))
-            for i, peer in enumerate(self.roster)
-        }
+        own, key = (Shamir.split(self.threshold, len(roster), seed, False) for seed in (self.own_mask, self.masking))
+        sealed = {}
+        for peer, (_, own_share), (_, key_share) in zip(self.roster, own, key, strict=True):
+            nonce, header = secrets.token_bytes(_NONCE_BYTES), self._header(self.device, peer)
+            sealed[peer] = nonce + self._cipher(peer).encrypt(nonce, own_share + key_share, header)
         return Envelopes(self.session, sealed)
 
     def mask(self, envelopes: Mapping[DeviceId, bytes]) -> MaskedWords:
@@ -219,10 +223,10 @@ class MaskingDevice(msgspec.Struct):
             raise RefusedError("too few devices", f"{len(envelopes)} of at least {self.threshold}")
         self.masked, self.envelopes = True, dict(envelopes)
         words = np.frombuffer(self.words, dtype=WORD)
-        hidden = words + _own_mask(self.own_mask, self.session, len(words))
+        hidden = words + _mask(_derive(self.own_mask, b"own mask" + self.session), len(words))
         for peer in envelopes:
             if peer != self.device:
-                key = masks.agree(self.masking, self.roster[peer].masking, self.session)
+                key = _agree(self.masking, self.roster[peer].masking, self.session)
                 hidden = hidden + _pair_mask(key, self.device, peer, len(words))
         return MaskedWords(self.session, hidden.tobytes())
 
@@ -236,15 +240,19 @@ class MaskingDevice(msgspec.Struct):
         self.unmasked = True
         own, keys = {}, {}
         for peer, envelope in self.envelopes.items():
-            shares = masks.unseal(self._sealing_key(peer), envelope, self._header(peer, self.device))
+            cipher, header = self._cipher(peer), self._header(peer, self.device)
+            try:
+                shares = cipher.decrypt(envelope[:_NONCE_BYTES], envelope[_NONCE_BYTES:], header)
+            except (InvalidTag, ValueError) as error:
+                raise RefusedError("envelope that does not open", "it was changed, or is for another device") from error
             if peer in sent:
-                own[peer] = shares[: masks.SHARE_BYTES]
+                own[peer] = shares[:_SEED_BYTES]
             else:
-                keys[peer] = shares[masks.SHARE_BYTES :]
+                keys[peer] = shares[_SEED_BYTES:]
         return OpenedShares(self.session, own, keys)
 
-    def _sealing_key(self, peer: DeviceId) -> bytes:
-        return masks.agree(self.sealing, self.roster[peer].sealing, b"seal" + self.session)
+    def _cipher(self, peer: DeviceId) -> ChaCha20Poly1305:
+        return ChaCha20Poly1305(_agree(self.sealing, self.roster[peer].sealing, b"seal" + self.session))
 
     def _header(self, sender: DeviceId, receiver: DeviceId) -> bytes:
         return f"{sender}>{receiver}/".encode() + self.session
@@ -279,11 +287,9 @@ class SumServer:
         }
 
     def receive(self, device: DeviceId, answer: MaskedWords) -> None:
-        """Exchange 3: one device's masked integers."""
+        """Exchange 3: one device's masked integers, in answer to this session."""
         if device not in self._envelopes or device in self._masked:
             raise RefusedError("answer not expected", f"device {device} is not in this sum, or already counted")
-        if answer.session != self.session:
-            raise RefusedError("answer of another sum", f"device {device}")
         if len(answer.words) != WORD.itemsize * self.size:
             raise RefusedError("answer of the wrong form", f"device {device}: {len(answer.words)} bytes of words")
         self._masked[device] = np.frombuffer(answer.words, dtype=WORD)
@@ -299,34 +305,58 @@ class SumServer:
         total = np.zeros(self.size, WORD)
         for device, words in self._masked.items():
             seed = self._recover({d: shares.own_masks.get(device) for d, shares in opened.items()})
-            if masks.derive(seed, b"digest") != self._roster[device].own_mask:
+            if _derive(seed, b"digest") != self._roster[device].own_mask:
                 raise RefusedError("shares that do not fit", f"the mask of device {device} cannot be recovered")
-            total = total + words - _own_mask(seed, self.session, self.size)
+            total = total + words - _mask(_derive(seed, b"own mask" + self.session), self.size)
         for dropped in self._envelopes.keys() - self._masked.keys():
             seed = self._recover({d: shares.masking_keys.get(dropped) for d, shares in opened.items()})
-            if masks.public_key(seed) != self._roster[dropped].masking:
+            if _public_key(seed) != self._roster[dropped].masking:
                 raise RefusedError("shares that do not fit", f"the key of device {dropped} cannot be recovered")
             for device in self._masked:
-                key = masks.agree(seed, self._roster[device].masking, self.session)
+                key = _agree(seed, self._roster[device].masking, self.session)
                 total = total - _pair_mask(key, device, dropped, self.size)
         return total
 
     def _recover(self, shares: Mapping[DeviceId, bytes | None]) -> bytes:
         whole = ((i + 1, shares.get(device)) for i, device in enumerate(self._roster))
-        numbered = [(i, share) for i, share in whole if share is not None and len(share) == masks.SHARE_BYTES]
+        numbered = [(i, share) for i, share in whole if share is not None and len(share) == _SEED_BYTES]
         self._require(len(numbered))
-        return masks.combine(numbered[: self.threshold])
+        return bytes(Shamir.combine(numbered[: self.threshold], False))
 
     def _require(self, count: int) -> None:
         if count < self.threshold:
             raise RefusedError("too few devices", f"{count} are left, {self.threshold} are needed: no sum this round")
 
 
-def _own_mask(seed: bytes, session: bytes, size: int) -> Words:
-    return masks.mask(masks.derive(seed, b"own mask" + session), size)
+def _derive(secret: bytes, purpose: bytes) -> bytes:
+    """A key of 32 bytes for one purpose."""
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret)
+
+
+def _private_key(seed: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(_derive(seed, b"fedkeep private key"))
+
+
+def _public_key(seed: bytes) -> bytes:
+    return _private_key(seed).public_key().public_bytes_raw()
+
+
+def _agree(seed: bytes, peer: bytes, purpose: bytes) -> bytes:
+    """The key that both ends derive, each from its own seed and the other's public key."""
+    try:
+        shared = _private_key(seed).exchange(X25519PublicKey.from_public_bytes(peer))
+    except ValueError as error:
+        raise RefusedError("unusable public key", str(error)) from error
+    return _derive(shared, purpose)
+
+
+def _mask(key: bytes, size: int) -> Words:
+    """That many integers that nobody without the key can tell from random ones; never twice for one key."""
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(stream.update(bytes(size * WORD.itemsize)), dtype=WORD)
 
 
 def _pair_mask(key: bytes, device: DeviceId, peer: DeviceId, size: int) -> Words:
     """The mask that `device` adds for `peer`: the negative of what `peer` adds for it."""
-    shared = masks.mask(key, size)
+    shared = _mask(key, size)
     return shared if device < peer else np.zeros_like(shared) - shared

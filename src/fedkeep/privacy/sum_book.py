@@ -12,7 +12,7 @@ from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector
 from fedkeep.link.wire import from_array, to_array
-from fedkeep.privacy.fixed_point import WIDEST, WORD, Words, weighted_mean
+from fedkeep.privacy.fixed_point import WIDEST, WORD, Words
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.secure_sum import SESSION_BYTES, SumServer, SumTerms
 
@@ -41,15 +41,18 @@ class SumBook:
         self._server, self._options = server, options
         estimator = server.estimator
         self._runs = isinstance(estimator, IncrementalEstimator)
-        oldest = estimator.max_age if isinstance(estimator, IncrementalEstimator) else None
-        self._rebase_every = _REBASE_ROUNDS if oldest is None else min(oldest, _REBASE_ROUNDS)
+        self._rebase_every = min(getattr(estimator, "max_age", None) or _REBASE_ROUNDS, _REBASE_ROUNDS)
         estimates = self._runs or isinstance(estimator, ParticipantsEstimator)
         self._gradient_size = gradient_size if estimates else 0
-        self._running = self._empty()
-        self._counted: dict[DeviceId, tuple[bytes, float]] = {}
-        self._unit = 0.0
-        self._based = server.round
+        self.rebase()
         server.estimator = GivenEstimator(estimator.direction())
+
+    def rebase(self) -> None:
+        """Begins the running sum anew; g_hat stays as it is until the next round closes."""
+        self._running: Words = np.zeros(self._gradient_size + 1, WORD)
+        self._unit = 0.0
+        self._based = self._server.round
+        self._counted: dict[DeviceId, tuple[bytes, float]] = {}
 
     def open(self, participants: Sequence[DeviceId]) -> SumServer:
         """A new sum over these devices, with the terms for each; its session is never used again."""
@@ -87,27 +90,25 @@ class SumBook:
 
         Re-basing takes effect with the next round, so that what devices are told is what was committed.
         """
-        size = len(self._server.model)
-        terms = next(iter(opened.terms.values()))
+        size, terms = len(self._server.model), next(iter(opened.terms.values()))
         numbers = terms.update_grid.decode(total[: size + 2])
-        running, mean = self._running, None
-        if self._gradient_size:
-            running = (running if self._runs else self._empty()) + total[size + 2 :]
-            mean = weighted_mean(terms.estimator_grid.decode(running))
-        round_ = self._server.round
-        direction: Vector | None = None if mean is None else mean.astype(np.float32)
         update = UpdateSum(numbers[:size], float(numbers[size]), float(numbers[size + 1]))
+        running, round_ = self._running, self._server.round
+        direction: Vector | None = None
+        if self._gradient_size:
+            running = running + total[size + 2 :] if self._runs else total[size + 2 :]
+            estimate = terms.estimator_grid.decode(running)
+            direction = (estimate[:-1] / estimate[-1]).astype(np.float32) if estimate[-1] > 0 else None
         summary = self._server.close_sum(survivors, update, direction)
         if self._runs:
             self._running = running
             self._counted |= {d: (opened.session, opened.terms[d].rate) for d in survivors}
-            if lost or round_ + 1 - self._based >= self._rebase_every or self._departed() > _DEPARTED:
+            present, everybody = self._members(), self._counted.items()
+            gone = sum(rate for device, (_, rate) in everybody if device not in present)
+            departed = gone / (sum(rate for _, (_, rate) in everybody) or 1.0)
+            if lost or departed > _DEPARTED or round_ + 1 - self._based >= self._rebase_every:
                 self.rebase()
         return summary
-
-    def rebase(self) -> None:
-        """Begins the running sum anew; g_hat stays as it is until the next round closes."""
-        self._running, self._counted, self._unit, self._based = self._empty(), {}, 0.0, self._server.round
 
     def snapshot(self) -> State:
         return {"total": self._running, "about": to_array((self._counted, self._unit, self._based))}
@@ -117,14 +118,5 @@ class SumBook:
         kind = tuple[dict[DeviceId, tuple[bytes, float]], float, int]
         self._counted, self._unit, self._based = from_array(state["about"], kind)
 
-    def _departed(self) -> float:
-        """The share of the running sum that is of devices no longer planned for."""
-        present = self._members()
-        gone = sum(rate for device, (_, rate) in self._counted.items() if device not in present)
-        return gone / (sum(rate for _, rate in self._counted.values()) or 1.0)
-
     def _members(self) -> set[DeviceId]:
         return set() if self._server.plan is None else set(self._server.plan.devices.tolist())
-
-    def _empty(self) -> Words:
-        return np.zeros(self._gradient_size + 1, WORD)

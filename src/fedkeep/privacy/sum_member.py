@@ -16,7 +16,7 @@ from fedkeep.core.state import put_under, take_under
 from fedkeep.core.types import DeviceId, Report, State, TrainOrder, Vector
 from fedkeep.link.wire import from_array, to_array
 from fedkeep.privacy import secure_sum as told
-from fedkeep.privacy.fixed_point import WIDEST, WORD, Differences, Words, weighted
+from fedkeep.privacy.fixed_point import WIDEST, WORD, Differences, Words
 from fedkeep.privacy.options import PrivacyOptions
 
 with needing("secure aggregation", "privacy"):
@@ -80,16 +80,18 @@ class SumMember:
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        if isinstance(request, told.PartyKeys):
-            if len(request.keys) < self._options.least_in_sum:
-                raise RefusedError("too few devices", f"{len(request.keys)} are fewer than privacy.sum_least")
-            if self._keys is not None:
-                self._keys.require_members(request.keys, request.session)
-            bare = {device: replace(keys, member=b"", signature=b"") for device, keys in request.keys.items()}
-            request = told.PartyKeys(request.session, bare)
-        reply = held.answer(request)
-        if isinstance(request, told.Survivors):
-            self._held = None
+        reply: told.Reply
+        match request:
+            case told.PartyKeys(session, roster):
+                if len(roster) < self._options.least_in_sum:
+                    raise RefusedError("too few devices", f"{len(roster)} are fewer than privacy.sum_least")
+                if self._keys is not None:
+                    self._keys.require_members(roster, session)
+                reply = held.share({d: replace(keys, member=b"", signature=b"") for d, keys in roster.items()})
+            case told.Envelopes(_, envelopes):
+                reply = held.mask(envelopes)
+            case told.Survivors(_, devices):
+                reply, self._held = held.unmask(devices), None
         return told.encode(reply)
 
     def snapshot(self) -> State:
@@ -105,14 +107,19 @@ class SumMember:
         self._held = None if held is None else from_array(held, told.MaskingDevice)
 
     def _words(self, report: Report, model: Vector, terms: told.SumTerms, *, lost: bool) -> Words:
-        """The report on its grids, if it is sound; an update longer than the fleet's limit is cut to it.
+        """The report on its grids, if it is sound; an update somewhat longer than the fleet's limit is cut to it.
 
         First the update times its weight, the weight, and the local steps times the weight where they count; then what
         the running sum of estimators has to add: zeros if nothing has arrived since this device was last counted.
         """
         limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
-        cut = _cut(report, model, terms.update_norm)
-        sound = screen_report(cut, model, terms.gradient_size, terms.heaviest, limits)
+        if report.model.shape == model.shape:
+            update = report.model.astype(np.float64) - model
+            length = float(np.linalg.norm(update))
+            if terms.update_norm < length < _FAR * terms.update_norm:
+                shorter = model + update * (0.999 * terms.update_norm / length)
+                report = replace(report, model=shorter.astype(np.float32))
+        sound = screen_report(report, model, terms.gradient_size, terms.heaviest, limits)
         weight, steps = sound.weight / terms.weight_unit, max(sound.steps, 1) if terms.per_step else 1
         update = (sound.model.astype(np.float64) - model) * (weight / steps)
         words = terms.update_grid.encode(np.append(update, [weight, weight * steps if terms.per_step else 0.0]))
@@ -121,19 +128,11 @@ class SumMember:
         if lost:
             return np.append(words, np.zeros(terms.gradient_size + 1, WORD))
         gradient = sound.local_gradient
-        latest = None if gradient is None else terms.estimator_grid.encode(weighted(gradient, terms.rate))
+        latest = None
+        if gradient is not None:
+            weighted = np.append(gradient.astype(np.float64) * terms.rate, terms.rate)
+            latest = terms.estimator_grid.encode(weighted)
         return np.append(words, self.differences.send(latest, terms.session, terms.counted))
-
-
-def _cut(report: Report, model: Vector, longest: float) -> Report:
-    """An update somewhat too long, cut; one far too long, or none at all, is left for screening to refuse."""
-    if report.model.shape != model.shape:
-        return report
-    update = report.model.astype(np.float64) - model
-    length = float(np.linalg.norm(update))
-    if not longest < length < _FAR * longest:
-        return report
-    return replace(report, model=(model + update * (0.999 * longest / length)).astype(np.float32))
 
 
 class MemberKeys:

@@ -3,33 +3,14 @@
 from collections.abc import Mapping
 from contextlib import suppress
 
-import numpy as np
-
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import generator
 from fedkeep.core.state import put_numbered, take_numbered
-from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, State, TrainOrder
+from fedkeep.core.types import DeviceId, Profile, Report, State, TrainOrder
 from fedkeep.privacy.guard import Guard, Spending
 from fedkeep.privacy.ledger import BudgetSpentError, Ledger
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.sim.experiment import Experiment
-
-_WINDOW = 1.0
-"""The rounds over which a simulated device is taken to have counted the velocities it declares."""
-
-
-class SeededNoise:
-    """Normal numbers that depend on the seed, the device and the round alone: simulations repeat."""
-
-    def __init__(self, seed: int, device: DeviceId) -> None:
-        self._seed, self._device = seed, device
-        self._generator = np.random.default_rng(0)
-
-    def begin(self, round_: int) -> None:
-        self._generator = generator(self._seed, "privacy", self._device, round_)
-
-    def __call__(self, size: int) -> FloatArray:
-        return self._generator.standard_normal(size)
 
 
 class Guards:
@@ -37,7 +18,7 @@ class Guards:
 
     def __init__(self, options: PrivacyOptions, seed: int) -> None:
         self._options, self._seed = options, seed
-        self._guards: dict[DeviceId, tuple[Guard, SeededNoise]] = {}
+        self._guards: dict[DeviceId, Guard] = {}
 
     def release(
         self, orders: Mapping[DeviceId, TrainOrder], reports: Mapping[DeviceId, Report]
@@ -52,17 +33,17 @@ class Guards:
         return sent
 
     def release_profiles(self, profiles: Mapping[DeviceId, Profile]) -> dict[DeviceId, Profile]:
-        """What the devices declare before the first round."""
+        """What the devices declare before the first round, as if counted over one."""
         if not self._options.protects("profile"):
             return dict(profiles)
-        return {d: self._guard(d, -1).release_profile(profile, _WINDOW) for d, profile in profiles.items()}
+        return {d: self._guard(d, -1).release_profile(profile, window=1.0) for d, profile in profiles.items()}
 
     def most_spent(self) -> Spending | None:
         """The ledger of the device that has told most; None where nothing is accounted for."""
-        return max((guard.spending() for guard, _ in self._guards.values()), key=lambda s: s.spent, default=None)
+        return max((guard.spending() for guard in self._guards.values()), key=lambda s: s.spent, default=None)
 
     def snapshot(self) -> State:
-        return put_numbered({device: guard.snapshot() for device, (guard, _) in self._guards.items()})
+        return put_numbered({device: guard.snapshot() for device, guard in self._guards.items()})
 
     def restore(self, state: State) -> None:
         self._guards = {}
@@ -70,12 +51,11 @@ class Guards:
             self._guard(device, -1).restore(own)
 
     def _guard(self, device: DeviceId, round_: int) -> Guard:
+        """The device's guard; its noise depends on the seed, the device and the round alone: simulations repeat."""
         if device not in self._guards:
-            noise = SeededNoise(self._seed, device)
-            self._guards[device] = Guard(self._options, Ledger(), lambda _: None, noise), noise
-        guard, noise = self._guards[device]
-        noise.begin(round_)
-        return guard
+            self._guards[device] = Guard(self._options, Ledger(), lambda _: None)
+        self._guards[device].normal = generator(self._seed, "privacy", device, round_).standard_normal
+        return self._guards[device]
 
 
 def guards_for(experiment: Experiment) -> Guards:
