@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.advice.trial import FIFO, Panel, Trial
-from fedkeep.advice.verdict import Look, describe
+from fedkeep.advice.verdict import Look, describe, recommended
 from fedkeep.advice.verdict import advise as judge
 from fedkeep.cli.progress import stage_progress
 from fedkeep.cli.report import write_page
@@ -74,13 +74,13 @@ def advise(
             f"stopped before any run had ended: the same call goes on from there ({folder}), --minutes gives it longer"
         )
     advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
-    typer.echo(str(advice))
+    typer.echo("\n".join(advice))
     seeds = max(max(runs) for runs in trial.finals.values()) + 1
-    for path in trial.panel.write_files(folder, advice.method, federation, seeds):
+    for path in trial.panel.write_files(folder, recommended(trial), federation, seeds):
         typer.echo(f"wrote {path}", err=True)
     runs = [run for run in read_runs(folder / "runs") if run.end is not None]
-    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {Path(data).name}", str(advice).splitlines())
-    (folder / "advice.txt").write_text(f"{advice}\n", encoding="utf-8")
+    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {Path(data).name}", advice)
+    (folder / "advice.txt").write_text("\n".join([*advice, ""]), encoding="utf-8")
 
 
 def _samples(size: str, sample_bytes: int) -> int:
