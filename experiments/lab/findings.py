@@ -93,7 +93,7 @@ def finals(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None)
 def rounded(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None) -> Interval | None:
     """The same to two digits, as tables have it."""
     found = finals(runs, others)
-    return found and Interval(*(None if value is None else round(value, 2) for value in found))
+    return found and Interval(round(found.mean, 2), found.half_width and round(found.half_width, 2))
 
 
 def in_words(value: Sequence[float | None] | None, sign: str = "") -> str:

@@ -6,9 +6,8 @@ from typing import Protocol
 import numpy as np
 
 from fedkeep.core.bounds import within
-from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.holdings import Holdings, largest_per_row
+from fedkeep.core.holdings import Holdings, improve, largest_per_row
 from fedkeep.core.names import Registry, find
 from fedkeep.core.plan import Plan, Shortfall, make_plan
 from fedkeep.core.quantities import QUANTITIES
