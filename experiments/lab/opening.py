@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import Any
 
+from fedkeep.config import Table
 from lab.blocks import Block, Picture, bar_chart, line_chart, sheet
 from lab.findings import BALANCED, FIFO, GISTS, SLIGHT, UNLIMITED, Findings, Interval, in_words, share_closed
 from lab.programme import Contest
 from lab.results import mean_curve
-
-Table = Mapping[str, Any]
 
 SHOWN = "uji-indoor-ordered"
 """The task of the figure by rounds."""
@@ -57,7 +55,7 @@ def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
 
 
 def _both_rates(arena: Table, method: str) -> str:
-    shared, own = _leads(arena, method, "over_fifo_shared"), _leads(arena, method, "over_fifo")
+    shared, own = (_leads(arena, method, key) for key in ("over_fifo_shared", "over_fifo"))
     return f"at the task's rate: {shared}; each at its own: {own}"
 
 

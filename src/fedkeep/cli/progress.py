@@ -16,13 +16,8 @@ _WHAT = bars.TextColumn("{task.description}")
 def sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listener]:
     """A bar for all rounds and a line for the run heard of last; silent where nobody watches a terminal."""
     total = sum(cell.experiment.train.rounds for cell in cells)
-    columns = (
-        _WHAT,
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("rounds"),
-        bars.TimeRemainingColumn(),
-    )
+    count = (bars.MofNCompleteColumn(), bars.TextColumn("rounds"))
+    columns = (_WHAT, bars.BarColumn(), *count, bars.TimeRemainingColumn())
     with bars.Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"{len(cells)} runs", total=total)
         done = [0] * len(cells)

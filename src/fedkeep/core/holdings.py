@@ -78,33 +78,31 @@ class Holdings:
         self.holders[taken] += len(devices)
 
     def _chain(self, label: int, least: IntArray) -> bool:
-        """Finds the label more holders along the shortest chain of exchanges; says whether there is one."""
+        """Finds the label as many more holders as the shortest chain of exchanges allows; says whether there is one."""
         came_from = {label: label}
         for current in (queue := [label]):
             owners = (self.velocity[:, current] > 0) & ~self.held[:, current]
             free = int((owners & (self.room > 0)).sum())
             spare = 0 if current == label else int(self.holders[current] - least[current])
             if free or spare > 0:
-                missing = int(least[label] - self.holders[label])
-                self._pull(current, came_from, most=min(missing, free or spare), grant=free > 0)
-                return True
+                break
             for other in np.flatnonzero(self.held[owners].any(axis=0)).tolist():
                 if other not in came_from:
                     came_from[other] = current
                     queue.append(other)
-        return False
-
-    def _pull(self, end: int, came_from: dict[int, int], *, most: int, grant: bool) -> None:
-        """Moves as many holders along a chain as each of its links allows."""
-        links, last = [], end
+        else:
+            return False
+        links, last = [], current
         while came_from[last] != last:
             links.append((last, came_from[last]))
             last = came_from[last]
+        most = min(int(least[label] - self.holders[label]), free or spare)
         amount = min([most, *(len(self._swappers(dropped, taken)) for dropped, taken in links)])
-        if grant:
-            self.grant(np.array([end]), self.holders + amount)
+        if free:
+            self.grant(np.array([current]), self.holders + amount)
         for dropped, taken in links:
             self._hand_on(dropped, taken, amount)
+        return True
 
     def _hand_on(self, dropped: int, taken: int, count: int) -> None:
         """The fastest of those that can take one label for another do."""
