@@ -84,7 +84,6 @@ class PlannedRun:
 @dataclass(frozen=True, eq=False)
 class Programme:
     name: str
-    about: str
     tasks: dict[str, Table]
     methods: dict[str, Table]
     stages: tuple[Stage, ...]
@@ -195,7 +194,7 @@ def read_programme(path: Path) -> Programme:
             for name in (name for name in named if name not in known):
                 raise ConfigError(f"{path}: a stage names the {kind} '{name}', which the file does not have")
     choice = build(Choice, table.get("choice", {}), f"{path.name}: choice")
-    return Programme(path.stem, str(table["about"]), tasks, methods, stages, choice, str(table.get("note", "")))
+    return Programme(path.stem, tasks, methods, stages, choice, str(table.get("note", "")))
 
 
 def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: int, minutes: float | None) -> None:

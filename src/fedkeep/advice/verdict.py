@@ -30,9 +30,7 @@ class Look:
         rng = generator(seed, "look")
         ordered = [data.y[data.train.of(d)] for d in range(data.devices)]
         shuffled = [rng.permutation(labels) for labels in ordered]
-        self.devices, self.labels = data.devices, data.labels
-        self.samples, self.tested = len(data.train.indices), len(data.test.indices)
-        """For training, and for testing."""
+        self.devices, self.labels, self.tested = data.devices, data.labels, len(data.test.indices)
         self.labels_per_device, self.samples_per_device = (
             (int(values.min()), int(np.median(values)), int(values.max()))
             for values in ((counts > 0).sum(axis=1), data.train.sizes)

@@ -98,7 +98,7 @@ class Claims:
 
     def restore(self, state: State) -> None:
         rows = state["records"].tolist()
-        self._records = {int(d): _Record(int(reports), *rest, int(last)) for d, reports, *rest, last in rows}
+        self._records = {int(d): _Record._make((int(n), *rest, int(last))) for d, n, *rest, last in rows}
         self._struck = {int(d): (share, int(since)) for d, share, since in state["struck"].tolist()}
 
 
