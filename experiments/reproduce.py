@@ -30,10 +30,9 @@ from pathlib import Path
 
 import msgspec
 from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
-from lab.document import write_results
+from lab.document import write_readme, write_results
 from lab.findings import write_tables
 from lab.programme import estimated, read_programme, run_programme
-from lab.readme import write_table
 
 from fedkeep.config import Table, override, read_experiment
 from fedkeep.core.errors import DataError
@@ -93,7 +92,7 @@ def main() -> None:
         run_scripts(results, quick=False)
     write_tables(HERE, Curves(results / "curves"), results)
     write_results(HERE, results, HERE)
-    write_table(HERE.parent / "README.md", results)
+    write_readme(HERE.parent / "README.md", results)
 
 
 def files(tiers: Sequence[str], only: str) -> list[Path]:

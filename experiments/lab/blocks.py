@@ -17,8 +17,6 @@ _STYLE = (
     "th,td{border-bottom:1px solid #8884;padding:.25rem .6rem;text-align:left;vertical-align:top}"
     "code{font-size:.9em}@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}}"
 )
-Points: TypeAlias = Sequence[tuple[float, float]]
-
 _WIDTH, _LEAST_HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 236, 34, 42
 _LEGEND_LINE = 17
@@ -36,10 +34,6 @@ class Picture:
 
 
 Block: TypeAlias = str | Picture
-
-
-def heading(text: str, level: int = 2) -> str:
-    return f"{'#' * level} {text}"
 
 
 def sheet(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
@@ -64,7 +58,7 @@ def html(blocks: Iterable[Block], title: str) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def line_chart(title: str, series: Mapping[str, Points], x_name: str, y_name: str) -> str:
+def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_name: str, y_name: str) -> str:
     """One line per series, with a legend that it is high enough for; the first series is drawn last, on top."""
     high = max(_LEAST_HEIGHT, _TOP + _LEGEND_LINE * (len(series) + 1))
     points = [point for line in series.values() for point in line]
@@ -106,8 +100,7 @@ def _line(name: str, number: int, places: Sequence[tuple[float, float]]) -> str:
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     if len(places) == 1:
         path += "m-3 0h6m-3 -3v6"
-    y = _TOP + 10 + _LEGEND_LINE * number
-    left = _WIDTH - _RIGHT + 10
+    left, y = _WIDTH - _RIGHT + 10, _TOP + 10 + _LEGEND_LINE * number
     return (
         f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
         f'<path d="M{left} {y - 4}h16" stroke="{colour}" stroke-width="2.4"{dashes}/>'
@@ -132,9 +125,9 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
     """One horizontal bar per name, with its number beside it; zero is marked, and bars below it go to the left."""
-    high, row = _TOP + 22 * len(bars) + 14, 22
+    row, left, right = 22, 190, _WIDTH - 70
+    high = _TOP + row * len(bars) + 14
     low, top = min(0.0, *bars.values()), max(1e-9, *bars.values())
-    left, right = 190, _WIDTH - 70
 
     def across(value: float) -> float:
         return left + (value - low) / (top - low) * (right - left)

@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from sklearn.cluster import AgglomerativeClustering, KMeans
@@ -20,12 +20,8 @@ _SUMMARISED = 200
 """Samples of a device, and devices of a fleet, that agreeing on clusters takes into account."""
 
 
-@dataclass(frozen=True, eq=False)
-class Summary:
-    """What a device tells of its samples: centroids, (k, d), and how many samples lie around each, (k,)."""
-
-    centroids: FloatArray
-    counts: IntArray
+Summary: TypeAlias = tuple[FloatArray, IntArray]
+"""What a device tells of its samples: centroids, (k, d), and how many samples lie around each, (k,)."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,7 @@ class Clusters:
         if points.shape[1] != centroids.shape[1]:
             raise ValueError(f"samples have {points.shape[1]} {self.space}, the centroids {centroids.shape[1]}")
         distances = (centroids**2).sum(axis=1) - 2 * points @ centroids.T
-        nearest: IntArray = distances.argmin(axis=1)
-        return nearest
+        return np.asarray(distances.argmin(axis=1))
 
     def summarise(self, points: AnyArray, seed: int = 0) -> Summary:
         """On the device: the centroids of its samples, given as positions, (n, d), with n of at least 1."""
@@ -78,9 +73,8 @@ class Clusters:
 
     def merge(self, summaries: Sequence[Summary], seed: int = 0) -> "Clusters":
         """On the server: the regions that all devices will use, fewer than asked for if there is less to divide."""
-        points = np.concatenate([summary.centroids for summary in summaries])
-        weights = np.concatenate([summary.counts for summary in summaries]).astype(np.float64)
-        centroids = self._cluster(points, weights, self.count, seed).centroids
+        points, counts = map(np.concatenate, zip(*summaries, strict=True))
+        centroids, _ = self._cluster(points, counts.astype(np.float64), self.count, seed)
         return replace(self, count=len(centroids), centroids=centroids.tolist())
 
     def _positions(self, batch: Batch, measurements: Measurements | None) -> AnyArray:
@@ -101,4 +95,4 @@ class Clusters:
         mass = np.bincount(members, weights, minlength=count)
         centroids = np.zeros((count, points.shape[1]))
         np.add.at(centroids, members, points * weights[:, None])
-        return Summary(centroids / mass[:, None], np.rint(mass).astype(np.int64))
+        return centroids / mass[:, None], np.rint(mass).astype(np.int64)

@@ -20,8 +20,7 @@ from fedkeep.sim.experiment import Experiment
 
 _DIGITS = 5
 _FORWARD, _GRADIENT = 1, 3
-_LOSSES = {"high-loss", "fedbalancer"}
-_GRADIENTS = {"ode", "gradient-norm", "sld"}
+_LOSSES, _GRADIENTS = {"high-loss", "fedbalancer"}, {"ode", "gradient-norm", "sld"}
 _FLOAT, _BLOCK = 4, 64
 """Bytes of a number in full, and numbers that share a scale in int8."""
 
@@ -173,9 +172,8 @@ def forward_passes(experiment: Experiment, curve: Curve) -> float:
     arrival = _GRADIENT if gist or policy in _GRADIENTS else 0  # to take it into a gist, or to score it
     if not gist and (policy in _LOSSES or (policy in _GRADIENTS and "last_layers" in experiment.model)):
         arrival = _FORWARD
-    stored = curve.samples_trained / experiment.train.epochs
-    measured_again = 3 * _GRADIENT if gist else arrival
-    return _GRADIENT * curve.samples_trained + arrival * curve.samples_valued + measured_again * stored
+    measured_again = (3 * _GRADIENT if gist else arrival) * curve.samples_trained / experiment.train.epochs
+    return _GRADIENT * curve.samples_trained + arrival * curve.samples_valued + measured_again
 
 
 def bytes_at_rest(experiment: Experiment) -> int:

@@ -74,25 +74,24 @@ class Problem:
         of_held = np.isin(np.arange(self.size), self.held)
         self.bounds = Bounds(of_held * (held is not None), np.where(of_held, 1, np.inf))
         self.constraints: list[Any] = []
-        self._of_devices(limits)
-        self._of_labels()
+        self._constrain(limits)
 
     def objective(self) -> FloatArray:
         cost = np.zeros(self.size)
         cost[self.slots] = -self.fleet.velocities[self.rows, self.labels]
         return cost
 
-    def _of_devices(self, limits: LabelLimits) -> None:
-        """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c)."""
+    def _constrain(self, limits: LabelLimits) -> None:
+        """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c).
+
+        Holders enough (9b), and (9d) to the slot; what is beyond that is slack: whole slots seldom meet it.
+        """
         pair, capacity = self.slots, self.fleet.capacities[self.rows]
         self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -1)], 0, np.inf)
         self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -capacity)], -np.inf, 0)
         full = np.where(np.isin(np.arange(len(self.fleet)), self.rows), self.fleet.capacities, 0)
         self._add(len(self.fleet), [(self.rows, self.slots, 1)], full, full)
         self._add(len(self.fleet), [(self.rows, self.held, 1)], 0, limits.of_devices(self.fleet))
-
-    def _of_labels(self) -> None:
-        """Holders enough (9b), and (9d) to the slot; what is beyond that is slack: whole slots seldom meet it."""
         *missing, distance = self.slack
         count, label, mass = self.fleet.labels, np.arange(self.fleet.labels), self.fleet.label_mass
         for slack, least in zip(missing, self.stages, strict=True):
@@ -109,14 +108,15 @@ class Problem:
 
     def solve(self, *, unbiased: bool = False, relaxed: bool = False, seconds: float = 60.0) -> FloatArray:
         """All columns at the optimum: each goal is met in turn and then held to while the next one is sought."""
-        goals = [np.isin(np.arange(self.size), slack) * 1.0 for slack in self.slack[: len(self.stages) + unbiased]]
+        columns = np.arange(self.size)
+        goals = [np.isin(columns, slack) * 1.0 for slack in self.slack[: len(self.stages) + unbiased]]
         constraints, solution = list(self.constraints), np.zeros(self.size)
         for goal in [*goals, self.objective()]:
             found = milp(
                 goal / max(np.abs(goal).max(initial=0.0), 1e-300),
                 constraints=constraints,
                 bounds=self.bounds,
-                integrality=np.arange(self.size) < (0 if relaxed else 2 * len(self.rows)),
+                integrality=columns < (0 if relaxed else 2 * len(self.rows)),
                 options={"time_limit": seconds},
             )
             if found.status != 0:

@@ -8,7 +8,7 @@ trains on the mixture by alpha_k / gamma_k of those that it got, which is right 
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class FedBoost:
         return np.full(self.size, 1 / self.size, dtype=np.float32)
 
     def probe(self, model: Vector) -> "MixtureProbe":
-        return MixtureProbe(self, model)
+        return MixtureProbe(self, model.astype(np.float64))
 
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list["MixtureMeasurements"]:
         return [self.probe(model).measure(batch) for model, batch in zip(models, batches, strict=True)]
@@ -100,15 +100,13 @@ class FedBoost:
 
     def given(self, batch: Batch) -> FloatArray:
         """What each predictor gives the label of each sample, (n, q)."""
-        chances: FloatArray = self.predicted(batch.x)[:, np.arange(len(batch)), batch.y].T.astype(np.float64)
-        return chances
+        return np.asarray(self.predicted(batch.x)[:, np.arange(len(batch)), batch.y].T, dtype=np.float64)
 
     def predicted(self, x: AnyArray) -> AnyArray:
         """What the predictors say, (q, n, classes)."""
         logits = np.stack([self._base.logits(model, x) for model in self._models])
         powers = np.exp(logits - logits.max(axis=2, keepdims=True))
-        chances: AnyArray = powers / powers.sum(axis=2, keepdims=True)
-        return chances
+        return np.asarray(powers / powers.sum(axis=2, keepdims=True))
 
 
 def slopes(given: FloatArray, alpha: FloatArray) -> FloatArray:
@@ -116,14 +114,14 @@ def slopes(given: FloatArray, alpha: FloatArray) -> FloatArray:
     return -given / np.maximum(given @ alpha, _TINY)[:, None]
 
 
-class MixtureProbe:
+class MixtureProbe(NamedTuple):
     """A mixture that measures samples, by all predictors: a device that values by gradients has them all."""
 
-    def __init__(self, learner: FedBoost, model: Vector) -> None:
-        self._learner, self._model = learner, model.astype(np.float64)
+    learner: FedBoost
+    model: FloatArray
 
     def measure(self, batch: Batch) -> "MixtureMeasurements":
-        return MixtureMeasurements(self._learner, self._model, batch)
+        return MixtureMeasurements(self.learner, self.model, batch)
 
 
 class MixtureMeasurements:
@@ -142,8 +140,7 @@ class MixtureMeasurements:
         return self.gradients @ direction.astype(np.float64)
 
     def inner(self, other: Measurements) -> Scores:
-        products: Scores = (self.gradients * of_kind(MixtureMeasurements, other).gradients).sum(axis=1)
-        return products
+        return np.asarray((self.gradients * of_kind(MixtureMeasurements, other).gradients).sum(axis=1))
 
     def norms(self) -> Scores:
         return np.sqrt(self.inner(self))
@@ -154,8 +151,7 @@ class MixtureMeasurements:
         return self.weighted_gradient(np.ones(len(self.gradients)))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
-        mean: Vector = (weights @ self.gradients / len(weights)).astype(np.float32)
-        return mean
+        return np.asarray(weights @ self.gradients / len(weights), dtype=np.float32)
 
     def activations(self) -> AnyArray:
         """What the predictors say, side by side, (n, q * classes)."""

@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedkeep.config import Table
 from fedkeep.records.measures import interval
 from fedkeep.sim.experiment import Experiment
 from lab.curves import Curve, Curves, forward_passes, mean_of
@@ -18,7 +19,6 @@ PREQUENTIAL = (("record.prequential", True),)
 """The setting in which runs are also tested on what arrives."""
 LEVEL, SLIGHT = 1.0, 0.5
 """Points of accuracy within which two methods count as level, and a gap as none."""
-Table = dict[str, Any]
 
 
 class Interval(NamedTuple):
@@ -93,9 +93,7 @@ def finals(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None)
 def rounded(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None) -> Interval | None:
     """The same to two digits, as tables have it."""
     found = finals(runs, others)
-    if found is None:
-        return None
-    return Interval(round(found.mean, 2), None if found.half_width is None else round(found.half_width, 2))
+    return found and Interval(round(found.mean, 2), found.half_width and round(found.half_width, 2))
 
 
 def in_words(value: Sequence[float | None] | None, sign: str = "") -> str:
@@ -114,27 +112,21 @@ def share_closed(fifo: float | None, method: float | None, unlimited: float | No
 
 def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
     """Writes what every programme ends in, as far as its runs were made, into the folder `out`."""
-
-    def findings(name: str) -> Findings:
-        return Findings(read_programme(experiments / "programmes" / f"{name}.toml"), curves)
-
-    tables: dict[Callable[[Findings], Table], tuple[str, ...]]
-    tables = {arena: ("arena", "paper"), bytes_table: ("bytes",), settings_table: ("helps", "choice")}
-    for make, names in tables.items():
-        for name in names:
-            write_table(out / f"{name}.json", make(findings(name)))
-    gist = findings("gist")
-    for task in gist.tasks():
-        write_table(out / "gist" / f"{task}.json", gist_rows(gist, task))
-    write_table(out / "gist" / "summary.json", gist_summary(gist))
+    tables = {"arena": arena, "paper": arena, "bytes": bytes_table, "helps": settings_table, "choice": settings_table}
+    files = {name: experiments / "programmes" / f"{name}.toml" for name in (*tables, "gist")}
+    found = {name: Findings(read_programme(file), curves) for name, file in files.items()}
+    for name, make in tables.items():
+        write_table(out / f"{name}.json", make(found[name]))
+    for task in found["gist"].tasks():
+        write_table(out / "gist" / f"{task}.json", gist_rows(found["gist"], task))
+    write_table(out / "gist" / "summary.json", gist_summary(found["gist"]))
 
 
 def write_table(path: Path, table: Table) -> None:
     """One line a row, so that a change shows as a change; nothing where nothing has run."""
-    if not table:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_lines(table, "") + "\n", encoding="utf-8")
+    if table:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_lines(table, "") + "\n", encoding="utf-8")
 
 
 def _lines(value: Any, indent: str) -> str:

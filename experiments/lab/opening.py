@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import Any
 
-from lab.blocks import Block, Picture, bar_chart, heading, line_chart, sheet
+from fedkeep.config import Table
+from lab.blocks import Block, Picture, bar_chart, line_chart, sheet
 from lab.findings import BALANCED, FIFO, GISTS, SLIGHT, UNLIMITED, Findings, Interval, in_words, share_closed
 from lab.programme import Contest
 from lab.results import mean_curve
-
-Table = Mapping[str, Any]
 
 SHOWN = "uji-indoor-ordered"
 """The task of the figure by rounds."""
@@ -25,11 +23,11 @@ _NAMED = 3
 def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
     """`figures` are the tables by name; `found` the runs of the arena."""
     arena = figures.get("arena", {})
-    yield heading("The verdict")
+    yield "## The verdict"
     lines = [f"{number}. {line}" for number, line in enumerate(_verdict(arena, figures.get("bytes", {})), start=1)]
     yield "\n".join(lines) or "Nothing of the arena has run yet: `python experiments/reproduce.py gist`."
     yield from _pictures(arena, figures.get("bytes", {}), found)
-    yield heading("The arena")
+    yield "## The arena"
     if found.programme.note:
         yield found.programme.note
     yield from _all_leads(arena)
@@ -57,7 +55,7 @@ def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
 
 
 def _both_rates(arena: Table, method: str) -> str:
-    shared, own = _leads(arena, method, "over_fifo_shared"), _leads(arena, method, "over_fifo")
+    shared, own = (_leads(arena, method, key) for key in ("over_fifo_shared", "over_fifo"))
     return f"at the task's rate: {shared}; each at its own: {own}"
 
 
@@ -85,12 +83,11 @@ def _all_leads(arena: Table) -> Iterator[Block]:
         methods = [m for m in _COMPARED if any(row.get(m, {}).get(key) for row in arena.values())]
         rows = []
         for task, row in ((task, row) for task, row in arena.items() if FIFO in row):
-            leads = []
+            rows.append([task, _number((row[FIFO][accuracy] or (None,))[0])])
             for lead in (row.get(m, {}).get(key) for m in methods):
                 words = "" if lead is None else f"{lead[0] or 0.0:+.1f}"
-                leads.append(f"({words})" if lead is not None and Interval(*lead).ahead is None else words)
-            rows.append((task, _number((row[FIFO][accuracy] or (None,))[0]), *leads))
-        yield heading(f"Every task, at {rate} rate", 3)
+                rows[-1].append(f"({words})" if lead is not None and Interval(*lead).ahead is None else words)
+        yield f"### Every task, at {rate} rate"
         yield "FIFO's accuracy, and how far the others are from it; in brackets where the interval holds 0."
         yield sheet(("task", "FIFO", *methods), rows)
 
@@ -154,26 +151,19 @@ def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Pictur
 
 
 def arena_tables(arena: Table) -> Iterator[Block]:
-    accuracies = ("own rate", "over FIFO", "task's rate", "over FIFO", "worst tenth", "rarest labels", "prequential")
+    titles = ("own rate", "over FIFO", "task's rate", "over FIFO", "worst tenth", "rarest labels", "prequential")
     for task, methods in arena.items():
-        yield heading(task, 3)
+        yield f"### {task}"
         fifo_passes = methods.get(FIFO, {}).get("forward_passes")
-        rows = tuple(
-            (
-                method,
-                in_words(row["own_rate"]) + (f" ({row['rate']:.3g})" if row["rate"] else ""),
-                in_words(row["over_fifo"], sign="+"),
-                in_words(row["shared_rate"]),
-                in_words(row["over_fifo_shared"], sign="+"),
-                _number(row["worst_tenth"]),
-                _number(row["rare_recall"]),
-                _number(row["prequential"]),
-                _number(row["forward_passes"] / fifo_passes if fifo_passes else None),
-                f"{row['seeds']} x {row['rounds']}",
-            )
-            for method, row in methods.items()
-        )
-        yield sheet(("method", *accuracies, "compute over FIFO's", "seeds x rounds"), rows)
+        rows = []
+        for method, row in methods.items():
+            own = in_words(row["own_rate"]) + (f" ({row['rate']:.3g})" if row["rate"] else "")
+            lead, shared_lead = (in_words(row[key], "+") for key in ("over_fifo", "over_fifo_shared"))
+            numbers = [_number(row[key]) for key in ("worst_tenth", "rare_recall", "prequential")]
+            compute = _number(row["forward_passes"] / fifo_passes if fifo_passes else None)
+            accuracies = (own, lead, in_words(row["shared_rate"]), shared_lead, *numbers)
+            rows.append((method, *accuracies, compute, f"{row['seeds']} x {row['rounds']}"))
+        yield sheet(("method", *titles, "compute over FIFO's", "seeds x rounds"), rows)
 
 
 def _number(value: float | None) -> str:
@@ -193,7 +183,7 @@ def sweeps(helps: Table) -> Iterator[Block]:
                 known = row.get(method)
                 lead = f" ({in_words(known['over_fifo'], sign='+')})" if known else ""
                 cells[method].append(in_words(known and known["accuracy"]) + lead)
-            yield heading(f"{task}, {key}", 3)
+            yield f"### {task}, {key}"
             yield sheet(("method", *values), ((method, *said) for method, said in cells.items()))
             if all(value.replace(".", "", 1).isdigit() for value in values):
                 series = {m: [(float(v), r[m]["accuracy"][0]) for v, r in values.items() if m in r] for m in cells}

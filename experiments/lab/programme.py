@@ -6,12 +6,13 @@ Run is what a programme wants and nobody has run yet, stage by stage, in paralle
 import itertools
 import multiprocessing
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -83,7 +84,6 @@ class PlannedRun:
 @dataclass(frozen=True, eq=False)
 class Programme:
     name: str
-    about: str
     tasks: dict[str, Table]
     methods: dict[str, Table]
     stages: tuple[Stage, ...]
@@ -102,10 +102,10 @@ class Programme:
 
     def tiny(self, smaller: Mapping[str, Table], *, everywhere: bool) -> Self:
         """Two rounds of one seed: all methods of a stage on its first task; `everywhere`, the first on all others."""
-        tasks = {}
-        for name, table in self.tasks.items():
-            small = {"task": smaller.get(str(table["task"]["name"]), {}), "train": {"rounds": 2}}
-            tasks[name] = merged(table, small)
+        tasks = {
+            name: merged(table, {"task": smaller.get(str(table["task"]["name"]), {}), "train": {"rounds": 2}})
+            for name, table in self.tasks.items()
+        }
         once = Choice(self.choice.rates[:1], self.choice.farther, self.choice.seeds[:1], rounds=2)
         stages: list[Stage] = []
         for stage in self.stages:
@@ -167,8 +167,7 @@ class Programme:
         table = merged(self.tasks[row.task], {"label": row.method, **self.methods[row.method]})
         for key, value in row.setting:
             put(table, key, value)
-        rounds = int(table["train"]["rounds"])
-        rounds = min(most_rounds or rounds, rounds)
+        rounds = min(int(table["train"]["rounds"]), most_rounds or sys.maxsize)
         table["seed"] = seed
         table["train"] |= {"rounds": rounds, "learning_rate": float(table["train"]["learning_rate"]) * rate}
         table["record"] = {**table.get("record", {}), "every": max(1, rounds // EVALUATIONS), "devices": 0}
@@ -183,10 +182,9 @@ def read_programme(path: Path) -> Programme:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
     common = read_experiment(path.parent / str(table["methods"]))
     methods = common.pop("methods")
-    listed = table["tasks"]
+    listed, tasks = table["tasks"], {}
     if isinstance(listed, str):
         listed = read_toml(path.parent / listed)["tasks"]
-    tasks = {}
     for name, task in listed.items():
         base = read_experiment(path.parent / str(task.pop("base")))
         tasks[name] = merged(merged(base, task), common)
@@ -196,7 +194,7 @@ def read_programme(path: Path) -> Programme:
             for name in (name for name in named if name not in known):
                 raise ConfigError(f"{path}: a stage names the {kind} '{name}', which the file does not have")
     choice = build(Choice, table.get("choice", {}), f"{path.name}: choice")
-    return Programme(path.stem, str(table["about"]), tasks, methods, stages, choice, str(table.get("note", "")))
+    return Programme(path.stem, tasks, methods, stages, choice, str(table.get("note", "")))
 
 
 def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: int, minutes: float | None) -> None:
@@ -205,16 +203,14 @@ def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: 
     absent: set[str] = set()
     while waiting := next_runs(programme, curves, absent):
         print(f"{programme.name}: {len(waiting)} runs to do before the next step", flush=True)
-        here = ((run, _play(run, records)) for run in waiting)
-        for run, outcome in _played_in_processes(waiting, records, jobs) if jobs > 1 else here:
+        for run, outcome in _played(waiting, records, jobs):
             if isinstance(outcome, str):
                 absent.add(run.task)
                 print(f"without {run.task}: {outcome}", flush=True)
                 break
             curves.add(run.task, outcome)
-            seconds = f"{outcome.seconds or 0:.0f} s"
             what = f"{outcome.method} {outcome.setting} seed {outcome.seed}"
-            print(f"{run.task}: {what}: {outcome.final:.1f} %, {seconds}", flush=True)
+            print(f"{run.task}: {what}: {outcome.final:.1f} %, {outcome.seconds or 0:.0f} s", flush=True)
             if deadline is not None and time.monotonic() > deadline:
                 print("the time is up; the same command goes on from here", flush=True)
                 return
@@ -244,12 +240,13 @@ def estimated(programme: Programme, curves: Curves) -> Iterator[str]:
             yield f"stage {number}, {task}: {len(runs)} runs, {minutes:.1f} minutes of one core"
 
 
-def _played_in_processes(
-    runs: Sequence[PlannedRun], records: Path, jobs: int
-) -> Iterator[tuple[PlannedRun, Curve | str]]:
+def _played(runs: Sequence[PlannedRun], records: Path, jobs: int) -> Iterator[tuple[PlannedRun, Curve | str]]:
+    if jobs == 1:
+        yield from ((run, _play(run, records)) for run in runs)
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-    futures: dict[Future[Curve | str], PlannedRun] = {pool.submit(partial(_play, run, records)): run for run in runs}
+    futures = {pool.submit(_play, run, records): run for run in runs}
     try:
         for future in as_completed(futures):
             yield futures[future], future.result()

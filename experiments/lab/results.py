@@ -8,10 +8,9 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from fedkeep.config import read_toml
 from fedkeep.records.measures import Ratio, ratio
@@ -23,13 +22,14 @@ _TABLES = {"curves", "gist"}
 """Folders of the programmes, which have tables of their own."""
 
 
-@dataclass(frozen=True)
 class Paper:
     """The tables of `paper.toml`: no number of the paper is written anywhere else."""
 
-    tables: dict[str, Any]
-    causes: dict[str, str] = field(default_factory=dict)
-    """Why a claim did not come out, as far as we found it out."""
+    def __init__(self, path: Path) -> None:
+        self.tables = read_toml(path)
+        self.causes: dict[str, str] = read_toml(path.with_name("causes.toml"))
+        """Why a claim did not come out, as far as we found it out."""
+        self.claims: dict[str, Any] = self.tables["claims"]
 
     def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
         """The paper's number in a table's row and column; None where it has none. A table may have a single row."""
@@ -39,14 +39,6 @@ class Paper:
         if values is None or column not in found.get("columns", ()):
             return None
         return float(values[found["columns"].index(column)])
-
-    def claim(self, name: str) -> Any:
-        return self.tables["claims"][name]
-
-
-def read_paper(path: Path) -> Paper:
-    """The paper's numbers in `path`, and the causes in `causes.toml` beside it."""
-    return Paper(read_toml(path), read_toml(path.with_name("causes.toml")))
 
 
 def write_figures(script: str, out: Path, figures: dict[str, Any]) -> None:
@@ -64,6 +56,8 @@ class Results:
         self.summaries: dict[str, ExperimentSummary] = {(s := read_summary(path)).experiment: s for path in paths}
         self.directory, self.paper = directory, paper
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
+        self.measured: dict[str, dict[str, Any]] = self.figures.get("claims", {}).get("tasks", {})
+        """What `claims.py` found, by task."""
 
     def methods(self, experiment: str) -> list[str]:
         """The methods in the order of the experiment's file."""
@@ -99,16 +93,6 @@ class Results:
             if name.startswith(f"{folder}/") and (margin := self.margin(name, one, other)) is not None:
                 yield name.removeprefix(f"{folder}/"), self.speedup(name, one), margin
 
-    def measured(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The tasks of `claims.py`."""
-        yield from self.figures.get("claims", {}).get("tasks", {}).items()
-
-    def curves(self, experiment: str, setting: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-        """Every method's accuracy by round, in percent, the mean over its seeds."""
-        for method in self.methods(experiment):
-            if runs := self.runs(experiment, method, setting):
-                yield method, mean_curve(list(runs.values()))
-
 
 def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     """Accuracy by round in percent, the mean over runs, as far as all of them got."""
@@ -117,14 +101,7 @@ def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     return [(float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at)) for r, at in zip(rounds, heights, strict=True)]
 
 
-Word = Literal["reproduced", "partly", "not reproduced", "undecided", "not run yet"]
 _TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
-
-
-class ClaimVerdict(NamedTuple):
-    claim: str
-    word: Word
-    because: str
 
 
 Finding = tuple[bool | None, str]
@@ -136,19 +113,16 @@ CLAIMS: dict[str, Check] = {}
 
 def claim(words: str) -> Callable[[Check], Check]:
     """Puts the check below it under the claim that it is of."""
-
-    def add(check: Check) -> Check:
-        CLAIMS[words] = check
-        return check
-
-    return add
+    return partial(CLAIMS.setdefault, words)
 
 
-def verdicts(results: Results) -> Iterator[ClaimVerdict]:
+def verdicts(results: Results) -> dict[str, tuple[str, str]]:
+    """By claim the verdict in a word, and because of which numbers."""
+    judged = {}
     for claimed, check in CLAIMS.items():
         found = list(check(results))
         told = [holds for holds, _ in found if holds is not None]
-        word: Word = "partly"
+        word = "partly"
         if not found:
             word = "not run yet"
         elif not told:
@@ -157,7 +131,8 @@ def verdicts(results: Results) -> Iterator[ClaimVerdict]:
             word = "not reproduced"
         elif all(holds for holds, _ in found):
             word = "reproduced"
-        yield ClaimVerdict(claimed, word, "; ".join(words for _, words in found))
+        judged[claimed] = word, "; ".join(words for _, words in found)
+    return judged
 
 
 @claim("ODE-Est reaches FIFO's final accuracy sooner (Table 2)")
@@ -245,18 +220,18 @@ def gains_hold(results: Results) -> Iterator[Finding]:
 
 @claim("Term 2 outweighs term 1")
 def term_two_rules(results: Results) -> Iterator[Finding]:
-    for task, row in results.measured():
+    for task, row in results.measured.items():
         low, high = min(row["term2_over_term1"]), max(row["term2_over_term1"])
-        theirs = f" (paper about {results.paper.claim('term2_over_term1_har'):.0f})" if task == "har" else ""
+        theirs = f" (paper about {results.paper.claims['term2_over_term1_har']:.0f})" if task == "har" else ""
         yield (low >= 10, f"{task}: {low:.1f} to {high:.1f} times{theirs}")
 
 
 @claim("Values are stable between rounds")
 def values_are_stable(results: Results) -> Iterator[Finding]:
-    for task, row in results.measured():
+    for task, row in results.measured.items():
         rounds, table = row["rounds"], row["pearson_rounds"]
         near = min(table[i][i + 1] for i in range(len(rounds) - 1))
-        printed = results.paper.tables["claims"].get(f"pearson_rounds_{task}")
+        printed = results.paper.claims.get(f"pearson_rounds_{task}")
         theirs = f" (paper {printed[0]:.2f} to {printed[1]:.2f})" if printed else ""
         far = f"{table[0][-1]:.2f} from round 0 to {rounds[-1]}"
         yield (near >= 0.85, f"{task}: at least {near:.2f} between neighbouring rounds measured, {far}{theirs}")
@@ -264,27 +239,26 @@ def values_are_stable(results: Results) -> Iterator[Finding]:
 
 @claim("The last layer's gradient tracks the full one")
 def last_layer_tracks(results: Results) -> Iterator[Finding]:
-    for task, row in results.measured():
+    for task, row in results.measured.items():
         if not task.startswith("st"):
             low, high = min(row["pearson_last_layer"]), max(row["pearson_last_layer"])
-            printed = results.paper.claim(f"pearson_last_layer_{task}")
-            words = f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})"
-            yield (low >= 0.85, words)
+            printed = results.paper.claims[f"pearson_last_layer_{task}"]
+            yield (low >= 0.85, f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})")
 
 
 @claim("The one-step look-ahead agrees with leave-one-out and Shapley")
 def look_ahead_suffices(results: Results) -> Iterator[Finding]:
-    for task, row in results.measured():
+    for task, row in results.measured.items():
         shapley, left = (row["look_ahead"][name]["mean"] for name in ("shapley", "leave_one_out"))
-        words = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
-        yield (min(shapley, left) >= 0.9, words)
+        said = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
+        yield (min(shapley, left) >= 0.9, said)
 
 
 @claim("Greedy coordination is near the optimum")
 def greedy_is_near(results: Results) -> Iterator[Finding]:
     if figures := results.figures.get("coordination"):
         worst, median = figures["ratio_worst"], figures["ratio_median"]
-        holds = worst >= results.paper.claim("greedy_over_optimum")
+        holds = worst >= results.paper.claims["greedy_over_optimum"]
         yield (holds, f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)")
 
 
@@ -294,8 +268,7 @@ def theorem_one(results: Results) -> Iterator[Finding]:
     constants["corrected"] = "L zeta m eta²/(2|B|)"
     if part := results.figures.get("theory", {}).get("theorem1"):
         for name, broken in part["broken"].items():
-            words = f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks"
-            yield (broken == 0, words)
+            yield (broken == 0, f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks")
 
 
 @claim("Theorem 2 and Lemma 1 bound the divergence")

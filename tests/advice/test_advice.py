@@ -78,21 +78,21 @@ def test_wrong_labels_are_seen_and_counted() -> None:
 def test_a_better_method_is_advised_with_its_interval(tmp_path: Path) -> None:
     tried = trial({FIFO: [0.70, 0.71, 0.72], "ode": [0.75, 0.77, 0.76], UNLIMITED: [0.8, 0.8, 0.8]}, tmp_path)
     assert recommended(tried) == "ode"
-    said = advise(tried, Look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True).sentences
+    said = advise(tried, Look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
     assert said[1] == "Use ode: 5.0 ± 2.5 points ahead of FIFO. It reached 76.0% with 10 samples a device (3 seeds)."
-    assert said[-1].startswith("Unlimited storage is 4.0 ± 2.5 points ahead of ode")
+    assert any(line.startswith("Unlimited storage is 4.0 ± 2.5 points ahead of ode") for line in said)
 
 
 def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> None:
     ahead = trial({FIFO: [0.75, 0.77, 0.76], "ode": [0.70, 0.71, 0.72]}, tmp_path)
     assert recommended(ahead) == FIFO
     seen = Look(fleet(np.arange(4000) % 4))
-    assert "Use FIFO: no other way of choosing did better" in str(
+    assert "Use FIFO: no other way of choosing did better" in "".join(
         advise(ahead, seen, 800, shuffled=True, complete=True)
     )
     open_ = trial({FIFO: [0.70, 0.71, 0.72], "ode": [0.78, 0.70, 0.71]}, tmp_path)
     assert recommended(open_) == FIFO
-    said = str(advise(open_, seen, 800, shuffled=True, complete=False))
+    said = "\n".join(advise(open_, seen, 800, shuffled=True, complete=False))
     assert (
         "nothing is shown to be better by a point. ode came nearest, undecided (+2.0 ± 12.9 points) against it" in said
     )
@@ -120,7 +120,7 @@ def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
     assert LOCAL not in panel.methods
     tried = Trial(panel, tmp_path, 60, 1, lambda *_: None, finals={m: {0: 0.5} for m in panel.methods})
     said = advise(tried, Look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
-    assert "A gist takes 800 bytes, which leaves no room for samples." in said.sentences
+    assert "A gist takes 800 bytes, which leaves no room for samples." in said
 
 
 def test_a_table_reads_back_from_toml(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.screening import Limits, cap_rates, most_claimed, screen_profile, screen_report, screen_samples
+from fedkeep.core.fleet import Fleet
+from fedkeep.core.rounds import credible
+from fedkeep.core.screening import Limits, most_claimed, screen_profile, screen_report, screen_samples
 from fedkeep.core.types import Profile, Report, Vector
 
 LIMITS = Limits(update_norm=10.0, gradient_norm=10.0)
@@ -65,7 +67,11 @@ def test_a_weight_beyond_what_the_device_can_hold_is_cut() -> None:
 def test_a_declared_rate_is_bounded_by_the_fleet_and_by_the_devices_past() -> None:
     rates = np.array([3.0, 3.0, 3.0, 1e12, 10.0])
     before = np.array([np.nan, np.nan, np.nan, np.nan, 0.5])
-    np.testing.assert_allclose(cap_rates(rates, before, growth=10.0), [3, 3, 3, 12, 5])
+    said = Fleet.numbered(np.ones(5), rates[:, None])
+    fleet, counted, refusals = credible(said, before, growth=10.0)
+    np.testing.assert_allclose(counted, [3, 3, 3, 12, 5])
+    np.testing.assert_allclose(fleet.velocities[:, 0], [3, 3, 3, 12, 5])
+    assert [(refusal.device, refusal.reason) for refusal in refusals] == [(3, "rate-cut"), (4, "rate-cut")]
 
 
 def test_the_fleet_itself_tells_how_much_a_claim_counts() -> None:

@@ -154,6 +154,18 @@ def test_among_few_devices_nobody_is_unusual() -> None:
     assert {r.weight for r in tamed.values()} == {1.0}
 
 
+def test_a_round_of_nobody_but_those_who_go_against_the_fleet_moves_nothing_and_spoils_nothing() -> None:
+    usual = Usual()
+    for round_ in range(20):
+        usual.tame(MODEL, {**honest(round_), 99: report(-WAY)})
+    before = usual.snapshot()["heading"]
+    assert usual.tame(MODEL, {99: report(-WAY)})[0][99].weight == 0
+    assert np.array_equal(usual.snapshot()["heading"], before)
+    tamed, outvoted = usual.tame(MODEL, {**honest(20), 99: report(-WAY)})
+    assert outvoted == [99]
+    assert mean_step(tamed) @ WAY > 0.8 * (mean_step(honest(20)) @ WAY)
+
+
 def test_one_that_was_honest_before_is_found_within_some_rounds() -> None:
     usual = Usual()
     for round_ in range(20):

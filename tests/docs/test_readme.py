@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from lab.readme import BLOCK, table
+from lab.document import README_TABLE, readme_table
 
 from fedkeep.records import compare, read_runs
 
@@ -35,7 +35,7 @@ def test_the_demo_prints_what_the_readme_says() -> None:
 
 
 def test_the_results_are_those_of_the_summaries() -> None:
-    assert BLOCK.findall(README) == [table(ROOT / "experiments" / "results")], (
+    assert README_TABLE.findall(README) == [readme_table(ROOT / "experiments" / "results")], (
         "write them with experiments/reproduce.py report"
     )
 

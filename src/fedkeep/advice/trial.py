@@ -1,5 +1,6 @@
 """The methods that are tried and the trial of them: seed by seed, until they are decided or the time is over."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,6 @@ RATES = (0.01, 0.03, 0.1, 0.3)
 _EVALUATIONS, _TUNING_SEED = 15, 1000
 _CONFIRMING = 5
 """Seeds of the experiment that should confirm an advice."""
-_SECTIONS = ("methods", "sweep")
 FIRST_SEEDS, MOST_SEEDS = 3, 16
 LARGER = 4
 """How many times the store is, of which it is asked what it would buy."""
@@ -85,34 +85,24 @@ class Panel:
             "record": {"every": max(1, self.rounds // _EVALUATIONS), "checkpoint_every": max(1, self.rounds // 3)},
         }
 
-    def tuning(self) -> dict[tuple[str, float], Table]:
-        """Shorter runs of every method at every rate, on a split that the trial itself never uses."""
-        shorter = replace(self, rounds=max(10, self.rounds // 2))
-        return {
-            (method, rate): {**shorter.table(method, _TUNING_SEED, rate=rate), "label": f"{method} at {rate}"}
-            for method in self.methods
-            for rate in RATES
-        }
-
     def write_files(self, folder: Path, method: str, data: Federation, first_seed: int) -> list[Path]:
         """Writes the experiment that should confirm the advice of a method, and configurations that use it.
 
         The experiment has seeds that the advice has not seen; the device's file takes as few bytes as hold its samples.
         """
-        methods = {}
-        for name, table in self.methods.items():
-            own = {"train": {"learning_rate": self.rates[name]}, "storage": {"capacity": self.slots(name)}}
-            methods[name] = merged(table, own)
+        own = {
+            m: {"train": {"learning_rate": self.rates[m]}, "storage": {"capacity": self.slots(m)}} for m in self.rates
+        }
+        methods = {name: merged(table, own[name]) for name, table in self.methods.items()}
         sweep = {"seed": list(range(first_seed, first_seed + _CONFIRMING))}
         samples = {"shape": list(data.sample_shape), "labels": data.labels}
         model = {"name": data.model.name, **data.model.options}
         said = {key: table for key, table in self.methods[method].items() if key in ("policy", "weights", "gist")}
-        agent = {"samples": samples, "model": model, **said, "store": {"path": "samples.store"}}
-        agent["agent"] = {"socket": "agent.sock"}
+        files = {"store": {"path": "samples.store"}, "agent": {"socket": "agent.sock"}}
+        agent = {"samples": samples, "model": model, **said, **files}
         agent["store"]["budget"] = budget_for(parse_config(agent), self.slots(method))
         fleet = {"samples": {**samples, "names": list(data.label_names)}, "model": model, **self.methods[method]}
-        fleet["storage"] = {"capacity": self.slots(method)}
-        fleet["train"] = {**self.shared()["train"], "learning_rate": self.rates[method]}
+        fleet |= {"storage": own[method]["storage"], "train": self.shared()["train"] | own[method]["train"]}
         source = '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n'
         texts = {
             "experiment.toml": "# Confirms the advice on seeds that it has not seen: fedkeep run experiment.toml\n"
@@ -132,8 +122,9 @@ def as_toml(table: Table) -> str:
     train = { rounds = 9 }
     sweep.seed = [3, 4]
     """
-    plain = {key: value for key, value in table.items() if key not in _SECTIONS and value != {}}
-    spread = {f"{key}.{bare(name)}": value for key in _SECTIONS for name, value in table.get(key, {}).items()}
+    sections = ("methods", "sweep")
+    plain = {key: value for key, value in table.items() if key not in sections and value != {}}
+    spread = {f"{key}.{bare(name)}": value for key in sections for name, value in table.get(key, {}).items()}
     return "".join(f"{key} = {toml(value)}\n" for key, value in (plain | spread).items())
 
 
@@ -179,8 +170,7 @@ class Trial:
         larger = {(name, s): {**table(method, s, capacity=capacity), "label": name} for s in first}
         self._play(f"a store of {capacity} samples", larger)
         for seed in range(FIRST_SEEDS, MOST_SEEDS):
-            undecided = self.open()
-            if not undecided:
+            if not (undecided := self.open()):
                 return
             self._planned += len(undecided) * self.panel.rounds
             wanted = {(method, seed): table(method, seed) for method in (self.leader(), *undecided)}
@@ -230,11 +220,15 @@ class Trial:
 
     def _tune(self) -> None:
         """The learning rate of each method, by the late accuracy of a shorter run apart from the others."""
-        cells = {key: Cell(table, "") for key, table in self.panel.tuning().items()}
-        self._sweep("finding each method's learning rate", list(cells.values()), self.folder / "rates")
+        shorter, folder = replace(self.panel, rounds=max(10, self.panel.rounds // 2)), self.folder / "rates"
+        cells = {}
+        for method, rate in itertools.product(self.panel.methods, RATES):  # on a split that the trial itself never uses
+            table = shorter.table(method, _TUNING_SEED, rate=rate)
+            cells[method, rate] = Cell({**table, "label": f"{method} at {rate}"}, "")
+        self._sweep("finding each method's learning rate", list(cells.values()), folder)
         best: dict[str, tuple[float, float]] = {}
         for (method, rate), cell in cells.items():
-            reached = late_accuracy(read_run(record_path(cell, self.folder / "rates")).evaluations)
+            reached = late_accuracy(read_run(record_path(cell, folder)).evaluations)
             best[method] = max(best.get(method, (-1.0, 0.0)), (reached, rate))
         self.panel = replace(self.panel, rates={method: rate for method, (_, rate) in best.items()})
         self._note()

@@ -1,7 +1,6 @@
 """From data and figures to words: what the data is like, what to use, by how much, how sure that is, what to fear."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,9 +30,7 @@ class Look:
         rng = generator(seed, "look")
         ordered = [data.y[data.train.of(d)] for d in range(data.devices)]
         shuffled = [rng.permutation(labels) for labels in ordered]
-        self.devices, self.labels = data.devices, data.labels
-        self.samples, self.tested = len(data.train.indices), len(data.test.indices)
-        """For training, and for testing."""
+        self.devices, self.labels, self.tested = data.devices, data.labels, len(data.test.indices)
         self.labels_per_device, self.samples_per_device = (
             (int(values.min()), int(np.median(values)), int(values.max()))
             for values in ((counts > 0).sum(axis=1), data.train.sizes)
@@ -97,19 +94,16 @@ def worries(seen: Look, capacity: int, *, shuffled: bool) -> Iterator[str]:
 def _halves_apart(labels: list[IntArray], count: int) -> float:
     """The total variation between the label mixes of first and second halves, the devices by their sizes."""
     apart, weight = 0.0, 0
-    for own in labels:
-        middle = len(own) // 2
-        if middle:
-            first, second = (np.bincount(half, minlength=count) / len(half) for half in (own[:middle], own[middle:]))
-            apart += len(own) * float(np.abs(first - second).sum()) / 2
-            weight += len(own)
-    return apart / weight if weight else 0.0
+    for own in (own for own in labels if len(own) > 1):
+        first, second = (np.bincount(half, minlength=count) / len(half) for half in np.split(own, [len(own) // 2]))
+        apart += len(own) * float(np.abs(first - second).sum()) / 2
+        weight += len(own)
+    return apart / max(weight, 1)
 
 
 def _repeats(labels: list[IntArray]) -> float:
     alike = sum(int((own[1:] == own[:-1]).sum()) for own in labels)
-    pairs = sum(len(own) - 1 for own in labels)
-    return alike / pairs if pairs else 0.0
+    return alike / max(sum(len(own) - 1 for own in labels), 1)
 
 
 def _contradicted(data: Federation, rng: np.random.Generator) -> float:
@@ -126,19 +120,6 @@ def _contradicted(data: Federation, rng: np.random.Generator) -> float:
     return float((agreed & (nearest[:, 0] != y)).mean())
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What to use, and all that is to be said about it."""
-
-    method: str
-    sentences: tuple[str, ...]
-    worries: tuple[str, ...]
-
-    def __str__(self) -> str:
-        doubts = ["What to worry about:", *(f"- {worry}" for worry in self.worries)] if self.worries else []
-        return "\n".join([*self.sentences, *doubts])
-
-
 def recommended(trial: Trial) -> str:
     """FIFO unless the leader is shown to be ahead of it by what matters; then the simplest that is its equal."""
     leader = trial.leader()
@@ -152,13 +133,14 @@ def recommended(trial: Trial) -> str:
     return leader
 
 
-def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> Advice:
-    """The advice that the finished runs bear."""
+def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> list[str]:
+    """The advice that the finished runs bear, line by line: what to use, then what to worry about."""
     method = recommended(trial)
     said = [describe(seen), _use(trial, method), *_others(trial, method), _gist(trial, gist_bytes)]
     said += _more_storage(trial, method)
     doubts = [*worries(seen, trial.panel.capacity, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
-    return Advice(method, tuple(sentence for sentence in said if sentence), tuple(doubts))
+    doubts = ["What to worry about:", *(f"- {doubt}" for doubt in doubts)] if doubts else []
+    return [sentence for sentence in (*said, *doubts) if sentence]
 
 
 def _use(trial: Trial, method: str) -> str:
@@ -168,9 +150,7 @@ def _use(trial: Trial, method: str) -> str:
         mean = sum(finals) / len(finals)
         reached = f" It reached {mean:.1%} with {trial.panel.slots(method)} samples a device ({seeds})."
     if method != FIFO:
-        lead = trial.against(method, FIFO)
-        by = "" if lead is None else f": {_by(lead)} FIFO"
-        return f"Use {method}{by}.{reached}"
+        return f"Use {method}: {_by(trial.against(method, FIFO))} FIFO.{reached}"
     leader = trial.leader()
     if leader == FIFO:
         return f"Use FIFO: no other way of choosing did better here.{reached}"
@@ -186,12 +166,10 @@ def _others(trial: Trial, method: str) -> Iterator[str]:
         decided = [(base, found) for base, found in known if found.verdict != "undecided"]
         if known:
             base, found = (decided or known)[0]
-            more = (
-                f"about {found.seeds_to_decide} seeds would decide it"
-                if found.seeds_to_decide
-                else "hardly to be decided"
-            )
-            yield f"{_name(other)} is {_by(found)} {_name(base)}{'' if decided else f'; {more}'}."
+            more = "" if decided else "; hardly to be decided"
+            if found.seeds_to_decide and not decided:
+                more = f"; about {found.seeds_to_decide} seeds would decide it"
+            yield f"{_name(other)} is {_by(found)} {_name(base)}{more}."
 
 
 def _more_storage(trial: Trial, method: str) -> Iterator[str]:

@@ -1,17 +1,20 @@
 """`fedkeep advise`: what to keep, on one's own data, in words."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import progress as bars
+from rich.console import Console
 
 from fedkeep.advice.trial import FIFO, Panel, Trial
-from fedkeep.advice.verdict import Look, describe
+from fedkeep.advice.verdict import Look, describe, recommended
 from fedkeep.advice.verdict import advise as judge
-from fedkeep.cli.progress import stage_progress
 from fedkeep.cli.report import write_page
-from fedkeep.cli.run import PROCESSORS, Jobs, On, make_folder, place
+from fedkeep.cli.run import DESCRIPTION, PROCESSORS, Jobs, On, make_folder, place, time_in_words
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import build_learner, load_data
@@ -66,7 +69,7 @@ def advise(
     resolve(panel.table(FIFO, 0))  # a wish that cannot be is told before anything is measured
     typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
     jobs = processors() if on == "ray" else jobs
-    with stage_progress() as tell:
+    with _stage_progress() as tell:
         trial = Trial(panel, folder, 60 * minutes, jobs, tell, place(on))
         complete = trial.run()
     if not trial.finals:
@@ -74,13 +77,13 @@ def advise(
             f"stopped before any run had ended: the same call goes on from there ({folder}), --minutes gives it longer"
         )
     advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
-    typer.echo(str(advice))
+    typer.echo("\n".join(advice))
     seeds = max(max(runs) for runs in trial.finals.values()) + 1
-    for path in trial.panel.write_files(folder, advice.method, federation, seeds):
+    for path in trial.panel.write_files(folder, recommended(trial), federation, seeds):
         typer.echo(f"wrote {path}", err=True)
     runs = [run for run in read_runs(folder / "runs") if run.end is not None]
-    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {Path(data).name}", str(advice).splitlines())
-    (folder / "advice.txt").write_text(f"{advice}\n", encoding="utf-8")
+    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {Path(data).name}", advice)
+    (folder / "advice.txt").write_text("\n".join([*advice, ""]), encoding="utf-8")
 
 
 def _samples(size: str, sample_bytes: int) -> int:
@@ -91,3 +94,22 @@ def _samples(size: str, sample_bytes: int) -> int:
     if samples < 1:
         raise ConfigError(f"{size} is less than one sample of this data, which takes {sample_bytes} bytes")
     return samples
+
+
+@contextmanager
+def _stage_progress() -> Iterator[Callable[[str, float, float], None]]:
+    """A bar with the time left in a terminal; elsewhere a line a stage."""
+    console = Console(stderr=True)
+    columns = (bars.BarColumn(), bars.TextColumn("{task.percentage:3.0f} %"), DESCRIPTION)
+    with bars.Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=1.0)
+        stages: set[str] = set()
+
+        def tell(stage: str, share: float, seconds_left: float) -> None:
+            words = f"{stage}, about {time_in_words(seconds_left)} left"
+            progress.update(bar, completed=share, description=words)
+            if stage not in stages and not console.is_terminal:
+                console.print(words)
+            stages.add(stage)
+
+        yield tell

@@ -3,9 +3,8 @@
 import csv
 import json
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,22 +21,14 @@ from fedkeep.core.plan import Plan
 from fedkeep.sim.assembly import assemble
 from fedkeep.sim.experiment import expand
 
+Names: TypeAlias = tuple[str, ...]
 _ROWS_SHOWN = 50
 _LARGEST = 2**31
 
 
-@dataclass(frozen=True, eq=False)
-class Profiles:
-    """A fleet with the names the operator gave, and limits if the file holds any."""
+class Profiles(msgspec.Struct, forbid_unknown_fields=True):
+    """A fleet as an operator's file has it, and limits if it holds any."""
 
-    fleet: Fleet
-    device_names: tuple[str, ...]
-    label_names: tuple[str, ...]
-    clients_per_label: int | None = None
-    labels_per_client: int | None = None
-
-
-class _JsonProfiles(msgspec.Struct, forbid_unknown_fields=True):
     capacity: list[int]
     velocity: list[list[float]]
     clients_per_label: int | None = None
@@ -68,40 +59,45 @@ def plan(
     if file.suffix.lower() == ".toml":
         if any(option is not None for option in (clients_per_label, labels_per_client, quantities)):
             raise ConfigError(f"{file} says itself how to plan: change its [coordinator] instead of giving options")
-        made, profiles = _of_experiment(file)
+        made, fleet, devices, labels = _of_experiment(file)
     else:
-        profiles = read_profiles(file)
+        profiles, devices, labels = read_profiles(file)
+        fleet = Fleet.numbered(profiles.capacity, profiles.velocity)
         fewest = profiles.clients_per_label if clients_per_label is None else clients_per_label
         most = profiles.labels_per_client if labels_per_client is None else labels_per_client
         try:
             greedy = Greedy(Greedy.clients_per_label if fewest is None else fewest, most, quantities or "even")
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        made = greedy.plan(profiles.fleet)
-    shortfalls = [shortfall.tell(profiles.label_names, profiles.device_names) for shortfall in made.shortfalls]
+        made = greedy.plan(fleet)
+    shortfalls = [shortfall.tell(labels, devices) for shortfall in made.shortfalls]
     if as_json:
         said = {"quotas": made.quotas.tolist(), "label_weights": made.label_weights.tolist()}
         print(json.dumps({**said, "shortfalls": shortfalls}))
     else:
-        _show(made, profiles, shortfalls)
+        _show(made, fleet, devices, labels, shortfalls)
 
 
-def read_profiles(path: Path) -> Profiles:
-    """The profiles in a `.json` or `.csv` file; a mistake in it is named in one sentence.
+def read_profiles(path: Path) -> tuple[Profiles, Names, Names]:
+    """The profiles in a `.json` or `.csv` file, names of devices and labels; a mistake is named in one sentence.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "fleet.csv")
     ...     _ = file.write_text("device,capacity,walking,sitting\\npump,4,0.5,2\\ndoor,2,0,1\\n")
-    ...     found = read_profiles(file)
-    >>> found.device_names, found.label_names, found.fleet.velocities.tolist()
+    ...     found, devices, labels = read_profiles(file)
+    >>> devices, labels, found.velocity
     (('pump', 'door'), ('walking', 'sitting'), [[0.5, 2.0], [0.0, 1.0]])
     """
-    readers = {".json": _read_json, ".csv": _read_csv}
-    if path.suffix.lower() not in readers:
+    if path.suffix.lower() not in (".json", ".csv"):
         raise DataError(f"{path}: profiles are read from a .json or .csv file, experiments from .toml")
     try:
-        return readers[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix.lower() == ".csv":
+            return _checked(*_read_csv(text))
+        found = msgspec.convert(json.loads(text), Profiles)
+        counts = len(found.capacity), len(found.velocity[0]) if found.velocity else 0
+        return _checked(found, *(tuple(map(str, range(count))) for count in counts))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -109,20 +105,12 @@ def read_profiles(path: Path) -> Profiles:
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: is not valid JSON: {error}") from error
     except msgspec.ValidationError as error:
-        raise DataError(f"{path}: {error}; the keys are {', '.join(_JsonProfiles.__struct_fields__)}") from error
+        raise DataError(f"{path}: {error}; the keys are {', '.join(Profiles.__struct_fields__)}") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 
 
-def _read_json(text: str) -> Profiles:
-    found = msgspec.convert(json.loads(text), _JsonProfiles)
-    names = tuple(map(str, range(len(found.capacity))))
-    labels = tuple(map(str, range(len(found.velocity[0]) if found.velocity else 0)))
-    fleet = _fleet(found.capacity, found.velocity, names, labels)
-    return Profiles(fleet, names, labels, found.clients_per_label, found.labels_per_client)
-
-
-def _read_csv(text: str) -> Profiles:
+def _read_csv(text: str) -> tuple[Profiles, Names, Names]:
     rows = [row for row in csv.reader(text.splitlines()) if row]
     header = [cell.strip() for cell in rows[0]] if rows else []
     if header[:2] != ["device", "capacity"] or len(header) < 3:
@@ -131,8 +119,8 @@ def _read_csv(text: str) -> Profiles:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"device '{name}' is there twice")
-    numbers = [[_number(cell, row[0]) for cell in row[1:]] or [0.0] for row in rows[1:]]
-    return Profiles(_fleet([row[0] for row in numbers], [row[1:] for row in numbers], names, labels), names, labels)
+    numbers: list[Any] = [[_number(cell, row[0]) for cell in row[1:]] or [0.0] for row in rows[1:]]
+    return Profiles([row[0] for row in numbers], [row[1:] for row in numbers]), names, labels
 
 
 def _number(cell: str, device: str) -> float:
@@ -142,25 +130,25 @@ def _number(cell: str, device: str) -> float:
         raise ValueError(f"device {device}: '{cell}' is not a number") from error
 
 
-def _fleet(capacities: list[Any], velocities: list[Any], names: tuple[str, ...], labels: tuple[str, ...]) -> Fleet:
+def _checked(found: Profiles, names: Names, labels: Names) -> tuple[Profiles, Names, Names]:
     if not names:
         raise ValueError("there is no device in it")
-    if len(velocities) != len(names):
-        raise ValueError(f"{len(names)} capacities but {len(velocities)} rows of velocity; each device needs both")
+    if len(found.velocity) != len(names):
+        raise ValueError(f"{len(names)} capacities but {len(found.velocity)} rows of velocity; each device needs both")
     if not labels:
         raise ValueError("there is no label in it: velocity needs a column for each")
-    for name, capacity, row in zip(names, capacities, velocities, strict=True):
+    for name, capacity, row in zip(names, found.capacity, found.velocity, strict=True):
         if len(row) != len(labels):
             raise ValueError(f"device {name} has {len(row)} velocities, but there are {len(labels)} labels")
         if not (1 <= capacity < _LARGEST and capacity % 1 == 0):
             raise ValueError(f"device {name}: capacity must be a whole number of at least 1, got {capacity:g}")
         if not all(0 <= rate <= FASTEST for rate in row):
             raise ValueError(f"device {name}: velocities must be finite numbers of at least 0")
-    return Fleet.numbered(capacities, velocities)
+    return found, names, labels
 
 
-def _of_experiment(file: Path) -> tuple[Plan, Profiles]:
-    """The plan of the first coordinated run of an experiment file."""
+def _of_experiment(file: Path) -> tuple[Plan, Fleet, Names, Names]:
+    """The plan of the first coordinated run of an experiment file, its fleet, and names of devices and labels."""
     coordinated = [cell for cell in expand(read_experiment(file)) if cell.experiment.names["coordinator"] != "none"]
     if not coordinated:
         raise ConfigError(f"no run of {file} divides labels among devices: nothing to plan")
@@ -169,17 +157,17 @@ def _of_experiment(file: Path) -> tuple[Plan, Profiles]:
     assert made is not None
     names = data.label_names if len(made.holders) == data.labels else tuple(map(str, range(len(made.holders))))
     fleet = Fleet.numbered([coordinated[0].experiment.storage.capacity] * data.devices, parts.velocities)
-    return made, Profiles(fleet, tuple(map(data.device_name, range(data.devices))), names)
+    return made, fleet, tuple(map(data.device_name, range(data.devices))), names
 
 
-def _show(made: Plan, profiles: Profiles, shortfalls: list[str]) -> None:
+def _show(made: Plan, fleet: Fleet, devices: Names, labels: Names, shortfalls: list[str]) -> None:
     """A table of the plan, and how much of the stream comes by on devices that do not hold its label."""
     console = Console()
-    table = Table(title=f"{len(made.devices)} devices, {len(profiles.label_names)} labels: slots to keep")
+    table = Table(title=f"{len(made.devices)} devices, {len(labels)} labels: slots to keep")
     table.add_column("device")
-    for name in profiles.label_names:
+    for name in labels:
         table.add_column(name, justify="right")
-    for name, row in zip(profiles.device_names[:_ROWS_SHOWN], made.quotas, strict=False):
+    for name, row in zip(devices[:_ROWS_SHOWN], made.quotas, strict=False):
         table.add_row(name, *(str(slots) if slots else "." for slots in row.tolist()))
     if len(made.devices) > _ROWS_SHOWN:
         table.add_row(f"+ {len(made.devices) - _ROWS_SHOWN} more")
@@ -190,8 +178,7 @@ def _show(made: Plan, profiles: Profiles, shortfalls: list[str]) -> None:
     widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     console.width = max(console.width, widest)
     console.print(table)
-    velocities = profiles.fleet.velocities
-    total, unheld = (float(v.sum(dtype=np.float64)) for v in (velocities, velocities[made.quotas == 0]))
+    total, unheld = (float(v.sum(dtype=np.float64)) for v in (fleet.velocities, fleet.velocities[made.quotas == 0]))
     told = f"{unheld / (total or 1.0):.1%} of all arrivals have a label that their device does not hold."
     for sentence in (told, *(f"shortfall: {shortfall}" for shortfall in shortfalls)):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)

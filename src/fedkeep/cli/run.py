@@ -3,14 +3,15 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
+from rich import progress as bars
 from rich.console import Console
 
-from fedkeep.cli.progress import download_progress, sweep_progress, time_in_words
 from fedkeep.cli.report import print_tables
 from fedkeep.config import override, read_experiment
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -18,13 +19,14 @@ from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.experiment import Cell, expand
 from fedkeep.sim.runner import is_finished, record_path
-from fedkeep.sim.sweep import Place, estimate_seconds, processors, run_sweep
+from fedkeep.sim.sweep import Listener, Place, estimate_seconds, processors, run_sweep
 
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")]
 On = Annotated[
     str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
 ]
 PROCESSORS = os.cpu_count() or 1
+DESCRIPTION = bars.TextColumn("{task.description}")
 
 
 def run(
@@ -60,14 +62,14 @@ def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool,
     waiting = [cell for cell in cells if not (resume and is_finished(cell, directory))]
     if not waiting:
         return
-    with download_progress(console) as progress:  # what is missing, once, before anything runs
+    with _download_progress(console) as progress:  # what is missing, once, before anything runs
         for experiment in {cell.experiment.names["task"]: cell.experiment for cell in reversed(waiting)}.values():
             load_data(experiment.task, experiment.seed, progress)
     jobs = processors() if on == "ray" else jobs
     seconds = estimate_seconds(waiting, jobs)
     console.print(f"{len(waiting)} of {len(cells)} runs to do, about {time_in_words(seconds)} with {jobs} at a time.")
     try:
-        with sweep_progress(cells, console) as listen:
+        with _sweep_progress(cells, console) as listen:
             run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen, on=on)
     except KeyboardInterrupt:
         command = shlex.join(["fedkeep", *sys.argv[1:], *([] if resume else ["--resume"])])
@@ -81,3 +83,50 @@ def make_folder(directory: Path) -> None:
     except OSError as error:
         why = f"cannot keep records in {directory}: {error.strerror}"
         raise FedkeepError(f"{why}; choose another with --out") from error
+
+
+@contextmanager
+def _sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listener]:
+    """A bar for all rounds and a line for the run heard of last; silent where nobody watches a terminal."""
+    total = sum(cell.experiment.train.rounds for cell in cells)
+    count = (bars.MofNCompleteColumn(), bars.TextColumn("rounds"))
+    columns = (DESCRIPTION, bars.BarColumn(), *count, bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"{len(cells)} runs", total=total)
+        done = [0] * len(cells)
+
+        def listen(cell: int, round_: int, accuracy: float | None) -> None:
+            done[cell] = round_
+            reached = "" if accuracy is None else f" at {accuracy:.1%}"
+            progress.update(bar, completed=sum(done), description=f"{cells[cell].name}{reached}")
+
+        yield listen
+        progress.update(bar, completed=total, description=f"{len(cells)} runs")
+
+
+@contextmanager
+def _download_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each file that is being downloaded."""
+    columns = (DESCRIPTION, bars.BarColumn(), bars.DownloadColumn(), bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        known: dict[str, bars.TaskID] = {}
+
+        def tell(name: str, done: int, total: int | None) -> None:
+            if name not in known:
+                known[name] = progress.add_task(f"downloading {name}", total=total)
+            progress.update(known[name], completed=done, total=total)
+
+        yield tell
+
+
+def time_in_words(seconds: float) -> str:
+    """A span of time as people say it.
+
+    >>> time_in_words(0.2), time_in_words(200), time_in_words(9000)
+    ('1 s', '3 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"

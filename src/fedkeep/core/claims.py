@@ -1,7 +1,8 @@
 """Whether devices do what they declared: store what they were given to store, see as much as they said they see."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,7 @@ _PENANCE = 50
 """Rounds after which a device is given the benefit of the doubt again."""
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     reports: int = 0
     fill: float = 0.0
     """The share of its slots that is filled, a running mean."""
@@ -92,15 +92,13 @@ class Claims:
         self._struck.pop(device, None)
 
     def snapshot(self) -> State:
-        rows = [(d, *astuple(r)) for d, r in sorted(self._records.items())]
+        rows = [(d, *r) for d, r in sorted(self._records.items())]
         struck = [(d, share, since) for d, (share, since) in sorted(self._struck.items())]
         return {"records": np.array(rows, float).reshape(-1, 7), "struck": np.array(struck, float).reshape(-1, 3)}
 
     def restore(self, state: State) -> None:
-        self._records = {
-            int(d): _Record(int(n), fill, rate, arrivals, declared, int(last))
-            for d, n, fill, rate, arrivals, declared, last in state["records"].tolist()
-        }
+        rows = state["records"].tolist()
+        self._records = {int(d): _Record._make((int(n), *rest, int(last))) for d, n, *rest, last in rows}
         self._struck = {int(d): (share, int(since)) for d, share, since in state["struck"].tolist()}
 
 

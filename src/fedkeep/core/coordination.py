@@ -6,9 +6,8 @@ from typing import Protocol
 import numpy as np
 
 from fedkeep.core.bounds import within
-from fedkeep.core.exchanges import improve
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.holdings import Holdings, largest_per_row
+from fedkeep.core.holdings import Holdings, improve, largest_per_row
 from fedkeep.core.names import Registry, find
 from fedkeep.core.plan import Plan, Shortfall, make_plan
 from fedkeep.core.quantities import QUANTITIES
@@ -81,8 +80,15 @@ class LabelLimits:
         holders: IntArray = np.count_nonzero(quotas, axis=0)
         for label, (owners, got) in enumerate(zip(fleet.owners.tolist(), holders.tolist(), strict=True)):
             wanted = max(1, owners) if self.clients_per_label is None else self.clients_per_label
+            reason = "the others that see it hold as many labels as they may"
+            if owners == 0:
+                reason = "no device sees it, so it has no weight until one does"
+            elif got == owners:
+                reason = f"no more than {owners} see it"
+            elif got == 0:
+                reason += ", so it has no weight"
             if got < wanted:
-                short.append(Shortfall.of_label(label, wanted, got, owners))
+                short.append(Shortfall(label, wanted, got, reason))
         labels = fleet.seen if self.labels_per_client is None else np.minimum(fleet.seen, self.labels_per_client)
         crowded = np.flatnonzero(fleet.capacities < labels)
         if len(crowded):

@@ -1,11 +1,17 @@
-"""Which device holds which label: the set S of Eq. 10, built label by label with whole columns at a time."""
+"""Which device holds which label: the set S of Eq. 10, built label by label with whole columns at a time.
 
-from collections.abc import Iterator
+Then improved by local search: devices exchange labels in short cycles while the objective (9a) grows. An exchange
+"a -> b" lets one device drop label a and take b, so that a loses a holder and b gains one. Round a cycle of labels
+nobody loses. A cycle may also pass through one of two pools, at which a label ends up with a holder more and the next
+with one less: either that one has more than wanted, or it is no more short than the first was.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from fedkeep.core.fleet import Velocities
-from fedkeep.core.types import AnyArray, BoolArray, IntArray
+from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray
 
 _ROWS = 1 << 12
 """Devices handled at once."""
@@ -13,6 +19,9 @@ _COLUMNS = 16
 """Labels whose rates are copied out at once: a cache line of float32, since single columns are slow to read."""
 _CHAINED_CELLS = 10**9
 """Cells of V that chains of exchanges may look at per repair: bounds the time spent on fleets beyond repair."""
+_NEVER = -np.inf
+_CANDIDATES = 512
+"""Cycles looked at per step of the local search; most often the first ones are taken."""
 
 
 class Holdings:
@@ -43,12 +52,15 @@ class Holdings:
     def repair(self, least: IntArray) -> None:
         """Finds holders for labels under `least` where room alone did not: others hand labels on, none falls short."""
         for label in np.argsort(self.holders, kind="stable").tolist():
-            self._exchange(label, least)
+            for other in np.argsort(least - self.holders, kind="stable").tolist():
+                missing, spare = least[label] - self.holders[label], self.holders[other] - least[other]
+                if missing <= 0 or spare <= 0:
+                    break
+                self._hand_on(other, label, int(min(missing, spare)))
         chains = iter(range(max(1, _CHAINED_CELLS // max(1, self.held.size * len(self.holders)))))
         for label in np.flatnonzero(self.holders < least).tolist():
-            while self.holders[label] < least[label] and next(chains, None) is not None:
-                if not self._chain(label, least):
-                    break
+            while self.holders[label] < least[label] and next(chains, None) is not None and self._chain(label, least):
+                pass
 
     def fill(self) -> None:
         """Gives devices with room their fastest labels, so that none that sees data goes without (step 2, end)."""
@@ -65,43 +77,32 @@ class Holdings:
         self.holders[dropped] -= len(devices)
         self.holders[taken] += len(devices)
 
-    def _exchange(self, label: int, least: IntArray) -> None:
-        """Lets fast owners swap a label that has holders to spare for one that lacks them."""
-        for other in np.argsort(least - self.holders, kind="stable").tolist():
-            missing, spare = least[label] - self.holders[label], self.holders[other] - least[other]
-            if missing <= 0 or spare <= 0:
-                return
-            self._hand_on(other, label, int(min(missing, spare)))
-
     def _chain(self, label: int, least: IntArray) -> bool:
-        """Finds the label more holders along the shortest chain of exchanges; says whether there is one."""
+        """Finds the label as many more holders as the shortest chain of exchanges allows; says whether there is one."""
         came_from = {label: label}
-        queue = [label]
-        for current in queue:
+        for current in (queue := [label]):
             owners = (self.velocity[:, current] > 0) & ~self.held[:, current]
             free = int((owners & (self.room > 0)).sum())
             spare = 0 if current == label else int(self.holders[current] - least[current])
             if free or spare > 0:
-                missing = int(least[label] - self.holders[label])
-                self._pull(current, came_from, most=min(missing, free or spare), grant=free > 0)
-                return True
+                break
             for other in np.flatnonzero(self.held[owners].any(axis=0)).tolist():
                 if other not in came_from:
                     came_from[other] = current
                     queue.append(other)
-        return False
-
-    def _pull(self, end: int, came_from: dict[int, int], *, most: int, grant: bool) -> None:
-        """Moves as many holders along a chain as each of its links allows."""
-        links, last = [], end
+        else:
+            return False
+        links, last = [], current
         while came_from[last] != last:
             links.append((last, came_from[last]))
             last = came_from[last]
+        most = min(int(least[label] - self.holders[label]), free or spare)
         amount = min([most, *(len(self._swappers(dropped, taken)) for dropped, taken in links)])
-        if grant:
-            self.grant(np.array([end]), self.holders + amount)
+        if free:
+            self.grant(np.array([current]), self.holders + amount)
         for dropped, taken in links:
             self._hand_on(dropped, taken, amount)
+        return True
 
     def _hand_on(self, dropped: int, taken: int, count: int) -> None:
         """The fastest of those that can take one label for another do."""
@@ -143,3 +144,77 @@ def row_chunks(rows: IntArray) -> Iterator[IntArray]:
     """The rows in portions, so that temporary arrays stay small beside a fleet of millions."""
     for start in range(0, len(rows), _ROWS):
         yield rows[start : start + _ROWS]
+
+
+def improve(holdings: Holdings, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool) -> None:
+    """Makes exchanges until none of the cycles tried adds to the objective.
+
+    No label comes to have fewer holders than the first of the `stages` asks for, nor do all together come to lack
+    more of what the last one asks for. `concentrated` says that all slots but one per label go to a device's fastest
+    label; else they are split evenly. In a step, cycles share neither labels nor devices, so that gains add up.
+    """
+    labels_of_step: set[int] = {-1}
+    while labels_of_step:
+        best, makers = _gains(holdings, capacities, stages, concentrated=concentrated)
+        pools = {len(best) - 2, len(best) - 1}
+        labels_of_step, devices_of_step = set(), set[int]()
+        for cycle in _cycles(best):
+            swaps = [pair for pair in zip(cycle, cycle[1:] + cycle[:1], strict=True) if not pools & set(pair)]
+            labels = [label for label in cycle if label not in pools]
+            devices = [int(makers[pair]) for pair in swaps]
+            if len({*labels} - labels_of_step) < len(labels) or len({*devices} - devices_of_step) < len(devices):
+                continue  # one of them is busy already, or comes twice
+            labels_of_step.update(labels)
+            devices_of_step.update(devices)
+            for device, (dropped, taken) in zip(devices, swaps, strict=True):
+                holdings.swap(np.array([device]), dropped, taken)
+
+
+def _gains(
+    holdings: Holdings, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool
+) -> tuple[FloatArray, IntArray]:
+    """The best exchange for every two labels, (Y + 2, Y + 2), the last two being the pools.
+
+    What it adds to the objective, and the device that makes it.
+    """
+    labels, holders = len(holdings.holders), holdings.holders
+    best = np.full((labels + 2, labels + 2), _NEVER)
+    makers = np.full((labels + 2, labels + 2), -1)
+    for dropped in np.flatnonzero(holdings.held.any(axis=0)).tolist():
+        rows = np.flatnonzero(holdings.held[:, dropped])
+        rates, held = holdings.velocity[rows].astype(np.float64), holdings.held[rows]
+        change = rates - rates[:, dropped, None]
+        if concentrated:
+            kept = np.where(held, rates, 0.0)
+            top = kept.max(axis=1)
+            kept[:, dropped] = 0.0
+            spare = (capacities[rows] - held.sum(axis=1))[:, None]
+            change += spare * (np.maximum(rates, kept.max(axis=1)[:, None]) - top[:, None])
+        else:
+            change *= (capacities[rows] / held.sum(axis=1))[:, None]
+        gain = np.where(held | (rates == 0), _NEVER, change)
+        winner = gain.argmax(axis=0)
+        best[dropped, :labels] = gain[winner, np.arange(labels)]
+        makers[dropped, :labels] = rows[winner]
+    best[:labels, labels] = 0.0
+    best[labels, :labels] = np.where(holders > stages[-1], 0.0, _NEVER)
+    best[:labels, labels + 1] = np.where(holders < stages[-1], 0.0, _NEVER)
+    best[labels + 1, :labels] = np.where(holders > stages[0], 0.0, _NEVER)
+    return best, makers
+
+
+def _cycles(best: FloatArray) -> Iterator[list[int]]:
+    """Cycles of two, three or four labels with a positive gain, from the largest gain down."""
+    through = best[:, :, None] + best[None, :, :]
+    middle, twice = through.argmax(axis=1), through.max(axis=1)
+    tables = (best + best.T, twice + best.T, twice + twice.T)
+    floor = 1e-9 * np.abs(best[np.isfinite(best)]).max(initial=0.0)
+    flat = np.concatenate([table.ravel() for table in tables])
+    for position in np.argsort(-flat, kind="stable")[:_CANDIDATES]:
+        if flat[position] <= floor:
+            return
+        kind, cell = divmod(int(position), best.size)
+        first, last = divmod(cell, len(best))
+        ahead = [int(middle[first, last])] if kind else []
+        back = [int(middle[last, first])] if kind == 2 else []
+        yield [first, *ahead, last, *back]

@@ -53,8 +53,7 @@ class Registry(dict[str, Thing]):
         """Puts the class it stands above under a name, as a frozen dataclass whose fields are keys of a table."""
 
         def add(thing: Registered) -> Registered:
-            made: Any = dataclass(frozen=True)(thing)
-            self[name] = made
+            self[name] = dataclass(frozen=True)(thing)  # type: ignore[assignment]
             return thing
 
         return add

@@ -21,18 +21,6 @@ class Shortfall:
     devices: tuple[DeviceId, ...] = ()
     """The devices that lack slots."""
 
-    @staticmethod
-    def of_label(label: int, wanted: int, got: int, owners: int) -> "Shortfall":
-        """Of a label that so many devices see."""
-        reason = "the others that see it hold as many labels as they may"
-        if owners == 0:
-            reason = "no device sees it, so it has no weight until one does"
-        elif got == owners:
-            reason = f"no more than {owners} see it"
-        elif got == 0:
-            reason += ", so it has no weight"
-        return Shortfall(label, wanted, got, reason)
-
     def tell(self, labels: Sequence[str] | None = None, devices: Sequence[str] | None = None) -> str:
         """The shortfall in a sentence, with names for labels and devices where there are any."""
         if self.label is not None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.screening import cap_rates, most_claimed
+from fedkeep.core.screening import most_claimed
 from fedkeep.core.types import AnyArray, DeviceId, FloatArray, LocalTraining
 
 _TRIM = 0.2
@@ -68,7 +68,8 @@ def credible(said: Fleet, before: FloatArray, growth: float) -> tuple[Fleet, Flo
     `before` are the rates that counted last, NaN where there are none: none counts for more than `growth` times that.
     """
     rates, devices = said.velocities.sum(axis=1, dtype=np.float64), said.devices.tolist()
-    capped = cap_rates(rates, before, growth)
+    grown = np.where(before > 0, growth * before, np.inf)
+    capped = np.minimum(np.minimum(rates, most_claimed(rates)), grown)
     scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
     capacities = np.minimum(said.capacities, most_claimed(said.capacities.astype(np.float64)))
     refusals = cuts("rate", devices, rates, capped) + cuts("capacity", devices, said.capacities, capacities)

@@ -63,12 +63,6 @@ def screen_profile(profile: Profile, regions: int) -> Profile:
     return replace(profile, velocity=velocity)
 
 
-def cap_rates(rates: FloatArray, before: FloatArray, growth: float) -> FloatArray:
-    """Declared rates as far as they count: bounded by the fleet's and by the device's own past (NaN: none)."""
-    grown = np.where(before > 0, growth * before, np.inf)
-    return np.asarray(np.minimum(np.minimum(rates, most_claimed(rates)), grown))
-
-
 def most_claimed(claims: FloatArray) -> float:
     """The most that a claim counts for: four times the median, or three spreads above it if that is more.
 

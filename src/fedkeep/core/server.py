@@ -158,12 +158,10 @@ class Server:
         opened = self._opened()
         lengths = self._screen_lengths(opened)
         reports = dict(sorted(opened.reports.items()))
-        merged: Mapping[DeviceId, Report] = reports
-        outvoted: list[DeviceId] = []
-        if self.aggregation.name == "robust":
-            merged, outvoted = self._usual.tame(self.model, reports)
-            told = [d for d, r in reports.items() if r.local_gradient is not None]
-            for device in (d for d in told if merged[d].local_gradient is None):
+        robust = self.aggregation.name == "robust"
+        merged, outvoted = self._usual.tame(self.model, reports) if robust else (reports, [])
+        for device, report in reports.items():
+            if report.local_gradient is not None and merged[device].local_gradient is None:
                 self.estimator.forget(device)  # what it told before counts no longer than its word does
         self._usual.learn_lengths(lengths)
         self.model = self.aggregation.aggregate(self.model, list(merged.values()))
@@ -172,14 +170,11 @@ class Server:
         self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
         self._check_claims(opened, reports)
         self._open, self.round = None, opened.round + 1
+        accepted = tuple(d for d, r in reports.items() if r.weight > 0)
+        empty = tuple(d for d, r in reports.items() if r.weight == 0)
+        missing = tuple(d for d in opened.participants if d not in reports)
         return RoundSummary(
-            round=opened.round,
-            participants=opened.participants,
-            accepted=tuple(d for d, r in reports.items() if r.weight > 0),
-            empty=tuple(d for d, r in reports.items() if r.weight == 0),
-            missing=tuple(d for d in opened.participants if d not in reports),
-            refusals=tuple(opened.refusals),
-            outvoted=tuple(outvoted),
+            opened.round, opened.participants, accepted, empty, missing, tuple(opened.refusals), tuple(outvoted)
         )
 
     def close_sum(self, counted: Iterable[DeviceId], total: UpdateSum, direction: Vector | None) -> RoundSummary:

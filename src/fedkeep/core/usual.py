@@ -74,9 +74,10 @@ class Usual:
         lengths: FloatArray = np.linalg.norm(updates, axis=1)
         usual = float(np.median(_with_recent(self._lengths, lengths.tolist()) or [0.0]))
         updates *= np.minimum(1.0, usual / np.maximum(lengths, 1e-30))[:, None]
-        known = _with_recent(self._weights, [r.weight for r in counted.values()])
+        said = [r.weight for r in counted.values()]
+        known = _with_recent(self._weights, said)
         self._weights = known[-_RECENT:]
-        weights = np.minimum([r.weight for r in counted.values()], heaviest_of(np.array(known)))
+        weights = np.minimum(said, heaviest_of(np.array(known)))
         against, dropped = self._turn(devices, updates)
         unfounded |= {d for i, d in enumerate(devices) if against[i] or dropped[i]}
         if dropped.all():
@@ -85,8 +86,10 @@ class Usual:
         weights *= self._standing(devices)
         lost = float(weights @ np.linalg.norm(updates, axis=1))
         scale = float(weights @ np.minimum(lengths, 2 * usual)) / lost if lost > 0 else 1.0
-        step = scale * (weights @ updates) / weights.sum()
-        self._heading = step if self._heading is None else _HEADING_DECAY * self._heading + (1 - _HEADING_DECAY) * step
+        if weights.any():  # 0 where only devices took part that go against all others: they say nothing of the way
+            step = scale * (weights @ updates) / weights.sum()
+            old = self._heading
+            self._heading = step if old is None else _HEADING_DECAY * old + (1 - _HEADING_DECAY) * step
         tamed = {
             d: replace(counted[d], model=(model + scale * updates[i]).astype(np.float32), weight=float(weights[i]))
             for i, d in enumerate(devices)
