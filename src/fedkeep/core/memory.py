@@ -6,7 +6,11 @@ from fedkeep.core.types import FloatArray, Scores
 
 
 def percentile(windows: FloatArray, q: float) -> Scores:
-    """The q-th percentile of each row, NaN left out; infinite where a row is empty, so that nothing exceeds it."""
+    """The q-th percentile of each row, NaN left out; infinite where a row is empty, so that nothing exceeds it.
+
+    >>> percentile(np.array([[1.0, 2.0, 9.0], [np.nan, 2.0, 4.0], [np.nan] * 3]), 50)
+    array([ 2.,  3., inf])
+    """
     full = ~np.isnan(windows[:, 0])
     limits = np.full(len(windows), np.inf)
     if full.any():

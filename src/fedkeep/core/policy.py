@@ -87,7 +87,7 @@ class SelectionPolicy(ABC):
     >>> @dataclass(frozen=True)
     ... class Young(SelectionPolicy):
     ...     bonus: float = 0.5
-    ...     def score(self, batch, view):
+    ...     def score(self, batch: Batch, view: View) -> Scores:
     ...         return view.uniform + self.bonus * view.arrival
     >>> from fedkeep.testing import check_policy
     >>> check_policy(Young(bonus=2.0))  # the laws that it keeps; one that it broke would be raised
@@ -148,5 +148,9 @@ def sound_scores(policy: SelectionPolicy, batch: Batch, view: View) -> Scores:
 
 
 def refuse_where(refused: BoolArray, scores: Scores) -> Scores:
-    """The scores, with -inf where `refused`."""
+    """The scores, with -inf where `refused`.
+
+    >>> refuse_where(np.array([True, False]), np.array([0.9, 0.1]))
+    array([-inf,  0.1])
+    """
     return np.where(refused, -np.inf, scores)

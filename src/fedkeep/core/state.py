@@ -33,7 +33,15 @@ def snapshot_parts(parts: Mapping[str, Kept]) -> State:
 
 
 def restore_parts(parts: Mapping[str, Kept], state: State) -> None:
-    """Gives every part what stands under its name."""
+    """Gives every part what stands under its name.
+
+    >>> from fedkeep.core.velocity import VelocityMeter
+    >>> one, other = VelocityMeter(regions=2), VelocityMeter(regions=2)
+    >>> one.observe(np.array([0, 1, 1]), time=0.0)
+    >>> restore_parts({"meter": other}, snapshot_parts({"meter": one}))
+    >>> other.velocity().tolist()
+    [1.0, 2.0]
+    """
     for name, part in parts.items():
         part.restore(take_under(name, state))
 

@@ -13,7 +13,14 @@ def send_frame(connection: socket.socket, payload: bytes) -> None:
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
-    """The next frame; None once the other side has closed the connection."""
+    """The next frame; None once the other side has closed the connection.
+
+    >>> here, there = socket.socketpair()
+    >>> with here, there:
+    ...     send_frame(here, b"one message")
+    ...     receive_frame(there)
+    b'one message'
+    """
     if (head := _receive(connection, 4)) is None:
         return None
     length = int.from_bytes(head)

@@ -279,7 +279,14 @@ class Participant(Protocol):
 
 
 def reply_of(device: Participant, evaluate: Callable[[Vector], Evaluated], request: DeviceRequest) -> DeviceReply:
-    """The device's reply to a question; raises where it refuses."""
+    """The device's reply to a question; raises where it refuses.
+
+    >>> import numpy as np
+    >>> from types import SimpleNamespace
+    >>> pump = SimpleNamespace(profile=lambda: Profile(capacity=4, velocity=np.array([2.0, 0.5])))
+    >>> reply_of(pump, evaluate=lambda model: Evaluated(0, 0.0, 0), request=AskProfile()).profile.rate
+    2.5
+    """
     match request:
         case Participate(order, bytes(terms)):
             return Answered(device.hold(order, terms))

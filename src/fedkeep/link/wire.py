@@ -81,7 +81,12 @@ def to_bytes(message: Any) -> bytes:
 
 
 def from_bytes(payload: bytes, kind: Any) -> Any:
-    """The message in what `to_bytes` made."""
+    """The message in what `to_bytes` made.
+
+    >>> from fedkeep.core.types import Profile
+    >>> from_bytes(to_bytes(Profile(capacity=4, velocity=np.array([2.0, 0.5]))), Profile).rate
+    2.5
+    """
     (count,) = struct.unpack_from(">I", payload) if len(payload) >= 4 else (0,)
     if not 1 <= count <= _MOST_PARTS or len(payload) < 4 * (1 + count):
         raise RefusedError("malformed", "not a message of fedkeep, or one of a version before 1")

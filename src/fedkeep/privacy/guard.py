@@ -43,6 +43,16 @@ class Guard:
 
     Neighbours are data sets in which one sample, or all samples of a device, are replaced: the counts that a
     report carries in the clear (samples, steps, weight) are taken as public and are not protected.
+
+    >>> from fedkeep.core.types import LocalTraining
+    >>> guard = Guard(PrivacyOptions(epsilon=2.0, clip=1.0), Ledger(), commit=lambda ledger: None)
+    >>> order = TrainOrder(0, np.zeros(2, dtype=np.float32), None, LocalTraining(learning_rate=0.1, epochs=1))
+    >>> gradient = np.array([0.6, 0.8], dtype=np.float32)
+    >>> told = guard.release(Report(0, order.model, 4.0, 1, 4, gradient, gradient_samples=50), order)
+    >>> np.array_equal(told.local_gradient, gradient)  # it has noise
+    False
+    >>> round(guard.spending().spent, 3)
+    2.0
     """
 
     def __init__(

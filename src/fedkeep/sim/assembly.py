@@ -75,7 +75,15 @@ class Assembly(Ground):
 
 
 def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground:
-    """What is common to the devices, the data loaded unless given."""
+    """What is common to the devices, the data loaded unless given.
+
+    >>> from fedkeep.sim.experiment import resolve
+    >>> ground = lay_ground(resolve({"task": {"name": "embedded", "devices": 3}, "storage": {"capacity": 4}}))
+    >>> device = ground.device(0)
+    >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
+    >>> len(device.store.stored().batch)
+    4
+    """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
     if experiment.names["policy"] == "central":

@@ -30,6 +30,15 @@ class SimulatedFleet:
 
     A device's model and direction change only when it takes part, so one large batch under its last model, just
     before it takes part, gives what valuing every sample as it came would have given.
+
+    >>> from fedkeep.sim.assembly import lay_ground
+    >>> from fedkeep.sim.experiment import resolve
+    >>> ground = lay_ground(resolve({"task": {"name": "embedded", "devices": 3}}))
+    >>> fleet = SimulatedFleet(ground.learner, ground.stream, ground.device)
+    >>> fleet.catch_up([0], until=20) == len(ground.stream.arrivals(0, 0, 20))
+    True
+    >>> sorted(fleet.devices)  # nobody has asked for the others yet
+    [0]
     """
 
     def __init__(self, learner: FleetLearner, stream: Stream, make: Callable[[DeviceId], Device]) -> None:
