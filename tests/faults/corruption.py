@@ -42,9 +42,9 @@ def open_at(path: Path, form: SampleForm = FORM) -> DurableStore:
     opened = open_file(options, form, layout, REGIONS)
     quotas = np.full(REGIONS, layout.capacity // REGIONS)
     store = DurableStore(opened.file, MemoryStore(quotas), form, DecisionLog(64, "ode"), AgeClock(), layout.capacity)
-    store.load(opened.contents)
+    store.load(opened.blobs)
     store.restore({"quotas": quotas})
-    store.close = opened.disk.close  # type: ignore[attr-defined]
+    store.close = opened.file.disk.close  # type: ignore[attr-defined]
     return store
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedkeep.agent.cellfile import CellFile, Contents
+from fedkeep.agent.cellfile import CellFile
 from fedkeep.agent.cells import Geometry, Label
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
@@ -61,10 +61,8 @@ class Scripted:
     def format(self, geometry: Geometry = LAYOUT.geometry) -> None:
         self.file.format(Label(geometry, {}))
 
-    def open(self) -> Contents:
-        contents = self.file.load()
-        self._adopt(self.store.load(contents))
-        return contents
+    def open(self) -> None:
+        self._adopt(self.store.load(self.file.load()))
 
     def reload(self) -> None:
         self._adopt(self.store.reload())

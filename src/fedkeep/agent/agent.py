@@ -92,7 +92,7 @@ class Agent:
 
         A division of slots that is not one of this store's, whose budget may be another now, is left out.
         """
-        notes, room = self.store.records(), self.device.capacity
+        notes, room = list(self.store.records.values()), self.device.capacity
         following = max((note.arrival for note in notes), default=-1) + 1
         arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
         state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}
@@ -204,7 +204,7 @@ class Agent:
         """Removes and overwrites what is older than the TTL."""
         with self.lock:
             days, now = self.config.store.ttl_days, self.store.clock.now()
-            expired = self.store.taken_before(now - days * DAY) if days else []
+            expired = [id_ for id_, note in self.store.records.items() if days and note.taken < now - days * DAY]
             if expired:
                 self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
                 self.commit(wipe=True)

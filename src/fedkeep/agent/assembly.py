@@ -156,17 +156,17 @@ def assemble(config: AgentConfig) -> AssembledAgent:
             seed=config.agent.seed,
         )
         agent = Agent(device, store, layout.reserve, config)
-        state = carried_over(store.load(opened.contents), opened, learner, regions.count)
-        damaged = bool(opened.contents.damage)
+        state = carried_over(store.load(opened.blobs), opened, learner, regions.count)
+        damaged = bool(opened.file.damage)
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
         agent.restore(state, damaged=damaged)
         if device.model is None and "path" in config.model:
             device.install(learner.initial(0))
     except BaseException:
-        opened.disk.close()
+        opened.file.disk.close()
         raise
-    return AssembledAgent(agent, layout, opened.disk)
+    return AssembledAgent(agent, layout, opened.file.disk)
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:

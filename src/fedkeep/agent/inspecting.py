@@ -9,11 +9,11 @@ import numpy as np
 
 from fedkeep.agent.cellfile import CellFile, Damage
 from fedkeep.agent.cells import Label
-from fedkeep.agent.cipher import Cipher, check_key
+from fedkeep.agent.cipher import Cipher
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import restore_codec
 from fedkeep.agent.opening import find_label, superfluous
-from fedkeep.agent.record import META_BYTES, SAMPLE, Note, Shelf, decode_note, newest_of
+from fedkeep.agent.record import META_BYTES, SAMPLE, Note, decode_arrays, decode_note, newest_of
 from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.errors import ConfigError, needing
 from fedkeep.core.types import AnyArray
@@ -46,25 +46,24 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file" if path.exists() else f"there is no file {path}")
-    label, whole = find_label(path, None)
-    check_key(label.form["key"], cipher, path)
+    label, whole = find_label(path, cipher)
     with closing(FileDisk(path, label.geometry.size if mend else None)) as disk:
         file = CellFile(disk, label.geometry, cipher)
-        contents = file.load()
+        found = file.load()
         used = file.bytes_used
-        gone = superfluous(contents.blobs, label.form.get("capacity", len(contents.blobs)))
-        blobs = [blob for blob in contents.blobs if blob.number not in gone]
+        gone = superfluous(found, label.form.get("capacity", len(found)))
+        blobs = [blob for blob in found if blob.number not in gone]
         name, shape, deflate_to = (label.form[key] for key in ("dtype", "shape", "deflate_to"))
         encoding = name if name in get_args(EncodingName) else None
         codec = SampleCodec(tuple(shape), "<f4" if encoding else name, encoding, deflate_to)
         newest = newest_of(blobs)
-        sources = restore_codec(codec, Shelf().load(newest), newest)
+        sources = restore_codec(codec, decode_arrays(newest), newest)
         samples = [blob for blob in blobs if blob.kind == SAMPLE]
         rows = [blob.data[META_BYTES:] for blob in samples]
         notes = [decode_note(blob, sources) for blob in samples]
         x = codec.decode(rows)
         if mend:
-            if contents.damage:
+            if file.damage:
                 file.discard(gone)
             file.discard([])
             file.write_label(label)
@@ -72,7 +71,7 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
     if deflated and deflated[len(deflated) // 2] >= _PAYS * codec.plain_bytes:
         deflated = []
     order = sorted(range(len(notes)), key=lambda i: notes[i].arrival)
-    return Inspected(label, whole, contents.damage, [notes[i] for i in order], x[order], used, deflated)
+    return Inspected(label, whole, file.damage, [notes[i] for i in order], x[order], used, deflated)
 
 
 def export(found: Inspected, out: Path) -> None:
