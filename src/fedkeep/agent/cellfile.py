@@ -91,8 +91,6 @@ class CellFile:
         self._write_root(self._live)
         self.write_label(label)
 
-    # -- reading ---------------------------------------------------------------------------------------------------
-
     def load(self) -> list[Blob]:
         """All blobs that count and are whole; also makes the file ready for the next commit, and notes its damage.
 
@@ -169,8 +167,6 @@ class CellFile:
             self._places[number] = list(places.values())
             self._live[self._places[number]] = True
         return blobs
-
-    # -- writing ---------------------------------------------------------------------------------------------------
 
     def commit(
         self, add: Sequence[tuple[int, bytes]], remove: Iterable[int], *, wipe: bool = False, atomic: bool = True

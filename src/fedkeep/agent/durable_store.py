@@ -66,8 +66,6 @@ class DurableStore:
         self._readable = False
         """Whether all that samples cannot be read without is on the disk."""
 
-    # -- the port --------------------------------------------------------------------------------------------------
-
     def configure(self, quotas: IntArray) -> list[int]:
         self._quotas = quotas.copy()
         return self._let_go(self._index.configure(quotas), Verdict.DROPPED)
@@ -124,8 +122,6 @@ class DurableStore:
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
-
-    # -- beyond the port -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._index)
@@ -234,8 +230,6 @@ class DurableStore:
         self._blobs.update((id_, number) for (id_, _), number in zip(staged, numbers, strict=False))
         self._staged.clear()
         self._obsolete.clear()
-
-    # -- staging ---------------------------------------------------------------------------------------------------
 
     def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
         self.log.add(note, Verdict(fate))
