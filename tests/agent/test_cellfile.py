@@ -42,9 +42,9 @@ def test_every_reader_sees_exactly_the_last_commit(encrypted: bool, data: st.Dat
         numbers = file.commit([(7, blob) for blob in blobs], gone, wipe=data.draw(st.booleans()))
         held = {n: b for n, b in held.items() if n not in gone} | dict(zip(numbers, blobs, strict=True))
         file = CellFile(disk, GEOMETRY, cipher)
-        blobs = file.load()
+        found = file.load()
         assert not file.damage
-        assert {blob.number: blob.data for blob in blobs} == held
+        assert {blob.number: blob.data for blob in found} == held
         assert len(disk.image) == GEOMETRY.size
 
 

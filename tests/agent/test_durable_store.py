@@ -13,6 +13,7 @@ from fedkeep.agent.ledgers import DAY, AgeClock, DecisionLog, Verdict
 from fedkeep.agent.opening import Opened, copies_of, open_file
 from fedkeep.agent.record import SAMPLE, Note, SampleForm
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.ports import Fate, Outcome
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Batch
@@ -39,9 +40,7 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
     disk = RamDisk(bytes(LAYOUT.geometry.size))
 
     def opened() -> Scripted:
-        run = Scripted(disk, form=replace(FORM, discounts=rule == "discount"))
-        run.store._index = MemoryStore(run.quotas, AfterUse(rule))  # type: ignore[arg-type]
-        return run
+        return Scripted(disk, form=replace(FORM, discounts=rule == "discount"), after_use=AfterUse(rule))  # type: ignore[arg-type]
 
     run, plain = opened(), MemoryStore(Scripted(disk).quotas, AfterUse(rule))  # type: ignore[arg-type]
     run.format()
@@ -264,9 +263,9 @@ def test_samples_alone_are_committed_without_a_root_and_survive(tmp_path: Path) 
     for first in range(0, 6 * LAYOUT_AT.capacity, 8):
         batch = samples(first, 8)
         store.offer(batch, batch.y, batch.ids.astype(np.float64), batch.ids)
-        before = store.file.disk.written  # type: ignore[attr-defined]
+        before = store.file.disk.written
         store.commit(None)
-        written += store.file.disk.written - before  # type: ignore[attr-defined]
+        written += store.file.disk.written - before
     held = store.stored().batch
     store.close()  # type: ignore[attr-defined]
     assert written / first < 1.3 * LAYOUT_AT.geometry.cell_size
@@ -316,6 +315,7 @@ def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     assert not log.about(99)
     assert not log.about(49)
     refused = Batch(np.zeros((3, 1)), np.array([0, 1, 2]), np.array([500, 501, 502]))
-    log.add_refusals(refused, np.arange(3), np.array([1.0, 2, 3]), np.array([4.0, 5, 6]), 2, 7.0)
+    outcome = Outcome(np.full(3, Fate.REFUSED), np.full(3, -1), np.array([4.0, 5, 6]), np.array([1.0, 2, 3]))
+    log.add_refusals(refused, np.arange(3), outcome, 2, 7.0)
     (line,) = log.about(501)
     assert (line.verdict, line.label, line.score, line.floor) == ("refused", 1, 2.0, 5.0)

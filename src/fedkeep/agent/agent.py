@@ -123,7 +123,7 @@ class Agent:
                 self._value_alone()
             now = self._last_step = time.monotonic()
             patience = self.config.store.commit_ms / 1000 * (1 if self._awaited else _UNANSWERED)
-            if now >= self._last_commit + patience or self.store.pending > self._reserve - self._batch:
+            if now >= self._last_commit + patience or len(self.store.staged) > self._reserve - self._batch:
                 self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
@@ -193,7 +193,7 @@ class Agent:
         except OSError as error:
             log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
             lost, counted = "dropped.disk", self.counters.snapshot()
-            self.restore(self.store.reload())
+            self.restore(self.store.load(self.store.file.reload()))
             self.counters.restore(counted)
             self.counters[lost] += judged
         for arrival, verdict in awaited:

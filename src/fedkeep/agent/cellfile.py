@@ -18,7 +18,7 @@ import numpy as np
 from fedkeep.agent.cells import FAR, HEADER, SEQUENCE_SHIFT, FileCell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.agent.cipher import OVERHEAD, Cipher
 from fedkeep.agent.disk import FileDisk, StoreError
-from fedkeep.core.types import BoolArray, IntArray
+from fedkeep.core.types import BoolArray
 
 _STRIDE = 1 << 18
 """Cells are read about this many bytes at a time, so that opening a store needs little memory."""
@@ -98,7 +98,8 @@ class CellFile:
         """
         self.disk.sync()
         roots, cells = self._read_roots(), dict(self._scan())
-        self._sequence = max((part.sequence for part in (*roots.values(), *cells.values())), default=-1)
+        written = [root.sequence for root in roots.values()] + [cell.sequence for cell in cells.values()]
+        self._sequence = max(written, default=-1)
         if not roots:
             return self._assemble(cells)
         self._half = max(roots, key=lambda half: roots[half].sequence)
@@ -218,7 +219,7 @@ class CellFile:
         where too few cells are left it gives back those that light commits have freed of each other's.
         """
         split = [[data[i : i + self._room] for i in range(0, max(1, len(data)), self._room)] for _, data in add]
-        if self._in_doubt or len(self._allocatable()) < sum(map(len, split)):
+        if self._in_doubt or np.sum(~self._live & ~self._young) < sum(map(len, split)):
             self._write_root(self._live)
         self._sequence += 1
         cells = []
@@ -229,12 +230,9 @@ class CellFile:
                 cells.append(cell._replace(data=sealed))
         return sorted(cells, key=lambda cell: cell.kind == FAR)
 
-    def _allocatable(self) -> IntArray:
-        return np.flatnonzero(~self._live & ~self._young)
-
     def _places_for(self, cells: list[FileCell]) -> list[int]:
         """Free cells, going round the file so that it wears evenly."""
-        free = self._allocatable()
+        free = np.flatnonzero(~self._live & ~self._young)
         if len(free) < len(cells):
             raise StoreError(
                 f"the store's budget has no room for {len(cells)} more cells: raise it or lower the capacity"

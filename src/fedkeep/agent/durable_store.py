@@ -11,7 +11,7 @@ from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
 from fedkeep.agent.record import APART, META_BYTES, Note, SampleForm
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.ports import Fate, Outcome
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
 
@@ -41,6 +41,8 @@ class DurableStore:
         self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
     ) -> None:
         self.file, self._index, self.codec = file, index, form.codec()
+        self.stored, self.ranks = index.stored, index.ranks
+        self.mark_used, self.expire = index.mark_used, index.expire
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
@@ -54,8 +56,8 @@ class DurableStore:
         self.records: dict[int, Note] = {}
         """What was known of each sample when it was stored; also before `restore` has put them to use."""
         self._blobs: dict[int, int] = {}
-        self._staged: dict[int, tuple[bytes, int | None]] = {}
-        """Samples to be written, encoded, each with the blob whose place it takes, if any."""
+        self.staged: dict[int, tuple[bytes, int | None]] = {}
+        """Samples that the next commit has to write, encoded, each with the blob whose place it takes, if any."""
         self._settled: dict[bytes, bytes] = {}
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
@@ -74,30 +76,22 @@ class DurableStore:
         outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.fates == Fate.REFUSED
-        self.log.add_refusals(
-            batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
-        )
+        self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
         columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            known = (column[i].item() for column in columns)
-            note = Note(*known, self.model_version, taken, wall, self.source, int(regions[i]))
-            self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
+            known = [column[i].item() for column in columns]
+            note = Note._make([*known, self.model_version, taken, wall, self.source, int(regions[i]), 0])
+            fate = outcome.fates[i]
+            self.log.add(note, Verdict(int(fate)))
+            if fate != Fate.REFRESHED:
+                self._stage(note, batch.x[i], self._discard(note.displaced) if fate == Fate.REPLACED else None)
         return outcome
-
-    def stored(self) -> Stored:
-        return self._index.stored()
 
     def revalue(self, scores: Scores) -> list[int]:
         return self._let_go(self._index.revalue(scores), Verdict.DROPPED)
-
-    def mark_used(self, ids: IntArray) -> None:
-        self._index.mark_used(ids)
-
-    def expire(self, before: int) -> None:
-        self._index.expire(before)
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""
@@ -127,14 +121,9 @@ class DurableStore:
         return len(self._index)
 
     @property
-    def pending(self) -> int:
-        """Samples that the next commit has to write."""
-        return len(self._staged)
-
-    @property
     def needs_whole(self) -> bool:
         """Whether samples staged now could not be read without the state that a whole commit writes."""
-        return bool(self._staged) and not self._readable
+        return bool(self.staged) and not self._readable
 
     def as_stored(self, x: AnyArray) -> AnyArray:
         """Samples as they come back from the file: what is valued and trained must be what is kept."""
@@ -152,10 +141,6 @@ class DurableStore:
         ranks = self.ranks()
         columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
         return [self.records[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
-
-    def ranks(self) -> dict[str, AnyArray]:
-        """Scores, uses and what else decides which sample leaves first, by arrival."""
-        return self._index.ranks()
 
     def write_down_since(self, arrival: int) -> int:
         """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
@@ -178,7 +163,7 @@ class DurableStore:
     def load(self, blobs: list[Blob]) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
         self.records, self._blobs = {}, {}
-        self._samples, self._staged = {}, {}
+        self._samples, self.staged = {}, {}
         newest = record.newest_of(blobs)
         self._obsolete = sorted({blob.number for blob in blobs} - {blob.number for blob in newest.values()})
         state = record.decode_arrays(newest)
@@ -192,16 +177,12 @@ class DurableStore:
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {name: array for name, array in state.items() if not name.startswith((APART, _RANKS))}
 
-    def reload(self) -> State:
-        """As `load`, from the last commit that succeeded; for use after one that failed."""
-        return self.load(self.file.reload())
-
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
 
         Without a `state` only samples are written, each in the place of the one it replaced: no byte besides. Then a
         crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
-        nothing was committed, and `reload` gives back what was.
+        nothing was committed, and the file's `reload` gives back what was.
         """
         changed: dict[str, tuple[int, bytes]] = {}
         replaced: list[str] = []
@@ -213,7 +194,7 @@ class DurableStore:
             known = {name: digest for name, (_, digest) in self._written.items()}
             changed = {name: blob for name, blob in arrays.items() if known.get(name) != _digest(blob[1])}
             replaced = [name for name in self._written if name in changed or name not in arrays]
-        staged = sorted(self._staged.items(), key=lambda item: item[1][1] is None)
+        staged = sorted(self.staged.items(), key=lambda item: item[1][1] is None)
         add = [record.encode_sample(self.records[id_], row, self._sources) for id_, (row, _) in staged]
         add += changed.values()
         remove = [place for _, (_, place) in staged if place is not None]
@@ -228,24 +209,20 @@ class DurableStore:
         if state is not None:
             self._readable = self.codec.ready
         self._blobs.update((id_, number) for (id_, _), number in zip(staged, numbers, strict=False))
-        self._staged.clear()
+        self.staged.clear()
         self._obsolete.clear()
 
-    def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
-        self.log.add(note, Verdict(fate))
-        if fate is Fate.REFRESHED:
-            return
-        place = self._discard(note.displaced) if fate is Fate.REPLACED else None
+    def _stage(self, note: Note, x: AnyArray, place: int | None) -> None:
         if note.source not in self._sources and len("\n".join([*self._sources, note.source]).encode()) <= SOURCE_NAMES:
             self._sources.append(note.source)
             self._readable = False
         self.records[note.id] = note
-        self._staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place
+        self.staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place
 
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
         self.records.pop(id_, None)
-        return self._staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
+        return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
     def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
         """These samples left for no newcomer: the log keeps that they did, and nothing of what they were."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkeep.agent.cellfile import Blob, CellFile
 from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
-from fedkeep.agent.cipher import Cipher, check_key
+from fedkeep.agent.cipher import Cipher, check_key, cipher_of
 from fedkeep.agent.disk import FileDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
@@ -35,8 +35,6 @@ _AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Opened:
-    """The store's file, and what is in it."""
-
     file: CellFile
     blobs: list[Blob]
     before: dict[str, Any]
@@ -50,11 +48,10 @@ def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, labe
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
     budget is moved over whole, or refused with the budget that it needs.
     """
-    path, cipher = options.file, options.cipher()
-    key = cipher.name if cipher else None
-    sample = {"dtype": form.name, "shape": list(form.shape), "deflate_to": form.deflate_to, "key": key}
-    use = {"labels": labels, "model": model, "capacity": layout.capacity}
-    wanted = Label(layout.geometry, {**sample, **use})
+    path, cipher = options.file, cipher_of(options.key_file, options.key_env)
+    sample = {"dtype": form.encoding or form.dtype.str, "shape": list(form.shape), "deflate_to": form.deflate_to}
+    use = {"key": cipher.name if cipher else None, "labels": labels, "model": model, "capacity": layout.capacity}
+    wanted = Label(layout.geometry, sample | use)
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")

@@ -14,9 +14,7 @@ from fedkeep.agent.cells import FAR
 from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.types import AnyArray, State
 
-SAMPLE = 1
-ARRAY = 2
-PACK = 3
+SAMPLE, ARRAY, PACK = 1, 2, 3
 _NOTE = struct.Struct("<qqdfqiiIdH")
 """Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
 META_BYTES = _NOTE.size
@@ -63,7 +61,7 @@ def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return Note(*known, label, model, float(taken), wall, name, region=label)
+    return Note._make([*known, label, model, float(taken), wall, name, label, 0])
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,6 @@ class SampleForm:
 
     def codec(self) -> SampleCodec:
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
-
-    @property
-    def name(self) -> str:
-        """What a stored sample is, for the label of the file."""
-        return self.dtype.str if self.encoding is None else self.encoding
 
     def shaped(self, x: object) -> AnyArray | None:
         """The numbers in the samples' shape and type; None if they are not such numbers, or do not fit the type."""

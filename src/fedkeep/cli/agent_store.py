@@ -34,15 +34,14 @@ store = typer.Typer(
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The store, as in [store] path.")]
 KeyFile = Annotated[Path | None, typer.Option(help="The file with the key under which it is encrypted.")]
 KeyEnv = Annotated[str | None, typer.Option(help="The environment variable with that key.")]
+Limit = Annotated[int, typer.Option(min=0, help="Samples to list, newest first.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .npz or .parquet file, or a folder.")]
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What a file holds."""
-
     label: Label
     wrong: list[str]
-    """What is damaged in it."""
     notes: list[Note]
     """Oldest arrival first."""
     x: AnyArray
@@ -111,12 +110,7 @@ def repair(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None
 
 
 @store.command()
-def show(
-    file: File,
-    key_file: KeyFile = None,
-    key_env: KeyEnv = None,
-    limit: Annotated[int, typer.Option(min=0, help="Samples to list, newest first.")] = 20,
-) -> None:
+def show(file: File, key_file: KeyFile = None, key_env: KeyEnv = None, limit: Limit = 20) -> None:
     """Show what is stored: samples per label, and the newest of them."""
     found = inspect(file, cipher_of(key_file, key_env))
     console = Console()
@@ -129,12 +123,7 @@ def show(
 
 
 @store.command()
-def export(
-    file: File,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .npz or .parquet file, or a folder.")],
-    key_file: KeyFile = None,
-    key_env: KeyEnv = None,
-) -> None:
+def export(file: File, out: Out, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
     """Write all samples with their labels, ids and values to a file, or one file each into a folder per label."""
     found = inspect(file, cipher_of(key_file, key_env))
     if out.exists():
