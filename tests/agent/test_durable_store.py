@@ -98,7 +98,7 @@ def options(tmp_path: Path, **changes: object) -> StoreOptions:
 
 
 def opened(chosen: StoreOptions, form: SampleForm = FORM, labels: int = REGIONS, state: int = 4_000) -> Opened:
-    return open_file(chosen, form, plan(chosen, form, state), labels)
+    return open_file(plan(chosen, form, state), labels)
 
 
 def test_another_budget_keeps_every_sample_or_says_which_one_would(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     check_model(learner, shape, labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
-    opened = open_file(config.store, config.form, layout, labels, model_name(config.model))
+    opened = open_file(layout, labels, model_name(config.model))
     try:
         index = memory_store(regions, config.after_use, config.device)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)

@@ -105,9 +105,12 @@ class CellFile:
         self._half = max(roots, key=lambda half: roots[half].sequence)
         root = roots[self._half]
         self._wipe_due = root.wipe
-        counted = np.unpackbits(np.frombuffer(root.bitmap, np.uint8), count=self.geometry.cells).astype(bool)
-        newer = [i for i, c in cells.items() if c.sequence > root.sequence and (c.light or self.damage.rolled_back)]
+        bits = np.frombuffer(root.bitmap, np.uint8)
+        counted = np.unpackbits(bits, count=self.geometry.cells).astype(bool)
+        newer = [index for index, cell in cells.items() if cell.sequence > root.sequence]
         for index in sorted(newer, key=lambda i: (cells[i].sequence, i)):
+            if not (cells[index].light or self.damage.rolled_back):
+                continue
             counted[index] = self._young[index] = True
             freed = cells[index].frees
             if freed is not None and freed < len(counted):
@@ -223,7 +226,8 @@ class CellFile:
             self._write_root(self._live)
         self._sequence += 1
         cells = []
-        for number, ((kind, _), pieces) in enumerate(zip(add, split, strict=True), self._sequence << SEQUENCE_SHIFT):
+        first = self._sequence << SEQUENCE_SHIFT
+        for number, ((kind, _), pieces) in enumerate(zip(add, split, strict=True), first):
             for part, piece in enumerate(pieces):
                 cell = FileCell(kind, number, part, len(pieces), piece)
                 sealed = self._cipher.seal(piece, _bound_to(cell)) if self._cipher else piece
@@ -262,7 +266,8 @@ class CellFile:
     def _write_root(self, live: BoolArray) -> None:
         """Goes into the older half; until its sync returns, either root may be the one on the disk."""
         self._sequence += 1
-        root = Root(self._sequence, np.packbits(live).tobytes(), self._wipe_due).encode(self.geometry.cells)
+        bitmap = np.packbits(live).tobytes()
+        root = Root(self._sequence, bitmap, self._wipe_due).encode(self.geometry.cells)
         self._in_doubt = True
         self.disk.write(self.geometry.root(1 - self._half), root)
         self.disk.sync()

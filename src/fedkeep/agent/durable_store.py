@@ -87,7 +87,8 @@ class DurableStore:
             fate = outcome.fates[i]
             self.log.add(note, Verdict(int(fate)))
             if fate != Fate.REFRESHED:
-                self._stage(note, batch.x[i], self._discard(note.displaced) if fate == Fate.REPLACED else None)
+                place = self._discard(note.displaced) if fate == Fate.REPLACED else None
+                self._stage(note, batch.x[i], place)
         return outcome
 
     def revalue(self, scores: Scores) -> list[int]:
@@ -167,7 +168,8 @@ class DurableStore:
         newest = record.newest_of(blobs)
         self._obsolete = sorted({blob.number for blob in blobs} - {blob.number for blob in newest.values()})
         state = record.decode_arrays(newest)
-        self._written = {n: (blob.number, _digest(blob.data)) for n, blob in newest.items() if isinstance(n, str)}
+        arrays = {name: blob for name, blob in newest.items() if isinstance(name, str)}
+        self._written = {name: (blob.number, _digest(blob.data)) for name, blob in arrays.items()}
         self._sources = restore_codec(self.codec, state, newest)
         self._readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
@@ -188,11 +190,12 @@ class DurableStore:
         replaced: list[str] = []
         if state is not None:
             ranks = _rank_arrays(self.ranks(), self.records, self._capacity, discounts=self._discounts)
-            needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
+            names = np.frombuffer("\n".join(self._sources).encode(), np.uint8)
+            needed = {**self.codec.snapshot(), _SOURCES: names}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
             arrays = record.encode_arrays({**state, **ranks, **copies})
-            known = {name: digest for name, (_, digest) in self._written.items()}
-            changed = {name: blob for name, blob in arrays.items() if known.get(name) != _digest(blob[1])}
+            old = self._written
+            changed = {n: blob for n, blob in arrays.items() if n not in old or old[n][1] != _digest(blob[1])}
             replaced = [name for name in self._written if name in changed or name not in arrays]
         staged = sorted(self.staged.items(), key=lambda item: item[1][1] is None)
         add = [record.encode_sample(self.records[id_], row, self._sources) for id_, (row, _) in staged]
@@ -213,8 +216,9 @@ class DurableStore:
         self._obsolete.clear()
 
     def _stage(self, note: Note, x: AnyArray, place: int | None) -> None:
-        if note.source not in self._sources and len("\n".join([*self._sources, note.source]).encode()) <= SOURCE_NAMES:
-            self._sources.append(note.source)
+        sources = [*self._sources, note.source]
+        if note.source not in self._sources and len("\n".join(sources).encode()) <= SOURCE_NAMES:
+            self._sources = sources
             self._readable = False
         self.records[note.id] = note
         self.staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place

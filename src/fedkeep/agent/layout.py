@@ -66,6 +66,8 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class StoreLayout:
+    options: StoreOptions
+    form: SampleForm
     geometry: Geometry
     capacity: int
     reserve: int
@@ -115,4 +117,4 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
         return capacity + reserve(capacity) + 2 * (state + ranks) + log_cells
 
     capacity = bisect_right(range(1, geometry.cells + 1), geometry.cells, key=cells)
-    return StoreLayout(geometry, capacity, reserve(capacity), state_bytes)
+    return StoreLayout(options, form, geometry, capacity, reserve(capacity), state_bytes)

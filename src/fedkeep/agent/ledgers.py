@@ -92,7 +92,8 @@ class AgeClock:
         return self._age_at_start + max(0.0, self._boot() - self._start)
 
     def snapshot(self) -> State:
-        return {"seconds": np.array([self.now(), self.wall(), self._boot()]), "boot": np.array(self._boot_name)}
+        seconds = np.array([self.now(), self.wall(), self._boot()])
+        return {"seconds": seconds, "boot": np.array(self._boot_name)}
 
     def restore(self, state: State) -> None:
         """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""

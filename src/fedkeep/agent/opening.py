@@ -16,7 +16,7 @@ from fedkeep.agent.cellfile import Blob, CellFile
 from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
 from fedkeep.agent.cipher import Cipher, check_key, cipher_of
 from fedkeep.agent.disk import FileDisk, StoreError
-from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
+from fedkeep.agent.layout import StoreLayout, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -38,16 +38,17 @@ class Opened:
     file: CellFile
     blobs: list[Blob]
     before: dict[str, Any]
-    """For what it was made, as its label has it; nothing if that is lost."""
+    """For what it was made, as its label has it, if that is not lost."""
     now: dict[str, Any]
 
 
-def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, labels: int, model: str = "") -> Opened:
+def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
     """The file, made or found, and what is in it; `model` tells models apart whose vectors mean different things.
 
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
     budget is moved over whole, or refused with the budget that it needs.
     """
+    options, form = layout.options, layout.form
     path, cipher = options.file, cipher_of(options.key_file, options.key_env)
     sample = {"dtype": form.encoding or form.dtype.str, "shape": list(form.shape), "deflate_to": form.deflate_to}
     use = {"key": cipher.name if cipher else None, "labels": labels, "model": model, "capacity": layout.capacity}
@@ -62,15 +63,14 @@ def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, labe
                 beside(path).unlink()  # of a process that was killed as it made it: its bytes are in no budget
         if not path.exists() or not path.stat().st_size:
             _make(path, [], wanted, cipher).disk.close()
-        return _open(options, form, layout, wanted, cipher)
+        return _open(path, layout, wanted, cipher)
     except OSError as error:
         if error.errno not in _FOR_GOOD:
             raise StoreError(f"{path} cannot be used now: {error.strerror}") from error
         raise ConfigError(f"{path} cannot be used as a store: {error.strerror}; set [store] path to another") from error
 
 
-def _open(options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
-    path = options.file
+def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
     found, both = find_label(path, cipher, wanted.geometry)
     _check_form(path, found, wanted)
     file = CellFile(FileDisk(path, found.geometry.size), found.geometry, cipher)
@@ -78,19 +78,19 @@ def _open(options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: 
         blobs, damage = file.load(), file.damage
         damage.label = not found.form
         if damage.label:
-            _check_records(path, blobs, form)
+            _check_records(path, blobs, layout.form)
         room = max(layout.capacity, found.form.get("capacity", 0))
         gone = superfluous(blobs, room) if damage else set()
         blobs = [blob for blob in blobs if blob.number not in gone]
-        _check_room(blobs, options, form, layout, wanted.form["labels"])
+        _check_room(path, blobs, layout, wanted.form["labels"])
         if damage:
             log.warning("%s is damaged: %s; all else goes on", path, damage)
-            set_aside(path, options.damaged_bytes)
+            set_aside(path, layout.options.damaged_bytes)
             file.discard(gone)
         elif damage.root_copies or not both:
             log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
         if found.geometry != wanted.geometry:
-            moved = _make(path, _repacked(blobs, found, form), wanted, cipher)
+            moved = _make(path, _repacked(blobs, found, layout.form), wanted, cipher)
             file.disk.close()
             file = moved
             log.info("%s moved to a budget of %d bytes with all it held", path, wanted.geometry.size)
@@ -100,7 +100,7 @@ def _open(options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: 
     except BaseException:
         file.disk.close()
         raise
-    return Opened(file, blobs, found.form, wanted.form)
+    return Opened(file, blobs, wanted.form | found.form, wanted.form)
 
 
 def find_label(path: Path, cipher: Cipher | None, likely: Geometry | None = None) -> tuple[Label, bool]:
@@ -113,7 +113,8 @@ def find_label(path: Path, cipher: Cipher | None, likely: Geometry | None = None
         first = disk.read(0, PAGE)
         try:
             label = decode_label(first)
-            last = disk.read(max(0, path.stat().st_size - PAGE) if label is None else label.geometry.label_copy, PAGE)
+            end = max(0, path.stat().st_size - PAGE)
+            last = disk.read(label.geometry.label_copy if label else end, PAGE)
             label = label or decode_label(last)
         except ConfigError as error:
             raise ConfigError(f"{path} {error}") from None
@@ -152,20 +153,20 @@ def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
         )
 
 
-def _check_room(blobs: list[Blob], options: StoreOptions, form: SampleForm, layout: StoreLayout, labels: int) -> None:
+def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int) -> None:
     """Refuses labels and a budget that would cost samples."""
     notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
     highest = max((note.label for note in notes), default=-1)
     count = len({note.id for note in notes})
     if highest >= labels:
         raise ConfigError(
-            f"{options.file} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
+            f"{path} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
             f"{highest + 1} or more, or first erase them by `fedkeep agent erase --label {highest}`"
         )
     if count > layout.capacity:
-        least = least_budget(options, form, layout.state_bytes, count)
+        least = least_budget(layout.options, layout.form, layout.state_bytes, count)
         raise ConfigError(
-            f"{options.file} holds {count} samples and [store] budget = {options.budget} has room for "
+            f"{path} holds {count} samples and [store] budget = {layout.options.budget} has room for "
             f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep agent store export` takes "
             "them out)"
         )
@@ -273,7 +274,8 @@ def model_name(model: Table) -> str:
 def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
     """Has the model look at one sample of zeros, before anything is written."""
     try:
-        outputs = learner.logits(np.zeros(learner.size, dtype=np.float32), np.zeros((1, *shape), dtype=np.float32))
+        model, sample = (np.zeros(size, dtype=np.float32) for size in (learner.size, (1, *shape)))
+        outputs = learner.logits(model, sample)
     except FedkeepError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the model does not take such samples
@@ -289,8 +291,7 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
 
 def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
-    now = opened.now
-    before = {**now, **opened.before}
+    before, now = opened.before, opened.now
     counts = state.get("device.shares.counts", state.get("device.store.quotas"))
     model = state.get("device.model")
     gone: tuple[str, ...] = ()

@@ -95,7 +95,8 @@ def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
     found = inspect(file, cipher_of(key_file, key_env))
     typer.echo(_summary(file, found))
     if found.deflated:
-        median, most = found.deflated[len(found.deflated) // 2], found.deflated[len(found.deflated) * 19 // 20]
+        sizes = found.deflated
+        median, most = sizes[len(sizes) // 2], sizes[len(sizes) * 19 // 20]
         typer.echo(f"deflated, half of the samples take {median} bytes and 19 of 20 {most}: see [store] deflate_to")
     if found.wrong:
         raise typer.Exit(1)
