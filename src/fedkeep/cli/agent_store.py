@@ -83,8 +83,10 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
     if deflated and deflated[len(deflated) // 2] >= _PAYS * codec.plain_bytes:
         deflated = []
     wrong = [str(file.damage)] if file.damage else []
-    wrong += [f"{file.damage.root_copies} copies of a root are damaged"] if file.damage.root_copies else []
-    wrong += [] if whole else ["one label is damaged"]
+    if file.damage.root_copies:
+        wrong.append(f"{file.damage.root_copies} copies of a root are damaged")
+    if not whole:
+        wrong.append("one label is damaged")
     order = sorted(range(len(notes)), key=lambda i: notes[i].arrival)
     return Inspected(label, wrong, [notes[i] for i in order], x[order], used, deflated)
 
