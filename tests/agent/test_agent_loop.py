@@ -180,13 +180,19 @@ def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> No
         "device.model",
         "device.shares.counts",
     ):
-        state = agent.store.reload()
+        state = agent.store.load(agent.store.file.reload())
         assert state.pop(lost) is not None
         agent.restore(state)
         assert held(agent) == before, lost
     assembly.disk.close()
     again = make_agent(tmp_path)
-    again.agent.restore({name: a for name, a in again.agent.store.reload().items() if name.startswith("log.")})
+    again.agent.restore(
+        {
+            name: a
+            for name, a in again.agent.store.load(again.agent.store.file.reload()).items()
+            if name.startswith("log.")
+        }
+    )
     assert held(again.agent) == before
     feed(again.agent, 100, 12)
     assert len(again.agent.store) == 24

@@ -42,9 +42,9 @@ def test_every_reader_sees_exactly_the_last_commit(encrypted: bool, data: st.Dat
         numbers = file.commit([(7, blob) for blob in blobs], gone, wipe=data.draw(st.booleans()))
         held = {n: b for n, b in held.items() if n not in gone} | dict(zip(numbers, blobs, strict=True))
         file = CellFile(disk, GEOMETRY, cipher)
-        contents = file.load()
-        assert not contents.damage
-        assert {blob.number: blob.data for blob in contents.blobs} == held
+        found = file.load()
+        assert not file.damage
+        assert {blob.number: blob.data for blob in found} == held
         assert len(disk.image) == GEOMETRY.size
 
 
@@ -72,7 +72,7 @@ def test_a_wipe_that_a_crash_cut_short_is_done_by_the_next_commit() -> None:
     assert len(due) == 2
     crashed.image[GEOMETRY.root(0) : GEOMETRY.root(0) + size] = due[0]
     again = CellFile(crashed, GEOMETRY)
-    assert again.load().blobs == []
+    assert again.load() == []
     again.commit([(1, b"next")], [])
     assert b"secret" not in crashed.image
 
@@ -82,7 +82,7 @@ def test_a_commit_beyond_the_budget_is_refused_and_changes_nothing() -> None:
     file.commit([(1, b"kept")], [])
     with pytest.raises(StoreError, match="no room"):
         file.commit([(1, bytes(50_000))], [])
-    assert [blob.data for blob in CellFile(disk, GEOMETRY).load().blobs] == [b"kept"]
+    assert [blob.data for blob in CellFile(disk, GEOMETRY).load()] == [b"kept"]
 
 
 def test_sealed_cells_do_not_show_their_content_nor_open_elsewhere() -> None:

@@ -13,6 +13,7 @@ from fedkeep.agent.ledgers import DAY, AgeClock, DecisionLog, Verdict
 from fedkeep.agent.opening import Opened, copies_of, open_file
 from fedkeep.agent.record import SAMPLE, Note, SampleForm
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.ports import Fate, Outcome
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Batch
@@ -28,7 +29,8 @@ def test_it_decides_as_the_memory_store_and_survives_reopening() -> None:
     for step in range(60):
         run.commit(wipe=run.advance())
         again = Scripted(disk)
-        assert not again.open().damage
+        again.open()
+        assert not again.file.damage
         assert again.step == step + 1
         assert again.digest() == run.digest() == expected.after(step + 1)
 
@@ -38,9 +40,7 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
     disk = RamDisk(bytes(LAYOUT.geometry.size))
 
     def opened() -> Scripted:
-        run = Scripted(disk, form=replace(FORM, discounts=rule == "discount"))
-        run.store._index = MemoryStore(run.quotas, AfterUse(rule))  # type: ignore[arg-type]
-        return run
+        return Scripted(disk, form=replace(FORM, discounts=rule == "discount"), after_use=AfterUse(rule))  # type: ignore[arg-type]
 
     run, plain = opened(), MemoryStore(Scripted(disk).quotas, AfterUse(rule))  # type: ignore[arg-type]
     run.format()
@@ -98,7 +98,7 @@ def options(tmp_path: Path, **changes: object) -> StoreOptions:
 
 
 def opened(chosen: StoreOptions, form: SampleForm = FORM, labels: int = REGIONS, state: int = 4_000) -> Opened:
-    return open_file(chosen, form, plan(chosen, form, state), labels)
+    return open_file(plan(chosen, form, state), labels)
 
 
 def test_another_budget_keeps_every_sample_or_says_which_one_would(tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_another_budget_keeps_every_sample_or_says_which_one_would(tmp_path: Pat
     store.close()  # type: ignore[attr-defined]
     for budget in (200_000, 90_000):
         found = opened(options(tmp_path, budget=budget))
-        assert sum(blob.kind == SAMPLE for blob in found.contents.blobs) == 40
+        assert sum(blob.kind == SAMPLE for blob in found.blobs) == 40
         assert (tmp_path / "s").stat().st_size <= budget
-        found.disk.close()
+        found.file.disk.close()
     image = (tmp_path / "s").read_bytes()
     with pytest.raises(ConfigError, match=r"holds 40 samples .* room for \d+: set it to (\d+)") as refusal:
         opened(options(tmp_path, budget=66_000))
     assert (tmp_path / "s").read_bytes() == image
     least = int(str(refusal.value).split("set it to ")[1].split()[0])
-    opened(options(tmp_path, budget=least)).disk.close()
+    opened(options(tmp_path, budget=least)).file.disk.close()
     with pytest.raises(ConfigError, match="set it to"):
         opened(options(tmp_path, budget=least - 4096))
 
@@ -136,7 +136,7 @@ def test_a_lost_key_is_said_plainly_and_costs_nothing(tmp_path: Path, monkeypatc
     key = tmp_path / "key"
     key.write_text("ab" * 32 + "\n")
     sealed = options(tmp_path, key_file=str(key))
-    opened(sealed).disk.close()
+    opened(sealed).file.disk.close()
     image = (tmp_path / "s").read_bytes()
     with pytest.raises(ConfigError, match="is encrypted: set key_file or key_env"):
         opened(options(tmp_path))
@@ -168,10 +168,10 @@ def test_a_damaged_file_goes_on_and_copies_of_it_are_numbered_and_bounded(tmp_pa
         image[image.index(batch.x[7 + damaged].tobytes())] ^= 1
         path.write_bytes(image)
         found = opened(options(tmp_path, damaged_bytes=allowed))
-        assert found.contents.damage
-        assert sum(blob.kind == SAMPLE for blob in found.contents.blobs) == 39 - damaged
+        assert found.file.damage
+        assert sum(blob.kind == SAMPLE for blob in found.blobs) == 39 - damaged
         found.file.discard([])
-        found.disk.close()
+        found.file.disk.close()
         assert sorted(file.name for file in copies_of(path).values()) == ["s.damaged-1", "s.damaged-2"][:copies]
     assert copies_of(path)[1].stat().st_mode & 0o777 == 0o600
 
@@ -185,7 +185,7 @@ def test_a_damaged_file_refuses_a_lower_budget_as_a_sound_one_does(tmp_path: Pat
     with pytest.raises(ConfigError, match="holds 39 samples"):
         opened(options(tmp_path, budget=66_000))
     assert path.read_bytes() == bytes(image)
-    assert sum(blob.kind == SAMPLE for blob in opened(options(tmp_path)).contents.blobs) == 39
+    assert sum(blob.kind == SAMPLE for blob in opened(options(tmp_path)).blobs) == 39
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 700_000, bytes(200_000), b"short", b"\x89PNG" + bytes(5000)])
@@ -263,9 +263,9 @@ def test_samples_alone_are_committed_without_a_root_and_survive(tmp_path: Path) 
     for first in range(0, 6 * LAYOUT_AT.capacity, 8):
         batch = samples(first, 8)
         store.offer(batch, batch.y, batch.ids.astype(np.float64), batch.ids)
-        before = store.file._disk.written  # type: ignore[attr-defined]
+        before = store.file.disk.written
         store.commit(None)
-        written += store.file._disk.written - before  # type: ignore[attr-defined]
+        written += store.file.disk.written - before
     held = store.stored().batch
     store.close()  # type: ignore[attr-defined]
     assert written / first < 1.3 * LAYOUT_AT.geometry.cell_size
@@ -315,6 +315,7 @@ def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     assert not log.about(99)
     assert not log.about(49)
     refused = Batch(np.zeros((3, 1)), np.array([0, 1, 2]), np.array([500, 501, 502]))
-    log.add_refusals(refused, np.arange(3), np.array([1.0, 2, 3]), np.array([4.0, 5, 6]), 2, 7.0)
+    outcome = Outcome(np.full(3, Fate.REFUSED), np.full(3, -1), np.array([4.0, 5, 6]), np.array([1.0, 2, 3]))
+    log.add_refusals(refused, np.arange(3), outcome, 2, 7.0)
     (line,) = log.about(501)
     assert (line.verdict, line.label, line.score, line.floor) == ("refused", 1, 2.0, 5.0)

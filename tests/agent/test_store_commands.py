@@ -12,7 +12,7 @@ from fedkeep.agent import cells
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import AssembledAgent
-from fedkeep.agent.inspecting import inspect
+from fedkeep.cli.agent_store import inspect
 from fedkeep.cli.agent_store import store as commands
 from fedkeep.core.errors import ConfigError
 from tests.agent.builders import LABELS, SHAPE, feed, make_agent, order

@@ -39,12 +39,12 @@ def open_at(path: Path, form: SampleForm = FORM) -> DurableStore:
     """The store at `path` by the same way as the agent opens it."""
     options = StoreOptions(path=str(path), budget=OPTIONS.budget, log_length=64)
     layout = plan(options, form, 4_000)
-    opened = open_file(options, form, layout, REGIONS)
+    opened = open_file(layout, REGIONS)
     quotas = np.full(REGIONS, layout.capacity // REGIONS)
     store = DurableStore(opened.file, MemoryStore(quotas), form, DecisionLog(64, "ode"), AgeClock(), layout.capacity)
-    store.load(opened.contents)
+    store.load(opened.blobs)
     store.restore({"quotas": quotas})
-    store.close = opened.disk.close  # type: ignore[attr-defined]
+    store.close = opened.file.disk.close  # type: ignore[attr-defined]
     return store
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedkeep.agent.cellfile import CellFile, Contents
+from fedkeep.agent.cellfile import CellFile
 from fedkeep.agent.cells import Geometry, Label
 from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
@@ -10,7 +10,7 @@ from fedkeep.agent.layout import StoreLayout, StoreOptions, plan
 from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
 from fedkeep.agent.record import SampleForm
 from fedkeep.core.seeds import uniform_keys
-from fedkeep.core.store import MemoryStore
+from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State
 
 FORM = SampleForm(np.dtype("<f4"), (24,))
@@ -51,23 +51,23 @@ def samples(first: int, count: int) -> Batch:
 class Scripted:
     """A store that walks through the script and commits after every step."""
 
-    def __init__(self, disk: FileDisk, layout: StoreLayout = LAYOUT, form: SampleForm = FORM) -> None:
+    def __init__(
+        self, disk: FileDisk, layout: StoreLayout = LAYOUT, form: SampleForm = FORM, after_use: AfterUse = AfterUse()
+    ) -> None:
         self.file = CellFile(disk, layout.geometry)
         self.quotas: IntArray = np.full(REGIONS, layout.capacity // REGIONS)
-        index = MemoryStore(self.quotas)
+        index = MemoryStore(self.quotas, after_use)
         self.store = DurableStore(self.file, index, form, DecisionLog(64, "ode"), AgeClock(), layout.capacity)
         self.step = 0
 
     def format(self, geometry: Geometry = LAYOUT.geometry) -> None:
         self.file.format(Label(geometry, {}))
 
-    def open(self) -> Contents:
-        contents = self.file.load()
-        self._adopt(self.store.load(contents))
-        return contents
+    def open(self) -> None:
+        self._adopt(self.store.load(self.file.load()))
 
     def reload(self) -> None:
-        self._adopt(self.store.reload())
+        self._adopt(self.store.load(self.store.file.reload()))
 
     def _adopt(self, state: State) -> None:
         self.store.restore({"quotas": self.quotas})

@@ -95,7 +95,7 @@ class Agent:
 
         A division of slots that is not one of this store's, whose budget may be another now, is left out.
         """
-        notes, room = self.store.records(), self.device.capacity
+        notes, room = list(self.store.records.values()), self.device.capacity
         following = max((note.arrival for note in notes), default=-1) + 1
         arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
         state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}
@@ -126,7 +126,7 @@ class Agent:
                 self._value_alone()
             now = self._last_step = time.monotonic()
             patience = self.config.store.commit_ms / 1000 * (1 if self._awaited else _UNANSWERED)
-            if now >= self._last_commit + patience or self.store.pending > self._reserve - self._batch:
+            if now >= self._last_commit + patience or len(self.store.staged) > self._reserve - self._batch:
                 self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
@@ -196,7 +196,7 @@ class Agent:
         except OSError as error:
             log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
             lost, counted = "dropped.disk", self.counters.snapshot()
-            self.restore(self.store.reload())
+            self.restore(self.store.load(self.store.file.reload()))
             self.counters.restore(counted)
             self.counters[lost] += judged
         for arrival, verdict in awaited:
@@ -207,7 +207,7 @@ class Agent:
         """Removes and overwrites what is older than the TTL."""
         with self.lock:
             days, now = self.config.store.ttl_days, self.store.clock.now()
-            expired = self.store.taken_before(now - days * DAY) if days else []
+            expired = [id_ for id_, note in self.store.records.items() if days and note.taken < now - days * DAY]
             if expired:
                 self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
                 self.commit(wipe=True)

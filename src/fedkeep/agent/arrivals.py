@@ -6,7 +6,7 @@ import reprlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -212,7 +212,7 @@ class Magnitudes:
 
 
 def screen(
-    arrivals: list[Arrival], form: SampleForm, labels: int, erased: frozenset[int], magnitudes: Magnitudes
+    arrivals: list[Arrival], form: SampleForm, labels: int, erased: Container[int], magnitudes: Magnitudes
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """The sound samples as a batch with their arrivals, and the others with the reason of each."""
     x = np.stack([np.zeros(form.shape, form.dtype) if arrival.x is None else arrival.x for arrival in arrivals])

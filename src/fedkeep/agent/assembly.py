@@ -179,7 +179,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     check_model(learner, shape, labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
-    opened = open_file(config.store, config.form, layout, labels, model_name(config.model))
+    opened = open_file(layout, labels, model_name(config.model))
     try:
         none = np.zeros(regions.count, dtype=np.int64)
         index = MemoryStore(none, config.after_use, bends=config.device.quotas == "targets")
@@ -202,17 +202,17 @@ def assemble(config: AgentConfig) -> AssembledAgent:
             seed=config.agent.seed,
         )
         agent = Agent(device, store, layout.reserve, config)
-        state = carried_over(store.load(opened.contents), opened, learner, regions.count)
-        damaged = bool(opened.contents.damage)
+        state = carried_over(store.load(opened.blobs), opened, learner, regions.count)
+        damaged = bool(opened.file.damage)
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
         agent.restore(state, damaged=damaged)
         if device.model is None and "path" in config.model:
             device.install(learner.initial(0))
     except BaseException:
-        opened.disk.close()
+        opened.file.disk.close()
         raise
-    return AssembledAgent(agent, layout, opened.disk)
+    return AssembledAgent(agent, layout, opened.file.disk)
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from fedkeep.agent.cells import FAR, HEADER, SEQUENCE_SHIFT, FileCell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.agent.cipher import OVERHEAD, Cipher
 from fedkeep.agent.disk import FileDisk, StoreError
-from fedkeep.core.types import BoolArray, IntArray
+from fedkeep.core.types import BoolArray
 
 _STRIDE = 1 << 18
 """Cells are read about this many bytes at a time, so that opening a store needs little memory."""
@@ -58,17 +58,12 @@ class Damage:
         return "; ".join(filter(None, said)) or f"{self.blobs} blobs are incomplete"
 
 
-@dataclass
-class Contents:
-    blobs: list[Blob]
-    damage: Damage
-
-
 class CellFile:
     """Blobs in a fixed file, changed by atomic transactions."""
 
     def __init__(self, disk: FileDisk, geometry: Geometry, cipher: Cipher | None = None) -> None:
-        self._disk, self.geometry, self._cipher = disk, geometry, cipher
+        self.disk, self.geometry, self._cipher = disk, geometry, cipher
+        self.damage = Damage()
         self._room = geometry.cell_size - HEADER - (OVERHEAD if cipher else 0)
         """Bytes of a blob per cell."""
         self._live: BoolArray = np.zeros(geometry.cells, dtype=bool)
@@ -87,8 +82,8 @@ class CellFile:
     def write_label(self, label: Label) -> None:
         """Puts the label at both ends of the file."""
         for place in (0, self.geometry.label_copy):
-            self._disk.write(place, label.encode())
-        self._disk.sync()
+            self.disk.write(place, label.encode())
+        self.disk.sync()
 
     def format(self, label: Label) -> None:
         """Makes an empty store, with both its roots: a root that is missing later was lost."""
@@ -96,54 +91,52 @@ class CellFile:
         self._write_root(self._live)
         self.write_label(label)
 
-    # -- reading ---------------------------------------------------------------------------------------------------
-
-    def load(self) -> Contents:
-        """All blobs that count and are whole; also makes the file ready for the next commit.
+    def load(self) -> list[Blob]:
+        """All blobs that count and are whole; also makes the file ready for the next commit, and notes its damage.
 
         It syncs first: what an earlier process left in the page cache must be on the disk before anything builds on it.
         """
-        self._disk.sync()
-        roots, damage = self._read_roots()
-        cells = dict(self._scan())
+        self.disk.sync()
+        roots, cells = self._read_roots(), dict(self._scan())
         written = [root.sequence for root in roots.values()] + [cell.sequence for cell in cells.values()]
         self._sequence = max(written, default=-1)
         if not roots:
-            return self._assemble(cells, damage)
+            return self._assemble(cells)
         self._half = max(roots, key=lambda half: roots[half].sequence)
         root = roots[self._half]
         self._wipe_due = root.wipe
-        counted = np.unpackbits(np.frombuffer(root.bitmap, np.uint8), count=self.geometry.cells).astype(bool)
-        newer = [i for i, c in cells.items() if c.sequence > root.sequence and (c.light or damage.rolled_back)]
+        bits = np.frombuffer(root.bitmap, np.uint8)
+        counted = np.unpackbits(bits, count=self.geometry.cells).astype(bool)
+        newer = [index for index, cell in cells.items() if cell.sequence > root.sequence]
         for index in sorted(newer, key=lambda i: (cells[i].sequence, i)):
+            if not (cells[index].light or self.damage.rolled_back):
+                continue
             counted[index] = self._young[index] = True
             freed = cells[index].frees
             if freed is not None and freed < len(counted):
                 counted[freed] = False
         found = {index: cell for index, cell in cells.items() if counted[index]}
-        damage.cells = int(counted.sum()) - len(found)
-        return self._assemble(found, damage)
+        self.damage.cells = int(counted.sum()) - len(found)
+        return self._assemble(found)
 
-    def reload(self) -> Contents:
+    def reload(self) -> list[Blob]:
         """All blobs as of the last commit that succeeded; for use after one that failed."""
-        cells = {index: cell for index, cell in self._scan() if self._live[index]}
-        return self._assemble(cells, Damage(cells=int(self._live.sum()) - len(cells)))
+        return self._assemble({index: cell for index, cell in self._scan() if self._live[index]})
 
-    def _read_roots(self) -> tuple[dict[int, Root], Damage]:
+    def _read_roots(self) -> dict[int, Root]:
         """The roots that are whole in at least one place, by half.
 
         A root is torn by a crash in its first place only: the copy is written once the first is on the disk.
         """
-        found, damage = {}, Damage()
-        geometry = self.geometry
+        found, copies, geometry = {}, 0, self.geometry
         for half in (0, 1):
-            areas = [self._disk.read(geometry.root(half, copy), geometry.root_size) for copy in (0, 1)]
+            areas = [self.disk.read(geometry.root(half, copy), geometry.root_size) for copy in (0, 1)]
             whole = [root for area in areas if (root := decode_root(area, geometry.cells)) is not None]
             if whole:
                 found[half] = max(whole, key=lambda root: root.sequence)
-                damage.root_copies += len(areas) - len(whole)
-        damage.roots, damage.rolled_back = not found, len(found) == 1
-        return found, damage
+                copies += len(areas) - len(whole)
+        self.damage = Damage(roots=not found, rolled_back=len(found) == 1, root_copies=copies)
+        return found
 
     def _scan(self) -> Iterator[tuple[int, FileCell]]:
         """The cells that are whole, whether they count or not."""
@@ -151,7 +144,7 @@ class CellFile:
         step = max(1, _STRIDE // size)
         for start in range(0, self.geometry.cells, step):
             count = min(step, self.geometry.cells - start)
-            chunk = self._disk.read(self.geometry.cell(start), count * size)
+            chunk = self.disk.read(self.geometry.cell(start), count * size)
             soiled = np.frombuffer(chunk, np.uint8).reshape(count, size).any(axis=1)
             self._soiled[start : start + count] = soiled
             for index in np.flatnonzero(soiled).tolist():
@@ -159,7 +152,7 @@ class CellFile:
                 if cell is not None:
                     yield start + index, cell
 
-    def _assemble(self, cells: dict[int, FileCell], damage: Damage) -> Contents:
+    def _assemble(self, cells: dict[int, FileCell]) -> list[Blob]:
         """The blobs of which no part is missing or was tampered with; they are what counts from now on."""
         parts: dict[int, dict[int, int]] = {}
         for index, cell in cells.items():
@@ -172,14 +165,12 @@ class CellFile:
             opened = [self._cipher.unseal(c.data, _bound_to(c)) if self._cipher else c.data for c in found]
             pieces = [piece for piece in opened if piece is not None]
             if len(pieces) != found[0].parts:
-                damage.blobs += 1
+                self.damage.blobs += 1
                 continue
             blobs.append(Blob(number, found[0].kind, b"".join(pieces)))
             self._places[number] = list(places.values())
             self._live[self._places[number]] = True
-        return Contents(blobs, damage)
-
-    # -- writing ---------------------------------------------------------------------------------------------------
+        return blobs
 
     def commit(
         self, add: Sequence[tuple[int, bytes]], remove: Iterable[int], *, wipe: bool = False, atomic: bool = True
@@ -231,23 +222,21 @@ class CellFile:
         where too few cells are left it gives back those that light commits have freed of each other's.
         """
         split = [[data[i : i + self._room] for i in range(0, max(1, len(data)), self._room)] for _, data in add]
-        if self._in_doubt or len(self._allocatable()) < sum(map(len, split)):
+        if self._in_doubt or np.sum(~self._live & ~self._young) < sum(map(len, split)):
             self._write_root(self._live)
         self._sequence += 1
         cells = []
-        for number, ((kind, _), pieces) in enumerate(zip(add, split, strict=True), self._sequence << SEQUENCE_SHIFT):
+        first = self._sequence << SEQUENCE_SHIFT
+        for number, ((kind, _), pieces) in enumerate(zip(add, split, strict=True), first):
             for part, piece in enumerate(pieces):
                 cell = FileCell(kind, number, part, len(pieces), piece)
                 sealed = self._cipher.seal(piece, _bound_to(cell)) if self._cipher else piece
                 cells.append(cell._replace(data=sealed))
         return sorted(cells, key=lambda cell: cell.kind == FAR)
 
-    def _allocatable(self) -> IntArray:
-        return np.flatnonzero(~self._live & ~self._young)
-
     def _places_for(self, cells: list[FileCell]) -> list[int]:
         """Free cells, going round the file so that it wears evenly."""
-        free = self._allocatable()
+        free = np.flatnonzero(~self._live & ~self._young)
         if len(free) < len(cells):
             raise StoreError(
                 f"the store's budget has no room for {len(cells)} more cells: raise it or lower the capacity"
@@ -270,18 +259,19 @@ class CellFile:
         for end in range(1, len(places) + 1):
             if end == len(places) or places[end] != places[end - 1] + 1:
                 run = b"".join(content.ljust(size, b"\0") for content in contents[start:end])
-                self._disk.write(self.geometry.cell(places[start]), run)
+                self.disk.write(self.geometry.cell(places[start]), run)
                 start = end
-        self._disk.sync()
+        self.disk.sync()
 
     def _write_root(self, live: BoolArray) -> None:
         """Goes into the older half; until its sync returns, either root may be the one on the disk."""
         self._sequence += 1
-        root = Root(self._sequence, np.packbits(live).tobytes(), self._wipe_due).encode(self.geometry.cells)
+        bitmap = np.packbits(live).tobytes()
+        root = Root(self._sequence, bitmap, self._wipe_due).encode(self.geometry.cells)
         self._in_doubt = True
-        self._disk.write(self.geometry.root(1 - self._half), root)
-        self._disk.sync()
-        self._disk.write(self.geometry.root(1 - self._half, 1), root)
+        self.disk.write(self.geometry.root(1 - self._half), root)
+        self.disk.sync()
+        self.disk.write(self.geometry.root(1 - self._half, 1), root)
         self._in_doubt = False
         self._half = 1 - self._half
         self._young[:] = False

@@ -24,7 +24,8 @@ class FileDisk:
         self.written = 0
         """Bytes handed to the file since it was opened: what the flash has to bear."""
         self._owned = size is not None
-        self._fd = os.open(path, (os.O_RDWR | os.O_CREAT if self._owned else os.O_RDONLY) | os.O_CLOEXEC, 0o600)
+        access = os.O_RDWR | os.O_CREAT if self._owned else os.O_RDONLY
+        self._fd = os.open(path, access | os.O_CLOEXEC, 0o600)
         try:
             if size is not None:
                 self._own(size)

@@ -1,15 +1,17 @@
 """The store on disk: the core's in-memory store decides, this one makes its decisions survive a power cut."""
 
 from collections.abc import Iterable
+from hashlib import blake2b
 
 import numpy as np
 
-from fedkeep.agent.cellfile import Blob, CellFile, Contents
+from fedkeep.agent import record
+from fedkeep.agent.cellfile import Blob, CellFile
 from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
-from fedkeep.agent.record import APART, META_BYTES, Note, SampleForm, Shelf, decode_note, encode_sample, newest_of
+from fedkeep.agent.record import APART, META_BYTES, Note, SampleForm
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.ports import Fate, Outcome
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
 
@@ -39,19 +41,23 @@ class DurableStore:
         self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
     ) -> None:
         self.file, self._index, self.codec = file, index, form.codec()
+        self.stored, self.ranks = index.stored, index.ranks
+        self.mark_used, self.expire = index.mark_used, index.expire
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
         self._capacity, self._discounts = capacity, form.discounts
-        self._shelf = Shelf()
+        self._written: dict[str, tuple[int, bytes]] = {}
+        """By an array's name, the number of its blob and a digest of its bytes."""
         self._ranks: State = {}
         """As they were found in the file."""
-        self._notes: dict[int, Note] = {}
+        self.records: dict[int, Note] = {}
+        """What was known of each sample when it was stored; also before `restore` has put them to use."""
         self._blobs: dict[int, int] = {}
-        self._staged: dict[int, tuple[bytes, int | None]] = {}
-        """Samples to be written, encoded, each with the blob whose place it takes, if any."""
+        self.staged: dict[int, tuple[bytes, int | None]] = {}
+        """Samples that the next commit has to write, encoded, each with the blob whose place it takes, if any."""
         self._settled: dict[bytes, bytes] = {}
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
@@ -62,11 +68,7 @@ class DurableStore:
         self._readable = False
         """Whether all that samples cannot be read without is on the disk."""
 
-    # -- the port --------------------------------------------------------------------------------------------------
-
     def configure(self, quotas: IntArray) -> list[int]:
-        if self._quotas is not None and np.array_equal(quotas, self._quotas):
-            return []
         self._quotas = quotas.copy()
         return self._let_go(self._index.configure(quotas), Verdict.DROPPED)
 
@@ -74,31 +76,23 @@ class DurableStore:
         outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.fates == Fate.REFUSED
-        self.log.add_refusals(
-            batch.take(refused), arrivals[refused], scores[refused], outcome.floors[refused], self.model_version, wall
-        )
+        self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
         columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
             if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            note = Note(*(column[i].item() for column in columns))
-            note = note._replace(model_version=self.model_version, taken=taken, wall=wall)
-            note = note._replace(source=self.source, region=int(regions[i]))
-            self._take(note, Fate(int(outcome.fates[i])), batch.x[i])
+            known = [column[i].item() for column in columns]
+            note = Note._make([*known, self.model_version, taken, wall, self.source, int(regions[i]), 0])
+            fate = outcome.fates[i]
+            self.log.add(note, Verdict(int(fate)))
+            if fate != Fate.REFRESHED:
+                place = self._discard(note.displaced) if fate == Fate.REPLACED else None
+                self._stage(note, batch.x[i], place)
         return outcome
-
-    def stored(self) -> Stored:
-        return self._index.stored()
 
     def revalue(self, scores: Scores) -> list[int]:
         return self._let_go(self._index.revalue(scores), Verdict.DROPPED)
-
-    def mark_used(self, ids: IntArray) -> None:
-        self._index.mark_used(ids)
-
-    def expire(self, before: int) -> None:
-        self._index.expire(before)
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""
@@ -110,8 +104,8 @@ class DurableStore:
         Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
         rest are divided evenly, until the device divides them anew.
         """
-        columns = _rank_columns(self._ranks, self._notes.values())
-        notes = [self._notes[id_] for id_ in columns["ids"].tolist()]
+        columns = _rank_columns(self._ranks, self.records.values())
+        notes = [self.records[id_] for id_ in columns["ids"].tolist()]
         regions = np.array([note.region for note in notes], dtype=np.int64)
         held = np.bincount(regions, minlength=self._index.regions)
         quotas = state.get("quotas")
@@ -122,26 +116,15 @@ class DurableStore:
         y = np.array([note.label for note in notes], dtype=np.int64)
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._samples, self._ranks = {}, {}
-        self._quotas = None
         self.configure(quotas)
-
-    # -- beyond the port -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def __contains__(self, id_: int) -> bool:
-        return id_ in self._notes
-
-    @property
-    def pending(self) -> int:
-        """Samples that the next commit has to write."""
-        return len(self._staged)
-
     @property
     def needs_whole(self) -> bool:
         """Whether samples staged now could not be read without the state that a whole commit writes."""
-        return bool(self._staged) and not self._readable
+        return bool(self.staged) and not self._readable
 
     def as_stored(self, x: AnyArray) -> AnyArray:
         """Samples as they come back from the file: what is valued and trained must be what is kept."""
@@ -158,30 +141,18 @@ class DurableStore:
         """What is known of each stored sample, with its present score, oldest arrival first."""
         ranks = self.ranks()
         columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
-        return [self._notes[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
-
-    def ranks(self) -> dict[str, AnyArray]:
-        """Scores, uses and what else decides which sample leaves first, by arrival."""
-        return self._index.ranks()
-
-    def records(self) -> list[Note]:
-        """What was known of each sample when it was stored; also before `restore` has put them to use."""
-        return list(self._notes.values())
-
-    def taken_before(self, age: float) -> list[int]:
-        """The samples stored before then, by the age clock; it is asked often, so nothing else is looked up."""
-        return [id_ for id_, note in self._notes.items() if note.taken < age]
+        return [self.records[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
 
     def write_down_since(self, arrival: int) -> int:
         """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
-        notes = sorted((n for n in self._notes.values() if n.arrival >= arrival), key=lambda n: n.arrival)
+        notes = sorted((n for n in self.records.values() if n.arrival >= arrival), key=lambda n: n.arrival)
         for note in notes:
             self.log.add(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
         return len(notes)
 
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
         """Drops samples for good; the commit that follows must wipe. Returns how many there were."""
-        gone = np.array([id_ for id_ in ids if id_ in self._notes], dtype=np.int64)
+        gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
         state.update({name: state[name][keep] for name in (*_COLUMNS, "x", "y", "regions")})
@@ -190,76 +161,76 @@ class DurableStore:
         self.log.forget(gone)
         return len(self._let_go(gone.tolist(), verdict))
 
-    def load(self, contents: Contents) -> State:
+    def load(self, blobs: list[Blob]) -> State:
         """Takes over what a file holds; returns the arrays that others committed with the samples."""
-        self._notes, self._blobs = {}, {}
-        self._samples, self._staged = {}, {}
-        newest = newest_of(contents.blobs)
-        self._obsolete = sorted({b.number for b in contents.blobs} - {b.number for b in newest.values()})
-        state = self._shelf.load(newest)
+        self.records, self._blobs = {}, {}
+        self._samples, self.staged = {}, {}
+        newest = record.newest_of(blobs)
+        self._obsolete = sorted({blob.number for blob in blobs} - {blob.number for blob in newest.values()})
+        state = record.decode_arrays(newest)
+        arrays = {name: blob for name, blob in newest.items() if isinstance(name, str)}
+        self._written = {name: (blob.number, _digest(blob.data)) for name, blob in arrays.items()}
         self._sources = restore_codec(self.codec, state, newest)
         self._readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
-            note = decode_note(blob, self._sources)
-            self._notes[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
+            note = record.decode_note(blob, self._sources)
+            self.records[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
             self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {name: array for name, array in state.items() if not name.startswith((APART, _RANKS))}
-
-    def reload(self) -> State:
-        """As `load`, from the last commit that succeeded; for use after one that failed."""
-        return self.load(self.file.reload())
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
 
         Without a `state` only samples are written, each in the place of the one it replaced: no byte besides. Then a
         crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
-        nothing was committed, and `reload` gives back what was.
+        nothing was committed, and the file's `reload` gives back what was.
         """
         changed: dict[str, tuple[int, bytes]] = {}
-        obsolete: list[int] = []
+        replaced: list[str] = []
         if state is not None:
-            ranks = _rank_arrays(self.ranks(), self._notes, self._capacity, discounts=self._discounts)
-            needed = {**self.codec.snapshot(), _SOURCES: np.frombuffer("\n".join(self._sources).encode(), np.uint8)}
+            ranks = _rank_arrays(self.ranks(), self.records, self._capacity, discounts=self._discounts)
+            names = np.frombuffer("\n".join(self._sources).encode(), np.uint8)
+            needed = {**self.codec.snapshot(), _SOURCES: names}
             copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
-            changed, obsolete = self._shelf.changes({**state, **ranks, **copies})
-        staged = sorted(self._staged.items(), key=lambda item: item[1][1] is None)
-        add = [encode_sample(self._notes[id_], row, self._sources) for id_, (row, _) in staged]
+            arrays = record.encode_arrays({**state, **ranks, **copies})
+            old = self._written
+            changed = {n: blob for n, blob in arrays.items() if n not in old or old[n][1] != _digest(blob[1])}
+            replaced = [name for name in self._written if name in changed or name not in arrays]
+        staged = sorted(self.staged.items(), key=lambda item: item[1][1] is None)
+        add = [record.encode_sample(self.records[id_], row, self._sources) for id_, (row, _) in staged]
         add += changed.values()
         remove = [place for _, (_, place) in staged if place is not None]
-        remove += [*self._obsolete, *obsolete]
+        remove += [*self._obsolete, *(self._written[name][0] for name in replaced)]
         if not add and not remove and not wipe:
             return
         numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        for name in replaced:
+            del self._written[name]
+        for (name, (_, data)), number in zip(changed.items(), numbers[len(staged) :], strict=True):
+            self._written[name] = (number, _digest(data))
         if state is not None:
-            self._shelf.committed(changed, obsolete, numbers[len(staged) :])
             self._readable = self.codec.ready
         self._blobs.update((id_, number) for (id_, _), number in zip(staged, numbers, strict=False))
-        self._staged.clear()
+        self.staged.clear()
         self._obsolete.clear()
 
-    # -- staging ---------------------------------------------------------------------------------------------------
-
-    def _take(self, note: Note, fate: Fate, x: AnyArray) -> None:
-        self.log.add(note, Verdict(fate))
-        if fate is Fate.REFRESHED:
-            return
-        place = self._discard(note.displaced) if fate is Fate.REPLACED else None
-        if note.source not in self._sources and len("\n".join([*self._sources, note.source]).encode()) <= SOURCE_NAMES:
-            self._sources.append(note.source)
+    def _stage(self, note: Note, x: AnyArray, place: int | None) -> None:
+        sources = [*self._sources, note.source]
+        if note.source not in self._sources and len("\n".join(sources).encode()) <= SOURCE_NAMES:
+            self._sources = sources
             self._readable = False
-        self._notes[note.id] = note
-        self._staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place
+        self.records[note.id] = note
+        self.staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place
 
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
-        self._notes.pop(id_, None)
-        return self._staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
+        self.records.pop(id_, None)
+        return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
     def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
         """These samples left for no newcomer: the log keeps that they did, and nothing of what they were."""
-        for id_ in (id_ for id_ in ids if id_ in self._notes):
+        for id_ in (id_ for id_ in ids if id_ in self.records):
             place = self._discard(id_)
             if place is not None:
                 self._obsolete.append(place)
@@ -280,6 +251,10 @@ def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob
             "move the file away, and an agent begins a new one"
         )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
 
 
 def _rank_arrays(ranks: State, notes: dict[int, Note], capacity: int, *, discounts: bool) -> State:

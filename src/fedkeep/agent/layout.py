@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedkeep.agent.cells import HEADER, PAGE, Geometry
-from fedkeep.agent.cipher import OVERHEAD, Cipher, cipher_of
+from fedkeep.agent.cipher import OVERHEAD
 from fedkeep.agent.durable_store import COPIES, RANKS, SOURCE_NAMES
 from fedkeep.agent.ledgers import CHUNK, ROW_BYTES
 from fedkeep.agent.record import META_BYTES, SampleForm
@@ -56,7 +56,6 @@ class StoreOptions:
 
     @property
     def decisions(self) -> int:
-        """The length of the log of decisions."""
         return min(2048, self.budget // (20 * ROW_BYTES)) if self.log_length is None else self.log_length
 
     @property
@@ -64,17 +63,13 @@ class StoreOptions:
         """Where the store really is: behind a link, so that a file that takes its place does so there."""
         return Path(os.path.realpath(self.path))
 
-    def cipher(self) -> Cipher | None:
-        return cipher_of(self.key_file, self.key_env)
-
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """How a budget is divided."""
-
+    options: StoreOptions
+    form: SampleForm
     geometry: Geometry
     capacity: int
-    """The samples it holds."""
     reserve: int
     """The samples that one commit may replace; there is room for both the old and the new ones."""
     state_bytes: int
@@ -122,4 +117,4 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
         return capacity + reserve(capacity) + 2 * (state + ranks) + log_cells
 
     capacity = bisect_right(range(1, geometry.cells + 1), geometry.cells, key=cells)
-    return StoreLayout(geometry, capacity, reserve(capacity), state_bytes)
+    return StoreLayout(options, form, geometry, capacity, reserve(capacity), state_bytes)

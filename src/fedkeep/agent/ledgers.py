@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.agent.record import Note
-from fedkeep.core.ports import Fate
-from fedkeep.core.types import Batch, IntArray, Scores, State
+from fedkeep.core.ports import Fate, Outcome
+from fedkeep.core.types import Batch, IntArray, State
 from fedkeep.link.messages import Reason
 
 REMEMBERED = 512
@@ -41,7 +41,7 @@ class ModelDate:
         self.received: float | None = None
 
     def snapshot(self) -> State:
-        return {"date": np.array([self.round, np.nan if self.received is None else self.received])}
+        return {"date": np.array([self.round, self.received], dtype=np.float64)}  # None becomes NaN
 
     def restore(self, state: State) -> None:
         round_, received = state["date"].tolist()
@@ -52,19 +52,16 @@ class Tombstones:
     """The ids that were erased last, and nothing else of them: what is sent again is refused."""
 
     def __init__(self) -> None:
-        self._ids: list[int] = []
-        self.ids: frozenset[int] = frozenset()
+        self.ids: dict[int, None] = {}
 
     def add(self, ids: Iterable[int]) -> None:
-        self._ids = list(dict.fromkeys([*self._ids, *ids]))[-REMEMBERED:]
-        self.ids = frozenset(self._ids)
+        self.ids = dict.fromkeys(list(dict.fromkeys([*self.ids, *ids]))[-REMEMBERED:])
 
     def snapshot(self) -> State:
-        return {"ids": np.array(self._ids, dtype=np.int64)}
+        return {"ids": np.array(list(self.ids), dtype=np.int64)}
 
     def restore(self, state: State) -> None:
-        self._ids = []
-        self.add(state["ids"].tolist())
+        self.ids = dict.fromkeys(state["ids"].tolist())
 
 
 DAY = 86_400.0
@@ -95,15 +92,14 @@ class AgeClock:
         return self._age_at_start + max(0.0, self._boot() - self._start)
 
     def snapshot(self) -> State:
-        return {"seconds": np.array([self.now(), self.wall(), self._boot()]), "boot": np.array(self._boot_name)}
+        seconds = np.array([self.now(), self.wall(), self._boot()])
+        return {"seconds": seconds, "boot": np.array(self._boot_name)}
 
     def restore(self, state: State) -> None:
         """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""
         age, wall, boot = state["seconds"].tolist()
-        if self._boot_name and str(state["boot"]) == self._boot_name:
-            between = self._boot() - boot
-        else:
-            between = self.wall() - wall - self._tolerance
+        same_boot = self._boot_name and str(state["boot"]) == self._boot_name
+        between = self._boot() - boot if same_boot else self.wall() - wall - self._tolerance
         self._age_at_start = age + max(0.0, between)
         self._start = self._boot()
 
@@ -142,10 +138,8 @@ class DecisionLog:
     def __init__(self, length: int, policy: str) -> None:
         self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
         self._refused = self._rows.copy()
-        self._written = 0
-        self._refusals = 0
-        self.policy = policy
-        self._policy = policy.encode()[:16]
+        self._written = self._refusals = 0
+        self.policy, self._policy = policy, policy.encode()[:16]
 
     def add(self, note: Note, verdict: Verdict) -> None:
         self._rows[self._written % len(self._rows)] = (
@@ -154,15 +148,13 @@ class DecisionLog:
         )  # fmt: skip
         self._written += 1
 
-    def add_refusals(
-        self, batch: Batch, arrivals: IntArray, scores: Scores, floors: Scores, model_version: int, wall: float
-    ) -> None:
-        keep = slice(-len(self._refused), None)
-        rows = np.zeros(len(batch.ids[keep]), dtype=_ROW)
-        columns = {"id": batch.ids, "arrival": arrivals, "label": batch.y, "score": scores, "floor": floors}
-        for name, values in columns.items():
-            rows[name] = values[keep]
-        rows["displaced"], rows["model"], rows["wall"], rows["policy"] = -1, model_version, wall, self._policy
+    def add_refusals(self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float) -> None:
+        refused = np.flatnonzero(outcome.fates == Fate.REFUSED)[-len(self._refused) :]
+        rows = np.zeros(len(refused), dtype=_ROW)
+        columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.floors)
+        for name, values in zip(("id", "arrival", "label", "score", "floor"), columns, strict=True):
+            rows[name] = values[refused]
+        rows["displaced"], rows["model"], rows["wall"], rows["policy"] = -1, model, wall, self._policy
         self._refused[(self._refusals + np.arange(len(rows))) % len(self._refused)] = rows
         self._refusals += len(rows)
 
@@ -172,20 +164,13 @@ class DecisionLog:
         # A row without a policy was never written.
         found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
         found = np.sort(found, order=("wall", "arrival"), kind="stable")
-        return [
-            Reason(
-                id=known,
-                verdict=Verdict(verdict).name.lower(),
-                label=label,
-                score=None if np.isnan(score) else score,
-                floor=None if np.isnan(floor) else floor,
-                displaced=None if displaced < 0 else displaced,
-                model_version=model,
-                policy=policy.decode(),
-                time=wall,
-            )
-            for known, _, label, verdict, score, floor, displaced, model, wall, policy in found.tolist()
-        ]
+        reasons = []
+        for known, _, label, verdict, *scores, displaced, model, wall, policy in found.tolist():
+            score, floor = (None if np.isnan(value) else value for value in scores)
+            gone = None if displaced < 0 else displaced
+            name = Verdict(verdict).name.lower()
+            reasons.append(Reason(known, name, label, score, floor, gone, model, policy.decode(), wall))
+        return reasons
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.agent.cellfile import Blob, CellFile, Contents
+from fedkeep.agent.cellfile import Blob, CellFile
 from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
-from fedkeep.agent.cipher import Cipher, check_key
+from fedkeep.agent.cipher import Cipher, check_key, cipher_of
 from fedkeep.agent.disk import FileDisk, StoreError
-from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget
+from fedkeep.agent.layout import StoreLayout, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
 from fedkeep.config import Table
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -35,77 +35,76 @@ _AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Opened:
-    """The store's file, and what is in it."""
-
     file: CellFile
-    contents: Contents
-    disk: FileDisk
+    blobs: list[Blob]
     before: dict[str, Any]
-    """For what it was made, as its label has it; nothing if that is lost."""
+    """For what it was made, as its label has it, if that is not lost."""
     now: dict[str, Any]
 
 
-def open_file(options: StoreOptions, form: SampleForm, layout: StoreLayout, labels: int, model: str = "") -> Opened:
+def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
     """The file, made or found, and what is in it; `model` tells models apart whose vectors mean different things.
 
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
     budget is moved over whole, or refused with the budget that it needs.
     """
-    path, cipher = options.file, options.cipher()
-    key = cipher.name if cipher else None
-    sample = {"dtype": form.name, "shape": list(form.shape), "deflate_to": form.deflate_to, "key": key}
-    use = {"labels": labels, "model": model, "capacity": layout.capacity}
-    wanted = Label(layout.geometry, {**sample, **use})
+    options, form = layout.options, layout.form
+    path, cipher = options.file, cipher_of(options.key_file, options.key_env)
+    sample = {"dtype": form.encoding or form.dtype.str, "shape": list(form.shape), "deflate_to": form.deflate_to}
+    use = {"key": cipher.name if cipher else None, "labels": labels, "model": model, "capacity": layout.capacity}
+    wanted = Label(layout.geometry, sample | use)
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
+        if beside(path).exists():
+            with beside(path).open("rb") as new:
+                first = new.read(PAGE)
+            if first.startswith(LABEL_MAGIC) or not first.strip(b"\0"):
+                beside(path).unlink()  # of a process that was killed as it made it: its bytes are in no budget
         if not path.exists() or not path.stat().st_size:
-            _make(path, [], wanted, cipher)[0].close()
-        elif beside(path).exists() and _is_left_over(beside(path)):
-            beside(path).unlink()  # of a move that was killed: its bytes are in no budget
-        return _open(options, form, layout, wanted, cipher)
+            _make(path, [], wanted, cipher).disk.close()
+        return _open(path, layout, wanted, cipher)
     except OSError as error:
         if error.errno not in _FOR_GOOD:
             raise StoreError(f"{path} cannot be used now: {error.strerror}") from error
         raise ConfigError(f"{path} cannot be used as a store: {error.strerror}; set [store] path to another") from error
 
 
-def _open(options: StoreOptions, form: SampleForm, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
-    path = options.file
-    found, both = find_label(path, wanted.geometry)
-    _check_form(path, found, wanted, cipher)
-    disk = FileDisk(path, found.geometry.size)
+def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
+    found, both = find_label(path, cipher, wanted.geometry)
+    _check_form(path, found, wanted)
+    file = CellFile(FileDisk(path, found.geometry.size), found.geometry, cipher)
     try:
-        file = CellFile(disk, found.geometry, cipher)
-        contents = file.load()
-        contents.damage.label = not found.form
-        _check_records(path, contents, form)
+        blobs, damage = file.load(), file.damage
+        damage.label = not found.form
+        if damage.label:
+            _check_records(path, blobs, layout.form)
         room = max(layout.capacity, found.form.get("capacity", 0))
-        gone = superfluous(contents.blobs, room) if contents.damage else set()
-        contents.blobs[:] = [blob for blob in contents.blobs if blob.number not in gone]
-        _check_room(contents.blobs, options, form, layout, wanted.form["labels"])
-        if contents.damage:
-            log.warning("%s is damaged: %s; all else goes on", path, contents.damage)
-            set_aside(path, options.damaged_bytes)
+        gone = superfluous(blobs, room) if damage else set()
+        blobs = [blob for blob in blobs if blob.number not in gone]
+        _check_room(path, blobs, layout, wanted.form["labels"])
+        if damage:
+            log.warning("%s is damaged: %s; all else goes on", path, damage)
+            set_aside(path, layout.options.damaged_bytes)
             file.discard(gone)
-        elif contents.damage.root_copies or not both:
+        elif damage.root_copies or not both:
             log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
         if found.geometry != wanted.geometry:
-            moved = _make(path, _repacked(contents.blobs, found, form), wanted, cipher)
-            disk.close()
-            disk, file = moved
+            moved = _make(path, _repacked(blobs, found, layout.form), wanted, cipher)
+            file.disk.close()
+            file = moved
             log.info("%s moved to a budget of %d bytes with all it held", path, wanted.geometry.size)
-            contents = Contents(file.load().blobs, contents.damage)
+            blobs, file.damage = file.load(), damage
         elif not both or found != wanted:
             file.write_label(wanted)
     except BaseException:
-        disk.close()
+        file.disk.close()
         raise
-    return Opened(file, contents, disk, found.form, wanted.form)
+    return Opened(file, blobs, wanted.form | found.form, wanted.form)
 
 
-def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
-    """The label at either end of the file, and whether it stands at both.
+def find_label(path: Path, cipher: Cipher | None, likely: Geometry | None = None) -> tuple[Label, bool]:
+    """The label at either end of the file, and whether it stands at both; the key must be the one it names.
 
     Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
     else's, and nothing of it may change.
@@ -114,27 +113,27 @@ def find_label(path: Path, likely: Geometry | None) -> tuple[Label, bool]:
         first = disk.read(0, PAGE)
         try:
             label = decode_label(first)
-            last = disk.read(max(0, path.stat().st_size - PAGE) if label is None else label.geometry.label_copy, PAGE)
+            end = max(0, path.stat().st_size - PAGE)
+            last = disk.read(label.geometry.label_copy if label else end, PAGE)
             label = label or decode_label(last)
         except ConfigError as error:
             raise ConfigError(f"{path} {error}") from None
         if label is not None:
+            check_key(label.form["key"], cipher, path)
             return label, first == last
         if likely is not None:
-            contents = CellFile(disk, likely).load()
-            if contents.blobs or not contents.damage.roots:
+            file = CellFile(disk, likely)
+            if file.load() or not file.damage.roots:
                 return Label(likely, {}), False
     if first.startswith(LABEL_MAGIC):
         raise ConfigError(f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was")
     raise ConfigError(f"{path} is not a store of fedkeep: left untouched; set [store] path to another file")
 
 
-def _check_form(path: Path, found: Label, wanted: Label, cipher: Cipher | None) -> None:
-    if not found.form:
-        return
-    check_key(found.form["key"], cipher, path)
+def _check_form(path: Path, found: Label, wanted: Label) -> None:
     for name, said in (("shape", list), ("dtype", np.dtype)):
-        before, now = found.form[name], wanted.form[name]
+        now = wanted.form[name]
+        before = found.form.get(name, now)
         if before != now:
             raise ConfigError(
                 f"{path} holds samples of {name} {said(before)}, not {said(now)}: set [samples] shape and dtype and "
@@ -143,32 +142,31 @@ def _check_form(path: Path, found: Label, wanted: Label, cipher: Cipher | None) 
             )
 
 
-def _check_records(path: Path, contents: Contents, form: SampleForm) -> None:
+def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
     """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
-    lengths = [len(blob.data) - META_BYTES for blob in contents.blobs if blob.kind == SAMPLE]
+    lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
     least = form.nbytes if form.deflate_to is None else 1
-    alike = bool(contents.blobs) and all(least <= length <= form.nbytes for length in lengths)
-    if contents.damage.label and not alike:
+    if not blobs or not all(least <= length <= form.nbytes for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
             "left untouched; set them as they were when it was made"
         )
 
 
-def _check_room(blobs: list[Blob], options: StoreOptions, form: SampleForm, layout: StoreLayout, labels: int) -> None:
+def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int) -> None:
     """Refuses labels and a budget that would cost samples."""
     notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
     highest = max((note.label for note in notes), default=-1)
     count = len({note.id for note in notes})
     if highest >= labels:
         raise ConfigError(
-            f"{options.file} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
+            f"{path} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
             f"{highest + 1} or more, or first erase them by `fedkeep agent erase --label {highest}`"
         )
     if count > layout.capacity:
-        least = least_budget(options, form, layout.state_bytes, count)
+        least = least_budget(layout.options, layout.form, layout.state_bytes, count)
         raise ConfigError(
-            f"{options.file} holds {count} samples and [store] budget = {options.budget} has room for "
+            f"{path} holds {count} samples and [store] budget = {layout.options.budget} has room for "
             f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep agent store export` takes "
             "them out)"
         )
@@ -190,12 +188,11 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
     return {blob.number for blob in blobs} - kept
 
 
-def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> tuple[FileDisk, CellFile]:
+def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> CellFile:
     """A store with these blobs, under its name, and in the place of what was there, only once it is whole."""
     new = beside(path)
-    if new.exists() and not _is_left_over(new):
+    if new.exists():
         raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
-    new.unlink(missing_ok=True)
     with ExitStack() as undo:
         undo.callback(new.unlink, missing_ok=True)
         disk = FileDisk(new, label.geometry.size)
@@ -206,14 +203,7 @@ def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) ->
             file.commit([(blob.kind, blob.data) for blob in blobs[start : start + _AT_ONCE]], [])
         put_in_place(new, path)
         undo.pop_all()
-    return disk, file
-
-
-def _is_left_over(path: Path) -> bool:
-    """Whether a file is one that an earlier process was making when it was killed."""
-    with path.open("rb") as file:
-        first = file.read(PAGE)
-    return first.startswith(LABEL_MAGIC) or not first.strip(b"\0")
+    return file
 
 
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
@@ -222,12 +212,11 @@ def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
     if before == form:
         return blobs
     old, new = before.codec(), form.codec()
-    packed = {
-        blob.number: blob.data[:META_BYTES] + new.packed(old.unpacked(blob.data[META_BYTES:]))
-        for blob in blobs
-        if blob.kind == SAMPLE
-    }
-    return [blob._replace(data=packed.get(blob.number, blob.data)) for blob in blobs]
+
+    def packed(data: bytes) -> bytes:
+        return data[:META_BYTES] + new.packed(old.unpacked(data[META_BYTES:]))
+
+    return [blob._replace(data=packed(blob.data)) if blob.kind == SAMPLE else blob for blob in blobs]
 
 
 def copies_of(path: Path) -> dict[int, Path]:
@@ -285,7 +274,8 @@ def model_name(model: Table) -> str:
 def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
     """Has the model look at one sample of zeros, before anything is written."""
     try:
-        outputs = learner.logits(np.zeros(learner.size, dtype=np.float32), np.zeros((1, *shape), dtype=np.float32))
+        model, sample = (np.zeros(size, dtype=np.float32) for size in (learner.size, (1, *shape)))
+        outputs = learner.logits(model, sample)
     except FedkeepError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the model does not take such samples
@@ -301,8 +291,7 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
 
 def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
     """What of a store's state still means the same; samples always do."""
-    now = opened.now
-    before = {**now, **opened.before}
+    before, now = opened.before, opened.now
     counts = state.get("device.shares.counts", state.get("device.store.quotas"))
     model = state.get("device.model")
     gone: tuple[str, ...] = ()

@@ -5,7 +5,6 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +14,16 @@ from fedkeep.agent.cells import FAR
 from fedkeep.core.encoding import EncodingName, SampleCodec
 from fedkeep.core.types import AnyArray, State
 
-SAMPLE = 1
-ARRAY = 2
-PACK = 3
+SAMPLE, ARRAY, PACK = 1, 2, 3
 _NOTE = struct.Struct("<qqdfqiiIdH")
 """Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
 META_BYTES = _NOTE.size
+_LENGTH = struct.Struct("<I")
+_PACK_NAME = ""
+_SMALL = 256
+"""Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
+APART = "apart."
+"""How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
 
 
 class Note(NamedTuple):
@@ -56,10 +59,9 @@ def encode_sample(note: Note, content: bytes, sources: list[str]) -> tuple[int, 
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
-    *known, taken, wall, source = _NOTE.unpack_from(blob.data)
+    *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    note = Note(*known)
-    return note._replace(taken=float(taken), wall=wall, source=name, region=note.label)
+    return Note._make([*known, label, model, float(taken), wall, name, label, 0])
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,6 @@ class SampleForm:
 
     def codec(self) -> SampleCodec:
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
-
-    @property
-    def name(self) -> str:
-        """What a stored sample is, for the label of the file."""
-        return self.dtype.str if self.encoding is None else self.encoding
 
     def shaped(self, x: object) -> AnyArray | None:
         """The numbers in the samples' shape and type; None if they are not such numbers, or do not fit the type."""
@@ -115,22 +112,14 @@ def encode_array(name: str, array: AnyArray) -> bytes:
         raise TypeError(f"the state '{name}' holds Python objects, which cannot be stored")
     kind = array.dtype.descr if array.dtype.names else array.dtype.str
     head = json.dumps([name, kind, array.shape]).encode()
-    return struct.pack("<I", len(head)) + head + array.tobytes()
+    return _LENGTH.pack(len(head)) + head + array.tobytes()
 
 
 def decode_array(data: bytes) -> tuple[str, AnyArray]:
-    (length,) = struct.unpack_from("<I", data)
+    (length,) = _LENGTH.unpack_from(data)
     name, kind, shape = json.loads(data[4 : 4 + length])
     dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
     return name, np.frombuffer(data, dtype, offset=4 + length).reshape(shape).copy()
-
-
-_PACK_NAME = ""
-_SMALL = 256
-"""Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
-APART = "apart."
-"""How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
-_LENGTH = struct.Struct("<I")
 
 
 def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
@@ -144,45 +133,21 @@ def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
     return {name(blob): blob for blob in sorted(blobs)}
 
 
-class Shelf:
-    """Knows which blob holds which array, and what was last written there."""
-
-    def __init__(self) -> None:
-        self._written: dict[str, tuple[int, bytes]] = {}
-        """By name, the number of the blob and a digest of its bytes."""
-
-    def load(self, newest: dict[int | str, Blob]) -> State:
-        """The arrays among a file's blobs, as `newest_of` gives them; what was known before is forgotten."""
-        arrays = {name: blob for name, blob in newest.items() if isinstance(name, str)}
-        self._written = {name: (blob.number, _digest(blob.data)) for name, blob in arrays.items()}
-        encoded, start = [], 0
-        pack = arrays.pop(_PACK_NAME).data if _PACK_NAME in arrays else b""
-        while start < len(pack):
-            (length,) = _LENGTH.unpack_from(pack, start)
-            start += _LENGTH.size + length
-            encoded.append(pack[start - length : start])
-        encoded += [blob.data for blob in arrays.values()]
-        return dict(map(decode_array, encoded))
-
-    def changes(self, state: State) -> tuple[dict[str, tuple[int, bytes]], list[int]]:
-        """The blobs that a commit of `state` must write, by name, and the blobs that it makes obsolete."""
-        encoded = {name: encode_array(name, array) for name, array in state.items()}
-        small = [name for name in sorted(state) if state[name].nbytes <= _SMALL and not name.startswith(APART)]
-        pack = b"".join(_LENGTH.pack(len(data)) + data for data in map(encoded.pop, small))
-        blobs = {_PACK_NAME: (PACK, pack)}
-        for name, data in encoded.items():
-            blobs[name] = (FAR if name.startswith(f"{APART}1") else ARRAY, data)
-        known = {name: digest for name, (_, digest) in self._written.items()}
-        changed = {name: blob for name, blob in blobs.items() if known.get(name) != _digest(blob[1])}
-        gone = [number for name, (number, _) in self._written.items() if name in changed or name not in blobs]
-        return changed, gone
-
-    def committed(self, changed: dict[str, tuple[int, bytes]], obsolete: list[int], numbers: list[int]) -> None:
-        """Takes note of a commit that succeeded; `numbers` are the new blobs, in the order of `changed`."""
-        self._written = {name: place for name, place in self._written.items() if place[0] not in obsolete}
-        for (name, (_, data)), number in zip(changed.items(), numbers, strict=True):
-            self._written[name] = (number, _digest(data))
+def encode_arrays(state: State) -> dict[str, tuple[int, bytes]]:
+    """The blobs of arrays, by name; those that are small are one."""
+    encoded = {name: encode_array(name, array) for name, array in state.items()}
+    small = [name for name in sorted(state) if state[name].nbytes <= _SMALL and not name.startswith(APART)]
+    pack = b"".join(_LENGTH.pack(len(data)) + data for data in map(encoded.pop, small))
+    kinds = {name: FAR if name.startswith(f"{APART}1") else ARRAY for name in encoded}
+    return {_PACK_NAME: (PACK, pack), **{name: (kinds[name], data) for name, data in encoded.items()}}
 
 
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()
+def decode_arrays(newest: dict[int | str, Blob]) -> State:
+    """The arrays among a file's blobs, as `newest_of` gives them."""
+    arrays = {name: blob.data for name, blob in newest.items() if isinstance(name, str)}
+    pack, start, encoded = arrays.pop(_PACK_NAME, b""), 0, []
+    while start < len(pack):
+        (length,) = _LENGTH.unpack_from(pack, start)
+        start += _LENGTH.size + length
+        encoded.append(pack[start - length : start])
+    return dict(map(decode_array, [*encoded, *arrays.values()]))

@@ -84,7 +84,7 @@ class Service:
                 case messages.AskWhy(name):
                     id_ = sample_id(name, b"")
                     with agent.lock:
-                        return messages.Reasons(id_, id_ in agent.store, tuple(agent.store.log.about(id_)))
+                        return messages.Reasons(id_, id_ in agent.store.records, tuple(agent.store.log.about(id_)))
                 case messages.Erase():
                     return self._erase(request)
             return messages.reply_of(agent, self._evaluate, request)
@@ -169,7 +169,7 @@ def summarise(agent: Agent) -> messages.Status:
             policy=store.log.policy,
             preset=agent.config.preset,
             value_quantiles=tuple(np.quantile(scores, _QUANTILES).tolist()) if len(scores) else (),
-            labels_held=len({note.label for note in store.records()}),
+            labels_held=len({note.label for note in store.records.values()}),
             labels=agent.config.samples.labels,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
@@ -181,7 +181,7 @@ def summarise(agent: Agent) -> messages.Status:
 def vitals(agent: Agent) -> messages.Vitals:
     """The store in the few numbers that a fleet's page shows."""
     with agent.lock:
-        labels = Counter(note.label for note in agent.store.records())
+        labels = Counter(note.label for note in agent.store.records.values())
         counts = Counter(agent.counters.counts())
         gist = None if agent.device.gist is None else agent.device.gist.figures()
     kept, replaced = counts["kept"], counts["replaced"]
