@@ -234,3 +234,18 @@ def test_one_label_lost_is_said_and_written_anew(tmp_path: Path, caplog: pytest.
     make_agent(tmp_path).disk.close()
     assert "nothing is lost" in caplog.text
     assert ask("check", path)[0] == 0
+
+
+def test_it_shows_what_a_sample_counts_for_now_and_not_when_it_came(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path)
+    feed(assembly.agent, 0, 12)
+    assembly.agent.participate(order(assembly))
+    now = assembly.agent.store.ranks()
+    assembly.agent.commit()
+    assembly.disk.close()
+    notes = {note.id: note for note in inspect(assembly.agent.store_path).notes}
+    assert {id_: note.uses for id_, note in notes.items()} == dict(
+        zip(now["ids"].tolist(), now["uses"].tolist(), strict=True)
+    )
+    assert max(note.uses for note in notes.values()) == 1
+    assert [notes[id_].score for id_ in now["ids"].tolist()] == now["scores"].tolist()

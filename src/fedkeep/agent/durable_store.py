@@ -104,7 +104,7 @@ class DurableStore:
         Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
         rest are divided evenly, until the device divides them anew.
         """
-        columns = _rank_columns(self._ranks, self.records.values())
+        columns = rank_columns(self._ranks, self.records.values())
         notes = [self.records[id_] for id_ in columns["ids"].tolist()]
         regions = np.array([note.region for note in notes], dtype=np.int64)
         held = np.bincount(regions, minlength=self._index.regions)
@@ -270,9 +270,9 @@ def _rank_arrays(ranks: State, notes: dict[int, Note], capacity: int, *, discoun
     return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
 
 
-def _rank_columns(arrays: State, notes: Iterable[Note]) -> State:
+def rank_columns(arrays: State, notes: Iterable[Note]) -> State:
     """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
-    ranks = {int(row["ids"]): row for array in arrays.values() for row in array}
+    ranks = {int(row["ids"]): row for name, array in arrays.items() if name.startswith(_RANKS) for row in array}
     rows = []
     for note in notes:
         row = (note.id, note.score, note.arrival, note.uses, _RANKED, note.score)

@@ -16,7 +16,7 @@ from fedkeep.agent.cellfile import CellFile
 from fedkeep.agent.cells import Label
 from fedkeep.agent.cipher import Cipher, cipher_of
 from fedkeep.agent.disk import FileDisk
-from fedkeep.agent.durable_store import restore_codec
+from fedkeep.agent.durable_store import rank_columns, restore_codec
 from fedkeep.agent.opening import find_label, superfluous
 from fedkeep.agent.record import META_BYTES, SAMPLE, Note, decode_arrays, decode_note, newest_of
 from fedkeep.core.encoding import EncodingName, SampleCodec
@@ -69,7 +69,8 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
         encoding = name if name in get_args(EncodingName) else None
         codec = SampleCodec(tuple(shape), "<f4" if encoding else name, encoding, deflate_to)
         newest = newest_of(blobs)
-        sources = restore_codec(codec, decode_arrays(newest), newest)
+        state = decode_arrays(newest)
+        sources = restore_codec(codec, state, newest)
         samples = [blob for blob in blobs if blob.kind == SAMPLE]
         rows = [blob.data[META_BYTES:] for blob in samples]
         notes = [decode_note(blob, sources) for blob in samples]
@@ -87,8 +88,11 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
         wrong.append(f"{file.damage.root_copies} copies of a root are damaged")
     if not whole:
         wrong.append("one label is damaged")
-    order = sorted(range(len(notes)), key=lambda i: notes[i].arrival)
-    return Inspected(label, wrong, [notes[i] for i in order], x[order], used, deflated)
+    ranks, places = rank_columns(state, notes), {note.id: i for i, note in enumerate(notes)}
+    order = [places[id_] for id_ in ranks["ids"].tolist()]
+    now = zip(order, ranks["scores"].tolist(), ranks["uses"].tolist(), strict=True)
+    ranked = [notes[i]._replace(score=score, uses=uses) for i, score, uses in now]
+    return Inspected(label, wrong, ranked, x[order], used, deflated)
 
 
 @store.command()
