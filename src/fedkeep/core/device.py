@@ -22,7 +22,7 @@ from fedkeep.core.selection import Selection, Shares, Targets
 from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
-from fedkeep.core.velocity import Meter, VelocityMeter
+from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 
 
@@ -128,7 +128,7 @@ class Device:
         labels: int,
         regions: Regions | None = None,
         store: Store | None = None,
-        meter: Meter | None = None,
+        meter: VelocityMeter | None = None,
         after_use: AfterUse = AfterUse(),
         weighting: Weighting | None = None,
         options: DeviceOptions = DeviceOptions(),

@@ -9,7 +9,7 @@ import numpy as np
 from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Measurements, Outcome, Store, Stored
 from fedkeep.core.seeds import uniform_keys
-from fedkeep.core.slices import SliceOf
+from fedkeep.core.slices import slice_of
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Scores, State, Vector
 
 Targets: TypeAlias = Literal["even", "root", "share"]
@@ -130,7 +130,7 @@ class Selection:
                 self.shares.see(regions[start + 1 : stop])
             step = 1 if self._policy.sequential else stop - start
             for part in (slice(i, i + step) for i in range(start, stop, step)):
-                measured = None if measurements is None else SliceOf(measurements, part)
+                measured = None if measurements is None else slice_of(measurements, part)
                 parts.append(self._offer(batch.take(part), regions[part], measured))
         return Outcome.concatenate(parts)
 

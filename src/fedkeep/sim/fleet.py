@@ -9,7 +9,7 @@ import numpy as np
 from fedkeep.core.device import Device, Prepared
 from fedkeep.core.plan import Plan
 from fedkeep.core.ports import FleetLearner, Job, Measurements, Outcome
-from fedkeep.core.slices import Deferred, SliceOf
+from fedkeep.core.slices import deferred, slice_of
 from fedkeep.core.state import put_numbered, take_numbered
 from fedkeep.core.types import Batch, DeviceId, Profile, Report, State, TrainOrder, Vector
 from fedkeep.data import Stream
@@ -102,7 +102,7 @@ class SimulatedFleet:
         def together() -> Sequence[Measurements]:
             return self.learner.measure_many(models, batches)
 
-        return [Deferred(partial(lambda i: together()[i], i)) for i in range(len(batches))]
+        return [deferred(partial(lambda i: together()[i], i)) for i in range(len(batches))]
 
     def _look_ahead(self, drafts: dict[DeviceId, Prepared]) -> dict[DeviceId, Prepared]:
         """Measures what is stored one local step ahead, for all whose steps are mended in one call."""
@@ -136,13 +136,13 @@ class SimulatedFleet:
         after = self._measure([order.model] * len(filled), own)
         return dict(zip(filled, before, strict=True)), dict(zip(filled, after, strict=True))
 
-    def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
+    def _measure_together(self, model: Vector, batches: dict[DeviceId, Batch]) -> dict[DeviceId, Measurements]:
         """Batches under one model, measured as one batch if any is asked for."""
         filled = {d: batch for d, batch in batches.items() if len(batch)}
         probe = self.learner.probe(model)
-        whole = Deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
+        whole = deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
         stops = np.cumsum([0, *(len(batch) for batch in filled.values())]).tolist()
-        return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
+        return {d: slice_of(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
 
 
 def _corrected(job: Job, correction: Vector | None) -> Job:
