@@ -14,7 +14,7 @@ from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
 from fedkeep.core.making import Holding
 from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store, Stored
+from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed
@@ -165,17 +165,16 @@ class Device:
         shares = Shares(self.regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
         self._selection = Selection(policy, self.store, capacity, shares, seed)
         self._round = -1
-        self._parts: dict[str, Kept] = {
+        parts: dict[str, Kept | None] = {
             "store": self.store,
             "meter": self.meter,
             "estimator": self._estimator,
             "window": self.window,
             "shares": shares,
+            "told": None if clip is None else self._told,
+            "gist": self.gist,
         }
-        if clip is not None:
-            self._parts["told"] = self._told
-        if self.gist is not None:
-            self._parts["gist"] = self.gist
+        self._parts = {name: part for name, part in parts.items() if part is not None}
 
     @property
     def direction(self) -> Vector | None:
@@ -257,8 +256,18 @@ class Device:
         weights = self._weights(stored.regions)
         job = Job(batch, weights, child_seed(self.seed, "train", order.round))
         drafted = Prepared(order, job, *self._tell(order, batch))
-        if self.gist is not None and weights.sum() > 0:
-            self._mend(self.gist, drafted, stored, before, after)
+        if self.gist is not None and self.model is not None and self._probe is not None and weights.sum() > 0:
+            drafted.probe = self.learner.probe(order.model)
+            before = self._probe.measure(batch) if before is None else before
+            after = drafted.probe.measure(batch) if after is None else after
+            holding = Holding(weights / weights.sum(), stored.regions, stored.uses == 0)
+            drafted.stored = StoredGradients(holding, before, after)
+            stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
+            shares = stream / max(stream.sum(), 1e-30)
+            fleet = order.direction if self.gist.options.shared else None
+            moved = not np.array_equal(self.model, order.model)
+            mending = self.gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
+            drafted.mend(mending, self.learner.gradient_size)
         for window in self._windows:
             window.clear()
         return drafted
@@ -274,9 +283,7 @@ class Device:
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order = prepared.order
-        job = prepared.job
-        gradient = prepared.local_gradient
+        order, job, gradient = prepared.order, prepared.job, prepared.local_gradient
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)
         self._round = order.round
@@ -300,11 +307,7 @@ class Device:
         )
 
     def adopt(
-        self,
-        model: Vector,
-        direction: Vector | None,
-        stored: Measurements | None = None,
-        probe: Probe | None = None,
+        self, model: Vector, direction: Vector | None, stored: Measurements | None = None, probe: Probe | None = None
     ) -> None:
         """Takes a new model and direction, and re-values what is stored under them."""
         first_direction = self.direction is None and direction is not None
@@ -360,27 +363,6 @@ class Device:
         """How much of each region the device takes to come: what weights and gist are made for."""
         velocity = self.meter.velocity() if self._declared is None else self._declared
         return velocity.sum() * self._selection.shares.values() if self._selection.divides else velocity
-
-    def _mend(
-        self, gist: Gist, drafted: Prepared, stored: Stored, before: Measurements | None, after: Measurements | None
-    ) -> None:
-        """Lets the gist add to each step, where the device has had a model to compare with."""
-        if self.model is None or self._probe is None:
-            return
-        order, job = drafted.order, drafted.job
-        drafted.probe = self.learner.probe(order.model)
-        before = self._probe.measure(job.batch) if before is None else before
-        after = drafted.probe.measure(job.batch) if after is None else after
-        holding = Holding(job.weights / job.weights.sum(), stored.regions, stored.uses == 0)
-        drafted.stored = StoredGradients(holding, before, after)
-        stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
-        fleet = order.direction if gist.options.shared else None
-        # Where models are not the same, most often the first few numbers tell.
-        pairs = ((self.model[:4096], order.model[:4096]), (self.model, order.model))
-        moved = not all(np.array_equal(mine, sent) for mine, sent in pairs)
-        shares = stream / max(stream.sum(), 1e-30)
-        mending = gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
-        drafted.mend(mending, self.learner.gradient_size)
 
     def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
         """g_hat_c as far as it is to be told, and the samples behind it; a gist that is to be hidden counts as one."""
