@@ -131,7 +131,11 @@ class Selection:
             step = 1 if self._policy.sequential else stop - start
             for part in (slice(i, i + step) for i in range(start, stop, step)):
                 measured = None if measurements is None else slice_of(measurements, part)
-                parts.append(self._offer(batch.take(part), regions[part], measured))
+                came = batch.take(part)
+                arrivals = self.arrivals + np.arange(len(came))
+                self.arrivals += len(came)
+                scores = self._score(came, measured, arrivals, partial(uniform_keys, self._seed, arrivals))
+                parts.append(self._store.offer(came, regions[part], scores, arrivals))
         return Outcome.concatenate(parts)
 
     def revalue(self, stored: Stored, measurements: Measurements | None, seed: int) -> None:
@@ -139,12 +143,6 @@ class Selection:
         if len(stored.batch):
             keys = partial(uniform_keys, seed, stored.batch.ids)
             self._store.revalue(self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores))
-
-    def _offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
-        arrivals = self.arrivals + np.arange(len(batch))
-        self.arrivals += len(batch)
-        scores = self._score(batch, measurements, arrivals, partial(uniform_keys, self._seed, arrivals))
-        return self._store.offer(batch, regions, scores, arrivals)
 
     def _score(
         self,
