@@ -18,7 +18,7 @@ from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe,
 from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.selection import Selection, Shares, Targets
+from fedkeep.core.selection import Selection, Shares
 from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
@@ -28,7 +28,7 @@ from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 
 @dataclass(frozen=True)
 class StoreRules:
-    """How a device treats what it has stored, and how it divides its slots."""
+    """How a device treats what it has stored, and how slots are divided."""
 
     revalue: bool = True
     """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
@@ -36,14 +36,9 @@ class StoreRules:
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
     quotas: Literal["targets", "fixed"] = "targets"
     """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
-    targets: Targets = "root"
-    """How slots are divided where no plan does it: `even`, by the `root` of each region's share, or by `share`."""
-    share_forgetting: float = 0.99
-    """What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
     def __post_init__(self) -> None:
         within(self, "max_age", least=1)
-        within(self, "share_forgetting", above=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -66,8 +61,6 @@ class Prepared:
     """What the gist has to say of this participation; None without one."""
     stored: StoredGradients | None = None
     """What that rests on."""
-    probe: Probe | None = None
-    """The order's model, where it has been measured with already."""
 
     @cached_property
     def ahead(self) -> Vector | None:
@@ -162,7 +155,7 @@ class Device:
         """The model last received; None before the first."""
         self._probe: Probe | None = None
         self._declared: FloatArray | None = None
-        shares = Shares(self.regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
+        shares = Shares(self.regions.count, child_seed(seed, "turns"))
         self._selection = Selection(policy, self.store, capacity, shares, seed)
         self._round = -1
         parts: dict[str, Kept | None] = {
@@ -181,10 +174,10 @@ class Device:
         """The g_hat last received; None before the first."""
         return self._selection.direction
 
-    def install(self, model: Vector, direction: Vector | None = None, probe: Probe | None = None) -> None:
+    def install(self, model: Vector, direction: Vector | None = None) -> None:
         """Takes a first model, so that arrivals can be measured before the device first takes part."""
         self.model, self._selection.direction = model, direction
-        self._probe = self.learner.probe(model) if probe is None else probe
+        self._probe = self.learner.probe(model)
 
     def assign(self, assignment: Assignment) -> None:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
@@ -257,9 +250,8 @@ class Device:
         job = Job(batch, weights, child_seed(self.seed, "train", order.round))
         drafted = Prepared(order, job, *self._tell(order, batch))
         if self.gist is not None and self.model is not None and self._probe is not None and weights.sum() > 0:
-            drafted.probe = self.learner.probe(order.model)
             before = self._probe.measure(batch) if before is None else before
-            after = drafted.probe.measure(batch) if after is None else after
+            after = self.learner.probe(order.model).measure(batch) if after is None else after
             holding = Holding(weights / weights.sum(), stored.regions, stored.uses == 0)
             drafted.stored = StoredGradients(holding, before, after)
             stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
@@ -294,7 +286,7 @@ class Device:
                 # Where each sample is to be hidden, what is told is no longer than `clip` as a whole.
                 length = max(float(np.linalg.norm(gradient)), 1e-30)
                 gradient = (gradient * min(1.0, self._clip / length)).astype(np.float32)
-        self.adopt(order.model, order.direction, stored, prepared.probe)
+        self.adopt(order.model, order.direction, stored)
         self._selection.divide()
         return Report(
             round=order.round,
@@ -306,12 +298,10 @@ class Device:
             gradient_samples=prepared.gradient_samples if gradient is not None else 0,
         )
 
-    def adopt(
-        self, model: Vector, direction: Vector | None, stored: Measurements | None = None, probe: Probe | None = None
-    ) -> None:
+    def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:
         """Takes a new model and direction, and re-values what is stored under them."""
         first_direction = self.direction is None and direction is not None
-        self.install(model, direction, probe)
+        self.install(model, direction)
         if self.options.revalue or first_direction:
             held = self.store.stored()
             measured = self.measure(held.batch) if stored is None else stored

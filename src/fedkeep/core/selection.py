@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -12,12 +11,8 @@ from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.slices import slice_of
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Scores, State, Vector
 
-Targets: TypeAlias = Literal["even", "root", "share"]
-"""How a device divides its slots where no plan does: alike, by the root of each region's share, or by the share itself.
-
-With the root, rare regions are there and frequent ones have samples enough.
-"""
-_POWER = {"even": 0.0, "root": 0.5, "share": 1.0}
+_FORGETTING = 0.99
+"""What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
 
 class Shares:
@@ -31,8 +26,8 @@ class Shares:
     [4, 0, 2]
     """
 
-    def __init__(self, regions: int, targets: Targets = "root", forgetting: float = 0.99, seed: int = 0) -> None:
-        self._power, self._forgetting, self._seed = _POWER[targets], forgetting, seed
+    def __init__(self, regions: int, seed: int = 0) -> None:
+        self._seed = seed
         self._counts = np.zeros(regions)
         self._arrivals = 0
         self.targets: IntArray = np.zeros(regions, dtype=np.int64)
@@ -44,7 +39,7 @@ class Shares:
 
     def age(self) -> None:
         """A participation has passed: what came before counts a little less."""
-        self._counts *= self._forgetting
+        self._counts *= _FORGETTING
 
     def values(self) -> FloatArray:
         """Each region's share of the stream, (Y,); zeros before anything has come."""
@@ -68,9 +63,10 @@ class Shares:
     def divide(self, capacity: int) -> IntArray:
         """Whole slots for each region, `capacity` in all; where a region's due is a fraction, it takes turns.
 
-        The turns are a systematic draw by the number of arrivals: over time every region has its due.
+        By the root of their shares, rare regions are there and frequent ones have samples enough. The turns are a
+        systematic draw by the number of arrivals: over time every region has its due.
         """
-        due = np.where(self._counts > 0, self.values() ** self._power, 0.0)
+        due = np.sqrt(self.values())
         if not due.any():
             return self.targets
         upto = capacity * np.cumsum(due) / due.sum()
