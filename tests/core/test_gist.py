@@ -60,8 +60,8 @@ def stored(
     weights: list[float] | None = None,
 ) -> StoredGradients:
     n = len(before)
-    holding = Holding(np.array(weights or [1 / n] * n), np.array(regions), np.full(n, fresh))
-    return StoredGradients(holding, Fixed(before), Fixed(after))  # type: ignore[arg-type]
+    shares, under = np.array(weights or [1 / n] * n), (Fixed(before), Fixed(after))
+    return StoredGradients(shares, np.array(regions), np.full(n, fresh), *under)  # type: ignore[arg-type]
 
 
 def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> Window:

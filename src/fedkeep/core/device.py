@@ -11,7 +11,6 @@ from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
-from fedkeep.core.making import Holding
 from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
@@ -252,8 +251,8 @@ class Device:
         if self.gist is not None and self.model is not None and self._probe is not None and weights.sum() > 0:
             before = self._probe.measure(batch) if before is None else before
             after = self.learner.probe(order.model).measure(batch) if after is None else after
-            holding = Holding(weights / weights.sum(), stored.regions, stored.uses == 0)
-            drafted.stored = StoredGradients(holding, before, after)
+            shared = weights / weights.sum()
+            drafted.stored = StoredGradients(shared, stored.regions, stored.uses == 0, before, after)
             stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
             shares = stream / max(stream.sum(), 1e-30)
             fleet = order.direction if self.gist.options.shared else None

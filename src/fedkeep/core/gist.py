@@ -67,17 +67,18 @@ class GistOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredGradients:
-    """What is stored, as measured under the model the device had (`before`) and the one it has been sent (`after`)."""
+class StoredGradients(Holding):
+    """What is stored, as measured under the model the device had (`before`) and the one it has been sent (`after`).
 
-    holding: Holding
-    """Its weights add up to 1."""
+    Its weights add up to 1.
+    """
+
     before: Measurements
     after: Measurements
 
     def under(self, measurements: Measurements, weights: FloatArray | None = None) -> Vector:
         """sum_i w_i grad_i; by default with the samples' own weights."""
-        weights = self.holding.weights if weights is None else weights
+        weights = self.weights if weights is None else weights
         return measurements.weighted_gradient(weights * len(weights))
 
     @cached_property
@@ -97,7 +98,7 @@ class StoredGradients:
         A single sample has no variance: its gradients themselves are compared.
         """
         before, after = self.means
-        weights = self.holding.weights
+        weights = self.weights
         several = len(weights) > 1
         first = float(weights @ self.before.norms() ** 2) - several * _inner(before, before)
         second = float(weights @ self.after.norms() ** 2) - several * self.length
@@ -108,8 +109,8 @@ class StoredGradients:
         return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo[2])
 
     def _covariance(self, one: Measurements, mean: Vector, other: Measurements, other_mean: Vector) -> float:
-        both = float(self.holding.weights @ other.inner(one))
-        return both - _inner(mean, other_mean) if len(self.holding.weights) > 1 else both
+        both = float(self.weights @ other.inner(one))
+        return both - _inner(mean, other_mean) if len(self.weights) > 1 else both
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +200,8 @@ class Gist:
 
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
-        options, holding, past, made = self.options, stored.holding, self.vector(), self._making
+        options, past, made = self.options, self.vector(), self._making
+        holding: Holding = stored
         covariance, first, second = stored.echo if moved else (1.0, 1.0, 1.0)
         likeness = _share(covariance, (first + second) / 2)
         slope = _share(covariance, first)
@@ -209,7 +211,7 @@ class Gist:
         if options.matched:
             mixture = mixed(made, holding, window.counts, shares, options.contrast, fair=self._fair)
         else:
-            holding = replace(holding, regions=np.zeros_like(holding.regions))
+            holding = replace(stored, regions=np.zeros_like(stored.regions))
             mixture = averaged(made, holding, window.count)
         known, seen, weights, making = mixture
         making = making.bounded(options.memory)

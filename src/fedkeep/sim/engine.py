@@ -125,7 +125,7 @@ class Simulator:
             return 0
         if self.parts.oracle is not None and isinstance(self.server.estimator, GivenEstimator):
             direction = self.parts.oracle.gradient(self.server.model)
-            self.server.estimator.give(direction)
+            self.server.estimator.given = direction
             fleet.adopt(self._population, self.server.model, direction)
         everyone = self.parts.oracle is not None or self._is_declared(until - 1)
         arrivals = fleet.catch_up(self._population if everyone else participants, until)
