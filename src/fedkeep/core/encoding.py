@@ -154,16 +154,13 @@ class SampleCodec:
         if len(whole) <= self._limit:
             return whole
         self.coarsened += 1
+        head = row[: self._head]
         numbers = np.frombuffer(row, self._dtype, offset=self._head)
-
-        def coarser(bits: int) -> bytes:
-            return self._deflated(row[: self._head] + _rounded(numbers, bits).tobytes())
-
         low, high = 0, _coarsest(self._dtype)
-        found = coarser(high)
+        found = self._deflated(head + _rounded(numbers, high).tobytes())
         while low + 1 < high:
             middle = (low + high) // 2
-            tried = coarser(middle)
+            tried = self._deflated(head + _rounded(numbers, middle).tobytes())
             if len(tried) <= self._limit:
                 high, found = middle, tried
             else:

@@ -310,7 +310,8 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
 
 def unpack(packed: State) -> Vector:
     """The vector that `pack` made this of, as near as it comes."""
-    numbers, scales = packed["packed"], packed["scales"]
+    numbers: Vector = packed["packed"]
+    scales: Vector = packed["scales"]
     if not len(scales):
         return numbers
     return numbers.astype(np.float32) * np.repeat(scales, _BLOCK)[: len(numbers)]
