@@ -87,11 +87,6 @@ class StoredGradients(Holding):
         return self.under(self.before), self.under(self.after)
 
     @cached_property
-    def length(self) -> float:
-        """The squared length of a(w_new)."""
-        return _inner(self.means[1], self.means[1])
-
-    @cached_property
     def echo(self) -> tuple[float, float, float]:
         """How the noise under the old model comes back under the new: their covariance, and the variance under each.
 
@@ -101,7 +96,7 @@ class StoredGradients(Holding):
         weights = self.weights
         several = len(weights) > 1
         first = float(weights @ self.before.norms() ** 2) - several * _inner(before, before)
-        second = float(weights @ self.after.norms() ** 2) - several * self.length
+        second = float(weights @ self.after.norms() ** 2) - several * _inner(after, after)
         return self._covariance(self.before, before, self.after, after), first, second
 
     def slope_to(self, ahead: Measurements) -> float:
@@ -228,7 +223,7 @@ class Gist:
         turn = None if fleet is None else turned * (fleet - gist)
         back, scale = (covariance / second, first / second) if beta > 0 else (0.0, 0.0)
         left = making.carried(holding, beta, back, scale).bounded(options.memory)
-        length = float(np.sqrt(stored.length))
+        length = float(np.sqrt(_inner(stored.means[1], stored.means[1])))
         mending = Mending(own, turn, beta, likeness, length, self._own(stored.means[1]) + own, left)
         # A huge sample: better no correction than one that ends the model.
         return mending if np.isfinite(mending.reach) else nothing

@@ -25,11 +25,10 @@ class SliceOf:
             raise TypeError("two parts of measured batches have inner products only if they are the same part")
         return self._whole.inner(same._whole)[self._part]
 
-    def mean_gradient(self) -> Vector:
+    def mean_gradient(self, *_: Scores) -> Vector:
         raise TypeError("a part of a measured batch has no mean gradient; measure it as a batch of its own")
 
-    def weighted_gradient(self, weights: Scores) -> Vector:  # noqa: ARG002
-        return self.mean_gradient()
+    weighted_gradient = mean_gradient
 
 
 class Deferred:
