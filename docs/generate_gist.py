@@ -11,7 +11,6 @@ import numpy as np
 
 from fedkeep.core.estimators import Window
 from fedkeep.core.gist import Gist, GistOptions, StoredGradients
-from fedkeep.core.making import Holding
 from fedkeep.core.types import FloatArray, Vector
 from fedkeep.keys import keys_of
 
@@ -72,8 +71,8 @@ def case() -> Case:
     new = 0.9 * old + np.array([0.35, -0.25]) + 0.3 * rng.standard_normal((ARRIVALS, 2))
     window = Window(2, 1)
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
-    holding = Holding(np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
-    kept = StoredGradients(holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
+    holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
+    kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
     mending = Gist(GistOptions("local", matched=False), 2).mend(kept, window, np.ones(1), None, moved=True)
     assert mending.correction is not None
     return Case(old, new, mending.correction.astype(np.float64))

@@ -15,7 +15,7 @@ import numpy as np
 from fedkeep.config import Table, read_experiment
 from fedkeep.core.device import Device
 from fedkeep.core.ports import FleetLearner
-from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.types import Assignment, Batch
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, ModelSpec, Ownership
@@ -67,7 +67,7 @@ def measure_here(task: str, method: str, file: Path) -> dict[str, float]:
 def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> Device:
     """A device that has taken part once: with a model, a direction and its share of the plan."""
     coordinated = experiment.names["coordinator"] != "none"
-    regions: Regions = LabelRegions(data.labels) if coordinated else SingleRegion()
+    regions: Regions = LabelRegions(data.labels if coordinated else 1)
     capacity = experiment.storage.capacity
     quotas = np.full(regions.count, max(1, capacity // regions.count), dtype=np.int64)
     device = Device(

@@ -60,8 +60,8 @@ def stored(
     weights: list[float] | None = None,
 ) -> StoredGradients:
     n = len(before)
-    holding = Holding(np.array(weights or [1 / n] * n), np.array(regions), np.full(n, fresh))
-    return StoredGradients(holding, Fixed(before), Fixed(after))  # type: ignore[arg-type]
+    shares, under = np.array(weights or [1 / n] * n), (Fixed(before), Fixed(after))
+    return StoredGradients(shares, np.array(regions), np.full(n, fresh), *under)  # type: ignore[arg-type]
 
 
 def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> Window:
@@ -137,14 +137,15 @@ def test_a_gist_follows_the_shares_of_the_labels() -> None:
 def noise_of(mixture: Mixture, past: Making | None, holding: Holding, counts: FloatArray) -> tuple[float, FloatArray]:
     """The variance of what a mixture gives, and what it weighs each region by, counted sample by sample."""
     n = max(1.0, counts.sum())
-    each = mixture.weights + np.where(holding.fresh, mixture.seen / n, 0.0)
-    rest = mixture.seen**2 * (n - holding.fresh.sum()) / n**2
-    composition = holding.by_region(mixture.weights, len(counts)) + mixture.seen * counts / n
+    known, seen, weights, _ = mixture
+    each = weights + np.where(holding.fresh, seen / n, 0.0)
+    rest = seen**2 * (n - holding.fresh.sum()) / n**2
+    composition = holding.by_region(weights, len(counts)) + seen * counts / n
     if past is not None:
-        each = each + np.where(holding.fresh, 0.0, mixture.known * past.counted[holding.regions])
+        each = each + np.where(holding.fresh, 0.0, known * past.counted[holding.regions])
         gone = past.held - holding.by_region((~holding.fresh).astype(np.float64), len(counts))
-        rest += mixture.known**2 * (past.rest + gone @ past.counted**2)
-        composition = composition + mixture.known * past.composition
+        rest += known**2 * (past.rest + gone @ past.counted**2)
+        composition = composition + known * past.composition
     return float(each @ each + rest), composition
 
 
@@ -161,23 +162,24 @@ def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
     past = data.draw(st.sampled_from([None, Making(shares, np.full(3, 0.05), held_then, 0.02)]))
     found = mixed(past, holding, counts, shares, contrast=10.0)
     noise, composition = noise_of(found, past, holding, counts)
-    assert found.making.composition == pytest.approx(composition)
-    assert 1 / found.making.worth == pytest.approx(noise, abs=1e-9)
+    best, most, weights, making = found
+    assert making.composition == pytest.approx(composition)
+    assert 1 / making.worth == pytest.approx(noise, abs=1e-9)
 
     def taken(known: float, seen: float) -> Mixture:
         """The same with other parts of m and of the window, and whatever that leaves of the store's sums by region."""
         before = np.zeros(3) if past is None else past.composition
-        lacks = (found.known - known) * before + (found.seen - seen) * counts / max(1.0, counts.sum())
+        lacks = (best - known) * before + (most - seen) * counts / max(1.0, counts.sum())
         more = lacks / np.maximum(holding.by_region(None, 3), 1.0)
-        return replace(found, known=known, seen=seen, weights=found.weights + more[holding.regions])
+        return known, seen, weights + more[holding.regions], making
 
     def error(mixture: Mixture) -> float:
         noise, composition = noise_of(mixture, past, holding, counts)
         return noise + 10.0 * float((shares - composition) @ (shares - composition))
 
     for known, seen in ((0.01, 0.0), (-0.01, 0.0), (0.0, 0.01), (0.0, -0.01)):
-        if 0.01 < found.known < 0.99 and 0.01 < found.seen < 0.99:
-            assert error(found) <= error(taken(found.known + known, found.seen + seen)) + 1e-9
+        if 0.01 < best < 0.99 and 0.01 < most < 0.99:
+            assert error(found) <= error(taken(best + known, most + seen)) + 1e-9
 
 
 @given(st.integers(0, 4), st.integers(0, 30), st.booleans())
@@ -188,7 +190,7 @@ def test_the_mean_of_windows_is_as_noisy_as_it_says(old: int, count: int, known:
     if known or count:
         found = averaged(past, holding, count)
         noise, composition = noise_of(found, past, holding, np.array([float(count)]))
-        assert 1 / found.making.worth == pytest.approx(noise)
+        assert 1 / found[3].worth == pytest.approx(noise)
         assert composition == pytest.approx([1.0])
 
 
@@ -222,7 +224,7 @@ def test_the_turn_towards_the_fleet_fades_with_the_likeness(fading: float, turn:
     assert mending.correction == pytest.approx([0.0, 5.0 * trust * turn])
 
 
-@pytest.mark.parametrize("bad", [{"kappa": 2}, {"fading": -1}, {"memory": 0}, {"block": 0}, {"last_layers": 0}])
+@pytest.mark.parametrize("bad", [{"kappa": 2}, {"fading": -1}, {"memory": 0}, {"last_layers": 0}])
 def test_options_out_of_range_are_refused_by_name(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         GistOptions("local", **bad)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.types import Batch
 
 BATCH = Batch(np.array([[[0.0, 1.0]], [[5.0, 5.0]], [[-4.0, -6.0]]]), np.array([2, 0, 1]), np.arange(3))
@@ -19,4 +19,4 @@ def test_labels_are_regions_by_default() -> None:
 
 
 def test_everything_may_be_one_region() -> None:
-    assert (assigned(SingleRegion()), SingleRegion().count) == ([0, 0, 0], 1)
+    assert assigned(LabelRegions(1)) == [0, 0, 0]

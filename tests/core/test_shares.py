@@ -1,21 +1,19 @@
 """Shares of the stream and the slots that follow from them."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.core.selection import Shares, Targets
+from fedkeep.core.selection import Shares
 
 
-@pytest.mark.parametrize(("targets", "expected"), [("even", [5, 5]), ("root", [8, 2]), ("share", [9, 1])])
-def test_targets_follow_a_power_of_the_share(targets: Targets, expected: list[int]) -> None:
-    shares = Shares(3, targets)
+def test_targets_follow_the_root_of_the_share() -> None:
+    shares = Shares(3)
     shares.see(np.array([0] * 16 + [2]))
     given_slots = shares.divide(10)
     assert given_slots.sum() == 10
     assert given_slots[1] == 0
-    assert np.abs(given_slots[[0, 2]] - expected).max() <= 1
+    assert np.abs(given_slots[[0, 2]] - [8, 2]).max() <= 1
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 9), st.integers(0, 5))

@@ -24,7 +24,6 @@ def test_the_options_are_those_of_the_code() -> None:
         ("memory", "100.0"),
         ("contrast", "10.0"),
         ("encoding", '"float32"'),
-        ("block", "64"),
         ("last_layers", "left out"),
     ]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import FleetLearner
-from fedkeep.core.slices import Deferred, SliceOf
+from fedkeep.core.slices import deferred, slice_of
 from fedkeep.learn import torch_measurements
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.measurements import TracedMeasurements
@@ -100,14 +100,14 @@ def test_parts_and_deferred_measurements_have_the_inner_products_of_what_they_st
     learner, batch = DenseLearner((6, 5, 3)), batch_of(CASES["dense"], 8)
     old, new = (learner.probe(learner.initial(seed)).measure(batch) for seed in (0, 1))
     expected = old.inner(new)
-    np.testing.assert_array_equal(Deferred(lambda: old).inner(Deferred(lambda: new)), expected)
-    np.testing.assert_array_equal(old.inner(Deferred(lambda: new)), expected)
+    np.testing.assert_array_equal(deferred(lambda: old).inner(deferred(lambda: new)), expected)
+    np.testing.assert_array_equal(old.inner(deferred(lambda: new)), expected)
     part = slice(2, 5)
-    np.testing.assert_array_equal(SliceOf(old, part).inner(SliceOf(Deferred(lambda: new), part)), expected[part])
+    np.testing.assert_array_equal(slice_of(old, part).inner(slice_of(deferred(lambda: new), part)), expected[part])
     with pytest.raises(TypeError, match="the same part"):
-        SliceOf(old, part).inner(SliceOf(new, slice(0, 3)))
+        slice_of(old, part).inner(slice_of(new, slice(0, 3)))
     with pytest.raises(TypeError, match="in one way"):
-        old.inner(SliceOf(new, part))
+        old.inner(slice_of(new, part))
 
 
 def test_the_tail_is_as_long_as_the_last_layers_are() -> None:

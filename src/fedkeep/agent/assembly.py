@@ -232,7 +232,7 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
     counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
     kept = config.gist
-    gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding, kept.block) if kept.kept else 0
+    gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding) if kept.kept else 0
     told = 8 if _clip(privacy) is not None else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     return vectors + by_label + counted + 8 * REMEMBERED + 4096

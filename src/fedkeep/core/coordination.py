@@ -28,7 +28,7 @@ class Coordinator(Protocol):
 class Uncoordinated:
     """No division of labour: all that a device sees is one region, and every stored sample counts 1.
 
-    The plan has a single column, to be used with `SingleRegion`: one store, one slot count, one weight.
+    The plan has a single column, to be used with a single region: one store, one slot count, one weight.
 
     >>> Uncoordinated().plan(Fleet.numbered([4, 2], [[3, 1], [0, 5]])).quotas.tolist()
     [[4], [2]]

@@ -11,24 +11,23 @@ from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
-from fedkeep.core.making import Holding
 from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store, Stored
+from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.selection import Selection, Shares, Targets
+from fedkeep.core.selection import Selection, Shares
 from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
-from fedkeep.core.velocity import Meter, VelocityMeter
+from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 
 
 @dataclass(frozen=True)
 class StoreRules:
-    """How a device treats what it has stored, and how it divides its slots."""
+    """How a device treats what it has stored, and how slots are divided."""
 
     revalue: bool = True
     """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
@@ -36,14 +35,9 @@ class StoreRules:
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
     quotas: Literal["targets", "fixed"] = "targets"
     """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
-    targets: Targets = "root"
-    """How slots are divided where no plan does it: `even`, by the `root` of each region's share, or by `share`."""
-    share_forgetting: float = 0.99
-    """What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
     def __post_init__(self) -> None:
         within(self, "max_age", least=1)
-        within(self, "share_forgetting", above=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -66,8 +60,6 @@ class Prepared:
     """What the gist has to say of this participation; None without one."""
     stored: StoredGradients | None = None
     """What that rests on."""
-    probe: Probe | None = None
-    """The order's model, where it has been measured with already."""
 
     @cached_property
     def ahead(self) -> Vector | None:
@@ -128,7 +120,7 @@ class Device:
         labels: int,
         regions: Regions | None = None,
         store: Store | None = None,
-        meter: Meter | None = None,
+        meter: VelocityMeter | None = None,
         after_use: AfterUse = AfterUse(),
         weighting: Weighting | None = None,
         options: DeviceOptions = DeviceOptions(),
@@ -162,30 +154,29 @@ class Device:
         """The model last received; None before the first."""
         self._probe: Probe | None = None
         self._declared: FloatArray | None = None
-        shares = Shares(self.regions.count, options.targets, options.share_forgetting, child_seed(seed, "turns"))
+        shares = Shares(self.regions.count, child_seed(seed, "turns"))
         self._selection = Selection(policy, self.store, capacity, shares, seed)
         self._round = -1
-        self._parts: dict[str, Kept] = {
+        parts: dict[str, Kept | None] = {
             "store": self.store,
             "meter": self.meter,
             "estimator": self._estimator,
             "window": self.window,
             "shares": shares,
+            "told": None if clip is None else self._told,
+            "gist": self.gist,
         }
-        if clip is not None:
-            self._parts["told"] = self._told
-        if self.gist is not None:
-            self._parts["gist"] = self.gist
+        self._parts = {name: part for name, part in parts.items() if part is not None}
 
     @property
     def direction(self) -> Vector | None:
         """The g_hat last received; None before the first."""
         return self._selection.direction
 
-    def install(self, model: Vector, direction: Vector | None = None, probe: Probe | None = None) -> None:
+    def install(self, model: Vector, direction: Vector | None = None) -> None:
         """Takes a first model, so that arrivals can be measured before the device first takes part."""
         self.model, self._selection.direction = model, direction
-        self._probe = self.learner.probe(model) if probe is None else probe
+        self._probe = self.learner.probe(model)
 
     def assign(self, assignment: Assignment) -> None:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
@@ -257,8 +248,17 @@ class Device:
         weights = self._weights(stored.regions)
         job = Job(batch, weights, child_seed(self.seed, "train", order.round))
         drafted = Prepared(order, job, *self._tell(order, batch))
-        if self.gist is not None and weights.sum() > 0:
-            self._mend(self.gist, drafted, stored, before, after)
+        if self.gist is not None and self.model is not None and self._probe is not None and weights.sum() > 0:
+            before = self._probe.measure(batch) if before is None else before
+            after = self.learner.probe(order.model).measure(batch) if after is None else after
+            shared = weights / weights.sum()
+            drafted.stored = StoredGradients(shared, stored.regions, stored.uses == 0, before, after)
+            stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
+            shares = stream / max(stream.sum(), 1e-30)
+            fleet = order.direction if self.gist.options.shared else None
+            moved = not np.array_equal(self.model, order.model)
+            mending = self.gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
+            drafted.mend(mending, self.learner.gradient_size)
         for window in self._windows:
             window.clear()
         return drafted
@@ -274,9 +274,7 @@ class Device:
 
     def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order = prepared.order
-        job = prepared.job
-        gradient = prepared.local_gradient
+        order, job, gradient = prepared.order, prepared.job, prepared.local_gradient
         if order.round != self._round:
             self.store.mark_used(job.batch.ids)
         self._round = order.round
@@ -287,7 +285,7 @@ class Device:
                 # Where each sample is to be hidden, what is told is no longer than `clip` as a whole.
                 length = max(float(np.linalg.norm(gradient)), 1e-30)
                 gradient = (gradient * min(1.0, self._clip / length)).astype(np.float32)
-        self.adopt(order.model, order.direction, stored, prepared.probe)
+        self.adopt(order.model, order.direction, stored)
         self._selection.divide()
         return Report(
             round=order.round,
@@ -299,16 +297,10 @@ class Device:
             gradient_samples=prepared.gradient_samples if gradient is not None else 0,
         )
 
-    def adopt(
-        self,
-        model: Vector,
-        direction: Vector | None,
-        stored: Measurements | None = None,
-        probe: Probe | None = None,
-    ) -> None:
+    def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:
         """Takes a new model and direction, and re-values what is stored under them."""
         first_direction = self.direction is None and direction is not None
-        self.install(model, direction, probe)
+        self.install(model, direction)
         if self.options.revalue or first_direction:
             held = self.store.stored()
             measured = self.measure(held.batch) if stored is None else stored
@@ -360,27 +352,6 @@ class Device:
         """How much of each region the device takes to come: what weights and gist are made for."""
         velocity = self.meter.velocity() if self._declared is None else self._declared
         return velocity.sum() * self._selection.shares.values() if self._selection.divides else velocity
-
-    def _mend(
-        self, gist: Gist, drafted: Prepared, stored: Stored, before: Measurements | None, after: Measurements | None
-    ) -> None:
-        """Lets the gist add to each step, where the device has had a model to compare with."""
-        if self.model is None or self._probe is None:
-            return
-        order, job = drafted.order, drafted.job
-        drafted.probe = self.learner.probe(order.model)
-        before = self._probe.measure(job.batch) if before is None else before
-        after = drafted.probe.measure(job.batch) if after is None else after
-        holding = Holding(job.weights / job.weights.sum(), stored.regions, stored.uses == 0)
-        drafted.stored = StoredGradients(holding, before, after)
-        stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
-        fleet = order.direction if gist.options.shared else None
-        # Where models are not the same, most often the first few numbers tell.
-        pairs = ((self.model[:4096], order.model[:4096]), (self.model, order.model))
-        moved = not all(np.array_equal(mine, sent) for mine, sent in pairs)
-        shares = stream / max(stream.sum(), 1e-30)
-        mending = gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
-        drafted.mend(mending, self.learner.gradient_size)
 
     def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
         """g_hat_c as far as it is to be told, and the samples behind it; a gist that is to be hidden counts as one."""

@@ -108,12 +108,32 @@ class SampleCodec:
 
     def encode(self, x: AnyArray) -> list[bytes]:
         """One row of bytes per sample."""
-        return [self.packed(row.tobytes()) for row in self._rows(x)]
+        flat = np.ascontiguousarray(x).reshape(len(x), self._features)
+        if self.quantised:
+            plain = self._quantise(flat.astype(np.float64))
+        else:
+            if self.encoding == "float16":
+                most = float(np.finfo(np.float16).max)
+                flat = flat.clip(-most, most)
+            with np.errstate(over="ignore"):
+                plain = flat.astype(self._dtype)
+        return [self.packed(row.tobytes()) for row in plain]
 
     def decode(self, rows: Sequence[bytes]) -> AnyArray:
         """The samples of rows that `encode` made, as float32."""
-        plain = np.frombuffer(b"".join(self.unpacked(row) for row in rows), np.uint8)
-        return self._samples(plain.reshape(-1, self.plain_bytes))
+        joined = np.frombuffer(b"".join(self.unpacked(row) for row in rows), np.uint8)
+        plain = joined.reshape(-1, self.plain_bytes)
+        numbers = np.ascontiguousarray(plain[:, self._head :]).view(self._dtype)
+        decoded = numbers.astype(np.float32)
+        if self.quantised:
+            gains = 2.0 ** (plain[:, :1] & _MOST_GAIN).astype(np.float64)
+            versions = plain[:, 0] >> 6
+            for version in np.unique(versions).tolist():
+                own = versions == version
+                centre, half = self._scale(version)
+                ratio = (numbers[own].astype(np.float64) - self._offset) / self._levels
+                decoded[own] = centre + ratio * gains[own] * half
+        return decoded.reshape(-1, *self.shape)
 
     def settled(self, x: AnyArray) -> AnyArray:
         """Samples as they will be once stored."""
@@ -134,16 +154,13 @@ class SampleCodec:
         if len(whole) <= self._limit:
             return whole
         self.coarsened += 1
+        head = row[: self._head]
         numbers = np.frombuffer(row, self._dtype, offset=self._head)
-
-        def coarser(bits: int) -> bytes:
-            return self._deflated(row[: self._head] + _rounded(numbers, bits).tobytes())
-
         low, high = 0, _coarsest(self._dtype)
-        found = coarser(high)
+        found = self._deflated(head + _rounded(numbers, high).tobytes())
         while low + 1 < high:
             middle = (low + high) // 2
-            tried = coarser(middle)
+            tried = self._deflated(head + _rounded(numbers, middle).tobytes())
             if len(tried) <= self._limit:
                 high, found = middle, tried
             else:
@@ -166,16 +183,10 @@ class SampleCodec:
         numbers = np.frombuffer(row, np.uint8, offset=self._head).reshape(-1, self._dtype.itemsize)
         return zlib.compress(row[: self._head] + numbers.T.tobytes(), wbits=_RAW_DEFLATE)
 
-    def _rows(self, x: AnyArray) -> AnyArray:
-        """One plain row of bytes per sample, (n, bytes)."""
-        flat = np.ascontiguousarray(x).reshape(len(x), self._features)
-        if self.encoding == "float16":
-            flat = flat.clip(-float(np.finfo(np.float16).max), float(np.finfo(np.float16).max))
-        if not self.quantised:
-            with np.errstate(over="ignore"):
-                return flat.astype(self._dtype).view(np.uint8).reshape(len(x), self.plain_bytes)
-        centre, half = self._scale(len(self._scales) - 1)
-        ratio = (flat.astype(np.float64) - centre) / half
+    def _quantise(self, flat: FloatArray) -> AnyArray:
+        """Rows of a gain, with the number of its bounds, and levels."""
+        centre, half = self._scale(-1)
+        ratio = (flat - centre) / half
         largest = np.abs(ratio).max(axis=1, initial=0.0) / _SLACK
         exponents = np.ceil(np.log2(np.maximum(largest, 1.0))).clip(0, _MOST_GAIN)
         steps = ratio / 2.0 ** exponents[:, None] * self._levels
@@ -183,20 +194,6 @@ class SampleCodec:
         numbers = rounded.astype(self._dtype).view(np.uint8)
         heads = exponents.astype(np.uint8) | (len(self._scales) - 1 << 6)
         return np.concatenate([heads[:, None], numbers], axis=1)
-
-    def _samples(self, rows: AnyArray) -> AnyArray:
-        """The samples of plain rows."""
-        numbers = np.ascontiguousarray(rows[:, self._head :]).view(self._dtype)
-        if not self.quantised or not len(rows):
-            return numbers.astype(np.float32).reshape(-1, *self.shape)
-        gains = 2.0 ** (rows[:, :1] & _MOST_GAIN).astype(np.float64)
-        versions = rows[:, 0] >> 6
-        decoded = np.empty(numbers.shape, dtype=np.float32)
-        for version in np.unique(versions).tolist():
-            own = versions == version
-            centre, half = self._scale(version)
-            decoded[own] = centre + (numbers[own].astype(np.float64) - self._offset) / self._levels * gains[own] * half
-        return decoded.reshape(-1, *self.shape)
 
     def snapshot(self) -> State:
         return {"scales": np.stack(self._scales), "seen": np.array(self._seen)} if self._scales else {}

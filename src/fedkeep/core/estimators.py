@@ -6,7 +6,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedkeep.core.bounds import within
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Vector
 
@@ -128,20 +127,17 @@ class Estimate:
     round: int
 
 
+@dataclass(eq=False)
 class GivenEstimator:
     """A direction that comes from elsewhere: an oracle's exact gradient, or none at all."""
 
-    def __init__(self, direction: Vector | None = None) -> None:
-        self._direction = direction
-
-    def give(self, direction: Vector) -> None:
-        self._direction = direction
+    given: Vector | None = None
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
         """What devices say makes no difference."""
 
     def direction(self) -> Vector | None:
-        return self._direction
+        return self.given
 
     def staleness(self, round_: int) -> float | None:  # noqa: ARG002 - it keeps no rounds
         return None
@@ -150,10 +146,10 @@ class GivenEstimator:
         """It keeps nothing of a device."""
 
     def snapshot(self) -> State:
-        return {} if self._direction is None else {"direction": self._direction}
+        return {} if self.given is None else {"direction": self.given}
 
     def restore(self, state: State) -> None:
-        self._direction = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
+        self.given = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
 
 
 class ParticipantsEstimator(GivenEstimator):
@@ -170,7 +166,7 @@ class ParticipantsEstimator(GivenEstimator):
         total = sum(e.weight for e in estimates.values())
         if total > 0:
             weighted = [e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())]
-            self.give((sum(weighted[1:], weighted[0]) / total).astype(np.float32))
+            self.given = (sum(weighted[1:], weighted[0]) / total).astype(np.float32)
 
 
 class IncrementalEstimator:
@@ -193,7 +189,6 @@ class IncrementalEstimator:
 
     def __init__(self, max_age: int | None = None) -> None:
         self.max_age = max_age
-        within(self, "max_age", least=1)
         self._slots: dict[DeviceId, int] = {}
         self._free: list[int] = []
         self._kept: dict[int, Estimate] = {}

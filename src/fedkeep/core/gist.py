@@ -23,8 +23,8 @@ from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, State, Vector
 
 Encoding: TypeAlias = Literal["float32", "float16", "int8"]
-BLOCK = 64
-"""Numbers that share a scale in the shorter encodings, unless another number of them is asked for."""
+_BLOCK = 64
+"""Numbers that share a scale in the shorter encodings."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,14 @@ class GistOptions:
     contrast: float = 10.0
     """How much labels differ, for those that are not stored: the variance of their mean gradients over a sample's."""
     encoding: Encoding = "float32"
-    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every `block` numbers."""
-    block: int = BLOCK
-    """Numbers that share a scale in `float16` and `int8`: fewer are finer and take more bytes."""
+    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
 
     def __post_init__(self) -> None:
         within(self, "kappa", least=0, most=1)
         within(self, "fading", least=0)
-        within(self, "memory", "block", "last_layers", least=1)
+        within(self, "memory", "last_layers", least=1)
         within(self, "contrast", above=0)
 
     @property
@@ -69,17 +67,18 @@ class GistOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredGradients:
-    """What is stored, as measured under the model the device had (`before`) and the one it has been sent (`after`)."""
+class StoredGradients(Holding):
+    """What is stored, as measured under the model the device had (`before`) and the one it has been sent (`after`).
 
-    holding: Holding
-    """Its weights add up to 1."""
+    Its weights add up to 1.
+    """
+
     before: Measurements
     after: Measurements
 
     def under(self, measurements: Measurements, weights: FloatArray | None = None) -> Vector:
         """sum_i w_i grad_i; by default with the samples' own weights."""
-        weights = self.holding.weights if weights is None else weights
+        weights = self.weights if weights is None else weights
         return measurements.weighted_gradient(weights * len(weights))
 
     @cached_property
@@ -88,21 +87,16 @@ class StoredGradients:
         return self.under(self.before), self.under(self.after)
 
     @cached_property
-    def length(self) -> float:
-        """The squared length of a(w_new)."""
-        return _inner(self.means[1], self.means[1])
-
-    @cached_property
     def echo(self) -> tuple[float, float, float]:
         """How the noise under the old model comes back under the new: their covariance, and the variance under each.
 
         A single sample has no variance: its gradients themselves are compared.
         """
         before, after = self.means
-        weights = self.holding.weights
+        weights = self.weights
         several = len(weights) > 1
         first = float(weights @ self.before.norms() ** 2) - several * _inner(before, before)
-        second = float(weights @ self.after.norms() ** 2) - several * self.length
+        second = float(weights @ self.after.norms() ** 2) - several * _inner(after, after)
         return self._covariance(self.before, before, self.after, after), first, second
 
     def slope_to(self, ahead: Measurements) -> float:
@@ -110,8 +104,8 @@ class StoredGradients:
         return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo[2])
 
     def _covariance(self, one: Measurements, mean: Vector, other: Measurements, other_mean: Vector) -> float:
-        both = float(self.holding.weights @ other.inner(one))
-        return both - _inner(mean, other_mean) if len(self.holding.weights) > 1 else both
+        both = float(self.weights @ other.inner(one))
+        return both - _inner(mean, other_mean) if len(self.weights) > 1 else both
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +180,7 @@ class Gist:
 
     def vector(self) -> Vector | None:
         """m as it is kept; None while nothing is known."""
-        return None if self._kept is None else unpack(self._kept, self.options.block)
+        return None if self._kept is None else unpack(self._kept)
 
     @property
     def nbytes(self) -> int:
@@ -201,8 +195,8 @@ class Gist:
 
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
-        options, holding = self.options, stored.holding
-        past, made = self.vector(), self._making
+        options, past, made = self.options, self.vector(), self._making
+        holding: Holding = stored
         covariance, first, second = stored.echo if moved else (1.0, 1.0, 1.0)
         likeness = _share(covariance, (first + second) / 2)
         slope = _share(covariance, first)
@@ -212,14 +206,15 @@ class Gist:
         if options.matched:
             mixture = mixed(made, holding, window.counts, shares, options.contrast, fair=self._fair)
         else:
-            holding = replace(holding, regions=np.zeros_like(holding.regions))
+            holding = replace(stored, regions=np.zeros_like(stored.regions))
             mixture = averaged(made, holding, window.count)
-        making = mixture.making.bounded(options.memory)
-        gist = self._own(window.mean(mixture.seen))
-        if mixture.weights.any():
-            gist += self._own(stored.under(stored.before, mixture.weights))
+        known, seen, weights, making = mixture
+        making = making.bounded(options.memory)
+        gist = self._own(window.mean(seen))
+        if weights.any():
+            gist += self._own(stored.under(stored.before, weights))
         if past is not None:
-            gist += np.float32(mixture.known) * past
+            gist += np.float32(known) * past
         beta = slope * making.pull(holding) if second > 0 else 0.0
         own = gist - self._own(stored.means[0])
         own *= beta
@@ -228,7 +223,7 @@ class Gist:
         turn = None if fleet is None else turned * (fleet - gist)
         back, scale = (covariance / second, first / second) if beta > 0 else (0.0, 0.0)
         left = making.carried(holding, beta, back, scale).bounded(options.memory)
-        length = float(np.sqrt(stored.length))
+        length = float(np.sqrt(_inner(stored.means[1], stored.means[1])))
         mending = Mending(own, turn, beta, likeness, length, self._own(stored.means[1]) + own, left)
         # A huge sample: better no correction than one that ends the model.
         return mending if np.isfinite(mending.reach) else nothing
@@ -240,7 +235,7 @@ class Gist:
         self._kept = self._making = None
         if mending is not None and mending.gist is not None and np.isfinite(mending.gist).all():
             seed = child_seed(self._seed, "gist", self._changes)
-            self._kept = pack(mending.gist, self.options.encoding, seed, self.options.block)
+            self._kept = pack(mending.gist, self.options.encoding, seed)
             self._making = mending.making
 
     def snapshot(self) -> State:
@@ -278,17 +273,17 @@ def _inner(left: Vector, right: Vector) -> float:
     return float(blocks.sum(dtype=np.float64)) + float(left[whole:] @ right[whole:])
 
 
-def packed_bytes(size: int, encoding: Encoding, block: int = BLOCK) -> int:
+def packed_bytes(size: int, encoding: Encoding) -> int:
     """What a vector of so many numbers takes in that encoding.
 
     >>> packed_bytes(1000, "float32"), packed_bytes(1000, "int8")  # a byte each, and a scale for every 64
     (4000, 1064)
     """
-    scales = 0 if encoding == "float32" else 4 * -(-size // block)
+    scales = 0 if encoding == "float32" else 4 * -(-size // _BLOCK)
     return np.dtype(encoding).itemsize * size + scales
 
 
-def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int, block: int = BLOCK) -> State:
+def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
     """The numbers of a vector in that encoding and, for the shorter ones, a scale for every block of them.
 
     `int8` rounds at random by the seed, so that on average nothing is lost.
@@ -299,19 +294,19 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int, block: int 
     """
     if encoding == "float32":
         return {"packed": vector.astype(np.float32, copy=False), "scales": np.empty(0, dtype=np.float32)}
-    blocks = np.abs(np.append(vector, np.zeros(-len(vector) % block))).reshape(-1, block)
+    blocks = np.abs(np.append(vector, np.zeros(-len(vector) % _BLOCK))).reshape(-1, _BLOCK)
     scales = (blocks.max(axis=1) / (127.0 if encoding == "int8" else 1.0)).astype(np.float32)
-    steps = np.repeat(scales.astype(np.float64), block)[: len(vector)]
+    steps = np.repeat(scales.astype(np.float64), _BLOCK)[: len(vector)]
     scaled = np.divide(vector, steps, out=np.zeros(len(vector)), where=steps > 0)
     if encoding == "int8":
         scaled = np.clip(np.floor(scaled + np.random.default_rng(seed).random(len(vector))), -127, 127)
     return {"packed": scaled.astype(encoding), "scales": scales}
 
 
-def unpack(packed: State, block: int = BLOCK) -> Vector:
+def unpack(packed: State) -> Vector:
     """The vector that `pack` made this of, as near as it comes."""
     numbers: Vector = packed["packed"]
     scales: Vector = packed["scales"]
     if not len(scales):
         return numbers
-    return numbers.astype(np.float32) * np.repeat(scales, block)[: len(numbers)]
+    return numbers.astype(np.float32) * np.repeat(scales, _BLOCK)[: len(numbers)]

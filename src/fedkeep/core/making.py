@@ -10,6 +10,7 @@ counting them once more would teach nothing, and push out of m what the others h
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -83,24 +84,12 @@ class Making:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Mixture:
-    """The new m: `known` of the old one, `seen` of the window's mean gradient, and `weights` of the stored samples'."""
-
-    known: float
-    seen: float
-    weights: FloatArray
-    making: Making
+Mixture: TypeAlias = tuple[float, float, FloatArray, Making]
+"""The new m: what of the old one, what of the window's mean gradient, what of each stored sample's, and its making."""
 
 
 def mixed(
-    past: Making | None,
-    holding: Holding,
-    counts: FloatArray,
-    shares: FloatArray,
-    contrast: float,
-    *,
-    fair: bool = True,
+    past: Making | None, holding: Holding, counts: FloatArray, shares: FloatArray, contrast: float, *, fair: bool = True
 ) -> Mixture:
     """The best linear estimate of sum_y shares_y mu_y from the old m, the window's mean and the stored samples.
 
@@ -132,7 +121,7 @@ def mixed(
     in_past = known * past.counted
     weights = each[holding.regions] - np.where(holding.fresh, in_window[holding.regions], in_past[holding.regions])
     composition = known * past.composition + seen * counts / n + holding.by_region(weights, regions)
-    return Mixture(known, seen, weights, Making(composition, each, held, float(noise @ [known**2, seen**2])))
+    return known, seen, weights, Making(composition, each, held, float(noise @ [known**2, seen**2]))
 
 
 def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
@@ -149,4 +138,4 @@ def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
     spread = used * (known * counted - each) ** 2 + new * (one - each) ** 2 + (fresh - new) * each**2
     rest = known**2 * past.rest + (count - new) * one**2 + spread
     made = Making(np.ones(1), np.array([each]), np.array([float(k)]), rest)
-    return Mixture(known, 1.0 - known, np.zeros(k), made)
+    return known, 1.0 - known, np.zeros(k), made

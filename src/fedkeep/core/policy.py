@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, TypeVar, dataclass_transform
+from typing import ClassVar, Literal, TypeVar, dataclass_transform
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -113,6 +113,19 @@ class SelectionPolicy(ABC):
     @abstractmethod
     def score(self, batch: Batch, view: View) -> Scores:
         """One number per sample; it may not depend on how the stream is cut into batches."""
+
+
+@dataclass(frozen=True)
+class FilteringPolicy(SelectionPolicy):
+    """A score with a filter against noise."""
+
+    variant: Literal["paper", "authors"] = "paper"
+    """The filter as the paper describes it, or as the authors' code has it."""
+    window: int = 50
+
+    @property
+    def sequential(self) -> bool:
+        return self.variant == "authors"
 
 
 Policy = TypeVar("Policy", bound=type[SelectionPolicy])

@@ -22,25 +22,15 @@ class Regions(Protocol):
 
 
 @dataclass(frozen=True)
-class SingleRegion:
-    """Everything is one region: for policies that run without coordination."""
-
-    count: int = 1
-
-    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:  # noqa: ARG002 - nothing to measure
-        return np.zeros(len(batch), dtype=np.int64)
-
-
-@dataclass(frozen=True)
 class LabelRegions:
-    """A region for each label, as in the paper."""
+    """A region for each label, as in the paper; a single one for everything where there is no coordination."""
 
     count: int
 
     def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:  # noqa: ARG002 - nothing to measure
-        return batch.y
+        return batch.y if self.count > 1 else np.zeros(len(batch), dtype=np.int64)
 
 
 def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
     """Labels, where slots are divided among them, by a plan or by the device; else one region for everything."""
-    return LabelRegions(labels) if policy.coordinated or policy.balanced else SingleRegion()
+    return LabelRegions(labels if policy.coordinated or policy.balanced else 1)

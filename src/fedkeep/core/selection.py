@@ -2,22 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.policy import SelectionPolicy, View, sound_scores
 from fedkeep.core.ports import Measurements, Outcome, Store, Stored
 from fedkeep.core.seeds import uniform_keys
-from fedkeep.core.slices import SliceOf
+from fedkeep.core.slices import slice_of
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Scores, State, Vector
 
-Targets: TypeAlias = Literal["even", "root", "share"]
-"""How a device divides its slots where no plan does: alike, by the root of each region's share, or by the share itself.
-
-With the root, rare regions are there and frequent ones have samples enough.
-"""
-_POWER = {"even": 0.0, "root": 0.5, "share": 1.0}
+_FORGETTING = 0.99
+"""What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
 
 class Shares:
@@ -31,8 +26,8 @@ class Shares:
     [4, 0, 2]
     """
 
-    def __init__(self, regions: int, targets: Targets = "root", forgetting: float = 0.99, seed: int = 0) -> None:
-        self._power, self._forgetting, self._seed = _POWER[targets], forgetting, seed
+    def __init__(self, regions: int, seed: int = 0) -> None:
+        self._seed = seed
         self._counts = np.zeros(regions)
         self._arrivals = 0
         self.targets: IntArray = np.zeros(regions, dtype=np.int64)
@@ -44,7 +39,7 @@ class Shares:
 
     def age(self) -> None:
         """A participation has passed: what came before counts a little less."""
-        self._counts *= self._forgetting
+        self._counts *= _FORGETTING
 
     def values(self) -> FloatArray:
         """Each region's share of the stream, (Y,); zeros before anything has come."""
@@ -68,9 +63,10 @@ class Shares:
     def divide(self, capacity: int) -> IntArray:
         """Whole slots for each region, `capacity` in all; where a region's due is a fraction, it takes turns.
 
-        The turns are a systematic draw by the number of arrivals: over time every region has its due.
+        By the root of their shares, rare regions are there and frequent ones have samples enough. The turns are a
+        systematic draw by the number of arrivals: over time every region has its due.
         """
-        due = np.where(self._counts > 0, self.values() ** self._power, 0.0)
+        due = np.sqrt(self.values())
         if not due.any():
             return self.targets
         upto = capacity * np.cumsum(due) / due.sum()
@@ -130,8 +126,12 @@ class Selection:
                 self.shares.see(regions[start + 1 : stop])
             step = 1 if self._policy.sequential else stop - start
             for part in (slice(i, i + step) for i in range(start, stop, step)):
-                measured = None if measurements is None else SliceOf(measurements, part)
-                parts.append(self._offer(batch.take(part), regions[part], measured))
+                measured = None if measurements is None else slice_of(measurements, part)
+                came = batch.take(part)
+                arrivals = self.arrivals + np.arange(len(came))
+                self.arrivals += len(came)
+                scores = self._score(came, measured, arrivals, partial(uniform_keys, self._seed, arrivals))
+                parts.append(self._store.offer(came, regions[part], scores, arrivals))
         return Outcome.concatenate(parts)
 
     def revalue(self, stored: Stored, measurements: Measurements | None, seed: int) -> None:
@@ -139,12 +139,6 @@ class Selection:
         if len(stored.batch):
             keys = partial(uniform_keys, seed, stored.batch.ids)
             self._store.revalue(self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores))
-
-    def _offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
-        arrivals = self.arrivals + np.arange(len(batch))
-        self.arrivals += len(batch)
-        scores = self._score(batch, measurements, arrivals, partial(uniform_keys, self._seed, arrivals))
-        return self._store.offer(batch, regions, scores, arrivals)
 
     def _score(
         self,

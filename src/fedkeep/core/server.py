@@ -193,7 +193,7 @@ class Server:
                 raise RefusedError("large-update", f"the mean update is {length:g} long; {longest:.3g} would be usual")
         self.model = self.aggregation.apply(self.model, total)
         if direction is not None:
-            self.estimator.give(direction)
+            self.estimator.given = direction
         devices = tuple(sorted(counted))
         self._accepted.update(dict.fromkeys(devices, opened.round))
         self._open, self.round = None, opened.round + 1

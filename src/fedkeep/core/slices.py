@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from fedkeep.core.ports import Measurements
-from fedkeep.core.types import AnyArray, Scores, Vector
+from fedkeep.core.types import Scores, Vector
 
 Kind = TypeVar("Kind")
 
@@ -16,11 +16,8 @@ class SliceOf:
     def __init__(self, whole: Measurements, part: slice) -> None:
         self._whole, self._part = whole, part
 
-    def losses(self) -> Scores:
-        return self._whole.losses()[self._part]
-
-    def projections(self, direction: Vector) -> Scores:
-        return self._whole.projections(direction)[self._part]
+    def __getattr__(self, quantity: str) -> Callable[..., Any]:
+        return lambda *by: getattr(self._whole, quantity)(*by)[self._part]
 
     def inner(self, other: Measurements) -> Scores:
         same = of_kind(SliceOf, other)
@@ -28,20 +25,10 @@ class SliceOf:
             raise TypeError("two parts of measured batches have inner products only if they are the same part")
         return self._whole.inner(same._whole)[self._part]
 
-    def norms(self) -> Scores:
-        return self._whole.norms()[self._part]
-
-    def head_norms(self) -> Scores:
-        return self._whole.head_norms()[self._part]
-
-    def activations(self) -> AnyArray:
-        return self._whole.activations()[self._part]
-
-    def mean_gradient(self) -> Vector:
+    def mean_gradient(self, *_: Scores) -> Vector:
         raise TypeError("a part of a measured batch has no mean gradient; measure it as a batch of its own")
 
-    def weighted_gradient(self, weights: Scores) -> Vector:  # noqa: ARG002
-        return self.mean_gradient()
+    weighted_gradient = mean_gradient
 
 
 class Deferred:
@@ -52,8 +39,8 @@ class Deferred:
         """The measurements themselves, begun now at the latest."""
         self._projected: tuple[Vector, Scores] | None = None
 
-    def losses(self) -> Scores:
-        return self.measured().losses()
+    def __getattr__(self, quantity: str) -> Any:
+        return getattr(self.measured(), quantity)
 
     def projections(self, direction: Vector) -> Scores:
         """Kept for the direction asked for last: the parts of a batch all ask for the same."""
@@ -61,23 +48,13 @@ class Deferred:
             self._projected = (direction, self.measured().projections(direction))
         return self._projected[1]
 
-    def inner(self, other: Measurements) -> Scores:
-        return self.measured().inner(other)
 
-    def norms(self) -> Scores:
-        return self.measured().norms()
+def slice_of(whole: Measurements, part: slice) -> Measurements:
+    return cast(Measurements, SliceOf(whole, part))
 
-    def head_norms(self) -> Scores:
-        return self.measured().head_norms()
 
-    def activations(self) -> AnyArray:
-        return self.measured().activations()
-
-    def mean_gradient(self) -> Vector:
-        return self.measured().mean_gradient()
-
-    def weighted_gradient(self, weights: Scores) -> Vector:
-        return self.measured().weighted_gradient(weights)
+def deferred(measure: Callable[[], Measurements]) -> Measurements:
+    return cast(Measurements, Deferred(measure))
 
 
 def of_kind(kind: type[Kind], other: object) -> Kind:

@@ -118,7 +118,10 @@ class MemoryStore:
             elif sound:
                 outcome.fates[i] = Fate.REFRESHED
                 outcome.floors[i] = entry.key[1]
-                self._refresh(entry, score, arrival)
+                entry.score, entry.arrival = score, arrival
+                self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
+                if entry.uses and self.after_use.name == "discount":
+                    self._rank(self._ranked[entry.region])
             else:
                 outcome.displaced[i] = self._drop(entry)
         return outcome
@@ -209,15 +212,6 @@ class MemoryStore:
         if len(level) == 1:
             return level[0]
         return min(level, key=lambda region: min((e.arrival for e in self._ranked[region]), default=np.inf))
-
-    def _refresh(self, entry: _Entry, score: float, arrival: int) -> None:
-        """Renews a stored sample's score."""
-        entry.score, entry.arrival = score, arrival
-        self._samples = None
-        if entry.uses and self.after_use.name == "discount":
-            self._rank(self._ranked[entry.region])
-        else:
-            self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
 
     def _by_arrival(self) -> list[_Entry]:
         return sorted(self._entries.values(), key=attrgetter("arrival"))

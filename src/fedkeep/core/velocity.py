@@ -1,37 +1,9 @@
 """The velocity meter: how fast samples of each region arrive at a device, over a sliding window of time."""
 
-import math
-from typing import TypeAlias
-
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.types import FloatArray, IntArray, State
-
-
-class KnownVelocity:
-    """A velocity that is known beforehand, "from the statistics of previous time periods"."""
-
-    def __init__(self, velocity: FloatArray) -> None:
-        self._velocity = velocity
-
-    def observe(self, regions: IntArray, time: float | FloatArray) -> None:
-        """What arrives changes nothing."""
-
-    def advance(self, time: float) -> None:
-        """Nor does time."""
-
-    def velocity(self) -> FloatArray:
-        return self._velocity
-
-    def span(self) -> float:
-        return math.inf
-
-    def snapshot(self) -> State:
-        return {"velocity": self._velocity}
-
-    def restore(self, state: State) -> None:
-        self._velocity = np.array(state["velocity"], dtype=np.float64)
 
 
 class VelocityMeter:
@@ -55,8 +27,7 @@ class VelocityMeter:
         within(self, "buckets", least=1)
         self._width = length / buckets
         self._counts = np.zeros((buckets, regions))
-        self._first = -1
-        self._latest = -1
+        self._first = self._latest = -1
         self._since = self._now = 0.0
         """When the first sample came, and the latest time heard of."""
 
@@ -116,5 +87,21 @@ class VelocityMeter:
         self._latest = max(self._latest, bucket)
 
 
-Meter: TypeAlias = KnownVelocity | VelocityMeter
-"""Knows how fast samples of each region arrive."""
+class KnownVelocity(VelocityMeter):
+    """A velocity known beforehand, "from the statistics of previous time periods"; arrivals do not change it."""
+
+    def __init__(self, velocity: FloatArray) -> None:
+        super().__init__(len(velocity), buckets=1)
+        self._velocity = velocity
+
+    def observe(self, regions: IntArray, time: float | FloatArray) -> None:
+        pass
+
+    def velocity(self) -> FloatArray:
+        return self._velocity
+
+    def snapshot(self) -> State:
+        return {"velocity": self._velocity}
+
+    def restore(self, state: State) -> None:
+        self._velocity = np.array(state["velocity"], dtype=np.float64)

@@ -8,7 +8,7 @@ from fedkeep.config import Table, build
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.ports import Learner
-from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.server import Server
 from fedkeep.fleet.method import METHOD_KEYS, Method, method_parts, table_of, with_preset
 from fedkeep.fleet.options import learner_of
@@ -59,7 +59,7 @@ class FleetSpec(Method):
     def regions(self) -> Regions:
         """What the plan divides among the devices."""
         divided = self.policy.balanced or self.names["coordinator"] != "none"
-        return LabelRegions(self.samples.labels) if divided else SingleRegion()
+        return LabelRegions(self.samples.labels if divided else 1)
 
     @property
     def label_names(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner, Probe
-from fedkeep.core.regions import LabelRegions, Regions, SingleRegion
+from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
@@ -178,7 +178,7 @@ def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
     Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data.
     """
     if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
-        return SingleRegion()
+        return LabelRegions(1)
     own: Any = experiment.regions
     if isinstance(own, RegionOptions):
         return LabelRegions(data.labels)
@@ -188,7 +188,7 @@ def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
 
 def region_counts(data: Federation, regions: Regions, probe: Probe) -> IntArray:
     """Training samples per device and region, (C, Y): what a device knows from the past of its own stream."""
-    if isinstance(regions, SingleRegion):
+    if regions.count == 1:
         return data.train.sizes[:, None]
     if isinstance(regions, LabelRegions):
         return data.label_counts

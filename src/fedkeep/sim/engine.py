@@ -135,7 +135,7 @@ class Simulator:
             return 0
         if oracle is not None and isinstance(self.server.estimator, GivenEstimator):
             direction = oracle.gradient(self.server.model)
-            self.server.estimator.give(direction)
+            self.server.estimator.given = direction
             fleet.adopt(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
         arrivals = fleet.catch_up(self._population if declared or oracle else participants, round_ + 1)

@@ -15,7 +15,7 @@ from fedkeep.core.estimators import Estimate
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.ports import FleetLearner, Job, Learner, Measurements, Outcome
 from fedkeep.core.seeds import child_seed, generator
-from fedkeep.core.slices import Deferred, SliceOf
+from fedkeep.core.slices import deferred, slice_of
 from fedkeep.core.state import put_numbered, take_numbered
 from fedkeep.core.types import Batch, DeviceId, IntArray, Report, State, TrainOrder, Vector
 from fedkeep.data import Federation, Ownership, Stream
@@ -129,14 +129,14 @@ class SimulatedFleet:
             measured = self.learner.measure_many(list(models.values()), [batches[d] for d in models])
             return dict(zip(models, measured, strict=True))
 
-        return {d: Deferred(partial(lambda d: together()[d], d)) for d in models}
+        return {d: deferred(partial(lambda d: together()[d], d)) for d in models}
 
-    def _measure_together(self, model: Vector, filled: dict[DeviceId, Batch]) -> dict[DeviceId, SliceOf]:
+    def _measure_together(self, model: Vector, filled: dict[DeviceId, Batch]) -> dict[DeviceId, Measurements]:
         """Batches under one model, measured as one batch if any is asked for."""
         probe = self.learner.probe(model)
-        whole = Deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
+        whole = deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
         stops = np.cumsum([0, *map(len, filled.values())]).tolist()
-        return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
+        return {d: slice_of(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
 
 
 def _corrected(job: Job, correction: Vector | None) -> Job:

@@ -14,7 +14,7 @@ import numpy as np
 from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.errors import DataError
 from fedkeep.core.ports import Fate, Outcome, Stored
-from fedkeep.core.regions import LabelRegions, SingleRegion
+from fedkeep.core.regions import LabelRegions
 from fedkeep.core.types import AnyArray, Batch, DeviceId
 from fedkeep.data import Federation
 from fedkeep.files import writing
@@ -147,7 +147,7 @@ class Observer:
         self._simulator, self._data = simulator, simulator.parts.data
         self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, SimulatedFleet) else None
         regions = simulator.parts.regions
-        self._clusters = 0 if isinstance(regions, LabelRegions | SingleRegion) else regions.count
+        self._clusters = 0 if isinstance(regions, LabelRegions) else regions.count
         """How many clusters the plan divides; 0 where it divides labels, or nothing."""
         pictures = image_size(self._data.sample_shape) is not None
         self._greys = (float(self._data.x.min()), float(self._data.x.max())) if pictures else None

@@ -1,28 +1,18 @@
 """FedBalancer, made to fit a stream: high losses, without the suspiciously high ones (FB)."""
 
-from typing import Literal
-
 from fedkeep.core.memory import percentile
-from fedkeep.core.policy import SelectionPolicy, View, policy, refuse_where
+from fedkeep.core.policy import FilteringPolicy, View, policy, refuse_where
 from fedkeep.core.types import Batch, Scores
 
 
 @policy("fedbalancer")
-class FedBalancer(SelectionPolicy):
+class FedBalancer(FilteringPolicy):
     """The loss, with a filter against noise.
 
     `paper`: refuses a loss above the 90th percentile of the latest `window` losses. `authors`: refuses a loss above
     0.9 of the largest ever seen, save for a chance of 0.3 or while at most two samples are stored; when a new
     model arrives, what is stored must pass the same test.
     """
-
-    variant: Literal["paper", "authors"] = "paper"
-    """The filter as the paper describes it, or as the authors' code has it."""
-    window: int = 50
-
-    @property
-    def sequential(self) -> bool:
-        return self.variant == "authors"
 
     def score(self, batch: Batch, view: View) -> Scores:
         losses = view.measurements.losses()

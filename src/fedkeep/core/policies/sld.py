@@ -1,28 +1,18 @@
 """Sample-level data selection, made to fit a stream: large gradients, without the largest half (SLD)."""
 
-from typing import Literal
-
 from fedkeep.core.memory import percentile
-from fedkeep.core.policy import SelectionPolicy, View, policy, refuse_where
+from fedkeep.core.policy import FilteringPolicy, View, policy, refuse_where
 from fedkeep.core.types import Batch, Scores
 
 
 @policy("sld")
-class Sld(SelectionPolicy):
+class Sld(FilteringPolicy):
     """The gradient's norm, with a filter against noise.
 
     `paper`: refuses a norm above the median of the latest `window` norms. `authors`: takes the norm over the last
     layer only and refuses it above 1.2 times the mean of all norms seen, save for a chance of 0.2 or while at most
     one sample is stored; when a new model arrives, what is stored must pass the same test.
     """
-
-    variant: Literal["paper", "authors"] = "paper"
-    """The filter as the paper describes it, or as the authors' code has it."""
-    window: int = 50
-
-    @property
-    def sequential(self) -> bool:
-        return self.variant == "authors"
 
     def score(self, batch: Batch, view: View) -> Scores:
         if self.variant == "authors":
