@@ -8,7 +8,7 @@ their own n samples, or (n, ...) for one of them.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,48 +20,32 @@ KEPT_BYTES = 1 << 28
 """How much of the passes over one batch is kept for later questions; what exceeds it is computed again."""
 
 
-class Factors(Protocol):
-    """The samples' gradients by the `size` parameters of one layer, which stand side by side in a flat vector."""
-
-    @property
-    def size(self) -> int: ...
-
-    def inner(self, other: "Factors") -> AnyArray:
-        """<grad_i, grad'_i> per sample, of the same layer."""
-
-    def project(self, direction: Vector) -> AnyArray:
-        """<grad_i, direction> per sample."""
-
-    def add_up(self, shares: Vector, out: Vector) -> None:
-        """Writes sum_i shares_i grad_i into `out`."""
-
-
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """A linear layer: the outer products of its errors with its inputs and, where it has a bias, a one.
+    """The samples' gradients by a linear layer: outer products of its errors with its inputs and, for a bias, a one.
 
     Gradients themselves are outer products, too: with ones for errors, and no bias.
     """
 
-    a: AnyArray
-    e: AnyArray
+    a: Any
+    e: Any
     bias: bool = True
 
     @property
     def size(self) -> int:
+        """How many parameters the layer has; they stand side by side in a flat vector."""
         return int(self.e.shape[-1] * (self.a.shape[-1] + self.bias))
 
     def of(self, c: int, n: int) -> "Outer":
         """The first n samples of model c."""
         return Outer(self.a[c, :n], self.e[c, :n], self.bias)
 
-    def inner(self, other: Factors) -> AnyArray:
-        """For outer products, the product of the factors' own."""
-        same = of_kind(Outer, other)
-        return np.asarray((np.vecdot(self.a, same.a) + self.bias) * np.vecdot(self.e, same.e))
+    def inner(self, other: "Outer") -> AnyArray:
+        """<grad_i, grad'_i> per sample, of the same layer: for outer products, the product of the factors' own."""
+        return np.asarray((np.vecdot(self.a, other.a) + self.bias) * np.vecdot(self.e, other.e))
 
     def project(self, direction: Vector) -> AnyArray:
-        """As e . (weight a + bias)."""
+        """<grad_i, direction> per sample, as e . (weight a + bias)."""
         weight, bias = self._views(direction)
         response = self.a @ weight.T
         if self.bias:
@@ -69,6 +53,7 @@ class Outer:
         return np.asarray(np.vecdot(self.e, response))
 
     def add_up(self, shares: Vector, out: Vector) -> None:
+        """Writes sum_i shares_i grad_i into `out`."""
         weight, bias = self._views(out)
         e = self.e * shares[:, None]
         np.matmul(e.T, self.a, out=weight)
@@ -84,8 +69,7 @@ class BatchMeasurements(Measurements):
     """What follows from the other measurements of n samples."""
 
     _n: int
-    nbytes = 0
-    """What is kept for later questions."""
+    nbytes = 0  # what is kept for later questions
 
     def norms(self) -> Scores:
         return np.sqrt(self.inner(self))
@@ -101,7 +85,7 @@ class FactoredMeasurements(BatchMeasurements):
         self._size, self._n = gradient_size, n
 
     @abstractmethod
-    def _last(self, wanted: int | None = None) -> Sequence[Factors]:
+    def _last(self, wanted: int | None = None) -> Sequence[Outer]:
         """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
@@ -122,7 +106,7 @@ class FactoredMeasurements(BatchMeasurements):
             factors.add_up(shares, own)
         return gradient
 
-    def _with_parts_of(self, vector: Vector) -> Iterator[tuple[Factors, Vector]]:
+    def _with_parts_of(self, vector: Vector) -> Iterator[tuple[Outer, Vector]]:
         """Every valued layer beside its part of a vector."""
         start = 0
         for factors in self._last():
@@ -135,17 +119,10 @@ class Trace(Protocol):
     `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), and need no loss; `head` is the last layer.
     """
 
-    @property
-    def losses(self) -> AnyArray: ...
-
-    @property
-    def activations(self) -> AnyArray: ...
-
-    @property
-    def head(self) -> Outer: ...
-
-    @property
-    def valued(self) -> Sequence[Outer]: ...
+    losses: AnyArray
+    activations: AnyArray
+    head: Outer
+    valued: list[Outer]
 
 
 class TracedMeasurements(FactoredMeasurements):
