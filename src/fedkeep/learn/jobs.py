@@ -76,20 +76,20 @@ class FrozenModel:
 
 
 def descend(
+    layout: Layout,
+    valued: int,
+    array: Callable[[AnyArray], Any],
     models: Any,
-    parameters: Sequence[Any],
     jobs: Sequence[Job],
     local: LocalTraining,
     gradients: Gradients,
-    *,
-    valued: int,
-    array: Callable[[AnyArray], Any] = np.asarray,
 ) -> None:
     """Weighted local SGD (Eq. 12) of C models, (C, P), in place, each by its job: the one loop of all backends.
 
-    `parameters` are views of the models, corrections are of the last `valued` numbers. Only what numpy's and torch's
-    arrays have in common is done here; `array` makes the backend's own of one of numpy's.
+    Corrections are of the last `valued` numbers. Only what numpy's and torch's arrays have in common is done here;
+    `array` makes the backend's own of one of numpy's.
     """
+    parameters = layout.views(models)
     x, y = (array(padded([getattr(job.batch, name) for job in jobs])) for name in ("x", "y"))
     gamma = array(padded([job.weights.astype(np.float32) for job in jobs]))
     rate, pull = local.learning_rate, local.learning_rate * local.proximal

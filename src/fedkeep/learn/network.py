@@ -17,7 +17,7 @@ from torch.random import fork_rng
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.chain import chain_of, with_fast_pools
+from fedkeep.learn.chain import FastPool, chain_of, replaced, tiling
 from fedkeep.learn.jobs import Layout, require_layers
 
 CHUNK = 256
@@ -55,7 +55,7 @@ class Network:
         if not layers:
             raise ConfigError("the model has no parameters to train")
         self.chain = chain_of(module)
-        self.module = with_fast_pools(module.float()).eval().requires_grad_(False)
+        self.module = replaced(module.float(), tiling, FastPool).eval().requires_grad_(False)
         self.lock = RLock()
         named = dict(self.module.named_parameters())
         self.parameters = list(named.values())
@@ -171,9 +171,5 @@ class FrozenNorm(nn.Module):
 
 def with_frozen_norms(factory: Callable[[], nn.Module]) -> nn.Module:
     """A new module of the factory, its BatchNorm layers frozen wherever they have statistics."""
-    module = factory()
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm) and child.running_mean is not None:
-                setattr(parent, name, FrozenNorm(child))
-    return module
+    kept = lambda part: isinstance(part, _BatchNorm) and part.running_mean is not None  # noqa: E731
+    return replaced(factory(), kept, FrozenNorm)
