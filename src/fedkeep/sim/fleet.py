@@ -22,7 +22,6 @@ from fedkeep.data import Federation, Ownership, Stream
 
 _CHUNK = 4096
 """Samples of which an exact gradient is taken at a time."""
-Watcher = Callable[[DeviceId, Batch, Outcome], None]
 
 
 class SimulatedFleet:
@@ -35,7 +34,7 @@ class SimulatedFleet:
     def __init__(self, learner: FleetLearner, stream: Stream, make: Callable[[DeviceId], Device]) -> None:
         self.learner, self.stream = learner, stream
         self.devices: dict[DeviceId, Device] = {}
-        self.watchers: list[Watcher] = []
+        self.watchers: list[Callable[[DeviceId, Batch, Outcome], None]] = []
         self._make = make
         self._seen: dict[DeviceId, int] = {}
 

@@ -161,9 +161,7 @@ class Observer:
 
     def start_anew(self) -> None:
         """Forgets what has been told, and takes the stores as they are for known."""
-        self._participants: list[DeviceId] = []
-        self._arrivals = self._dropouts = self._right = self._tested = 0
-        self._refused: Counter[str] = Counter()
+        self._rounds: list[RoundRecord] = []
         self._fates: Counter[int] = Counter()
         self._mendings: list[tuple[float, ...]] = []
         self._known = _pairs(self._stores())
@@ -172,12 +170,7 @@ class Observer:
 
     def see(self, record: RoundRecord) -> None:
         """Takes a round into account."""
-        self._participants += record.summary.participants
-        self._arrivals += record.arrivals
-        self._right, self._tested = self._right + record.tested[0], self._tested + record.tested[1]
-        refused = {refusal.device for refusal in record.summary.refusals}
-        self._dropouts += len(set(record.summary.missing) - refused)
-        self._refused.update(refusal.reason for refusal in record.summary.refusals)
+        self._rounds.append(record)
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
             self._mendings += [did for gist in gists if gist is not None and (did := gist.figures()) is not None]
@@ -192,16 +185,19 @@ class Observer:
 
     def account(self, round_: int, evaluated: ModelScores) -> Iterator[lines.Line]:
         """The lines of an evaluation."""
+        summaries = [record.summary for record in self._rounds]
+        participants = [device for summary in summaries for device in summary.participants]
+        away = [set(summary.missing) - {refusal.device for refusal in summary.refusals} for summary in summaries]
         yield lines.Round(
             round=round_,
-            participants=tuple(sorted(set(self._participants)))[:LISTED],
-            participations=len(self._participants),
-            arrivals=self._arrivals,
+            participants=tuple(sorted(set(participants)))[:LISTED],
+            participations=len(participants),
+            arrivals=sum(record.arrivals for record in self._rounds),
             kept=self._fates[Fate.KEPT],
             replaced=self._fates[Fate.REPLACED],
             refused=self._fates[Fate.REFUSED],
-            dropouts=self._dropouts,
-            refused_reports=dict(self._refused),
+            dropouts=sum(map(len, away)),
+            refused_reports=Counter(refusal.reason for summary in summaries for refusal in summary.refusals),
             staleness=self._simulator.server.estimator.staleness(round_),
         )
         stores = self._stores()
@@ -221,6 +217,7 @@ class Observer:
 
     def _evaluation(self, round_: int, evaluated: ModelScores, stores: dict[DeviceId, Stored]) -> lines.Evaluation:
         accuracy, pairs = evaluated.device_accuracy, _pairs(stores)
+        right, tested = (sum(record.tested[i] for record in self._rounds) for i in (0, 1))
         labels = {label for stored in stores.values() for label in stored.batch.y.tolist()}
         return lines.Evaluation(
             round=round_,
@@ -231,7 +228,7 @@ class Observer:
             worst_tenth=evaluated.worst_tenth,
             label_recall=tuple(evaluated.label_recall.tolist()),
             rare_recall=evaluated.rare_recall,
-            prequential=self._right / self._tested if self._tested else None,
+            prequential=right / tested if tested else None,
             bytes_stored=sum(stored.batch.x.nbytes for stored in stores.values()),
             **{name: self._simulator.tally[name] for name in TALLIED},
             label_coverage=len(labels) / self._data.labels if self._fleet is not None else None,

@@ -10,9 +10,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -33,10 +32,8 @@ _AGAIN = 2
 """How often a run is begun anew elsewhere when the machine it was on is lost."""
 _PATIENCE = 5.0
 """Seconds in which a cluster must take a connection."""
-Step = tuple[int, int, float | None]
-"""A run's progress: its place among the cells, the rounds done, and the accuracy where it was measured."""
 Listener = Callable[[int, int, float | None], None]
-"""Called with a step."""
+"""Called with a run's place among the cells, the rounds done, and the accuracy where it was measured."""
 Place = Literal["here", "ray"]
 """Where runs are played: in processes of this machine, or on a Ray cluster."""
 
@@ -53,8 +50,7 @@ def run_sweep(
         for i in waiting:
             play(cells[i], directory, resume=resume, progress=partial(listen, i))
     else:
-        with _pinned(max(1, (os.cpu_count() or 1) // jobs)):
-            _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
+        _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
 
 
 def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
@@ -82,24 +78,14 @@ def _trial(cell: Cell) -> float:
     return (played - began) / rounds + (time.perf_counter() - played) / cell.experiment.record.every
 
 
-@contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """Lets processes started within use this many threads; numerical libraries read it when they are loaded."""
-    before = {name: os.environ[name] for name in _THREADS if name in os.environ}
-    os.environ.update(dict.fromkeys(_THREADS, str(threads)))
-    try:
-        yield
-    finally:
-        for name in _THREADS:
-            del os.environ[name]
-        os.environ.update(before)
-
-
 def _run_in_processes(
     cells: Sequence[Cell], waiting: Sequence[int], directory: Path, *, jobs: int, resume: bool, listen: Listener
 ) -> None:
+    """With as many threads each as there are cores for: numerical libraries read that when they are loaded."""
+    before = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    os.environ.update(dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // jobs))))
     context = multiprocessing.get_context("spawn")
-    steps: SimpleQueue[Step] = context.SimpleQueue()
+    steps: SimpleQueue[Any] = context.SimpleQueue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_become_worker, initargs=(steps,))
     try:
         going = {pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting}
@@ -114,13 +100,18 @@ def _run_in_processes(
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
+    finally:
+        for name in _THREADS:
+            del os.environ[name]
+        os.environ.update(before)
     pool.shutdown()
 
 
-_steps: SimpleQueue[Step] | None = None
+_steps: SimpleQueue[Any] | None = None
+"""Where a worker tells its steps."""
 
 
-def _become_worker(steps: SimpleQueue[Step]) -> None:
+def _become_worker(steps: SimpleQueue[Any]) -> None:
     """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints; ends when the parent does.
 
     A killed parent cannot stop its workers, and would leave them on the processors for hours.
