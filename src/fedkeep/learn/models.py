@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
 """Models that need no torch, with the widths of their hidden layers unless the option `hidden` gives others."""
-TORCH: dict[str, str] = {
-    "lenet": "fedkeep.learn.torch_models:lenet",
-    "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
-}
+TORCH = {"lenet": "fedkeep.learn.torch_models:lenet", "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn"}
 """Factories of torch modules by name; they take the number of classes."""
 
 
