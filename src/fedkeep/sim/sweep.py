@@ -28,10 +28,6 @@ from fedkeep.sim.runner import is_finished, play, record_path
 
 _TRIAL_SECONDS = 0.5
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_AGAIN = 2
-"""How often a run is begun anew elsewhere when the machine it was on is lost."""
-_PATIENCE = 5.0
-"""Seconds in which a cluster must take a connection."""
 Listener = Callable[[int, int, float | None], None]
 """Called with a run's place among the cells, the rounds done, and the accuracy where it was measured."""
 Place = Literal["here", "ray"]
@@ -55,20 +51,15 @@ def run_sweep(
 
 def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
     """How long the cells will take, from a short trial of each method."""
-    per_round: dict[str, float] = {}
-    total = 0.0
-    for cell in cells:
-        kind = f"{cell.experiment.label} {cell.setting}"
-        if kind not in per_round:
-            per_round[kind] = _trial(cell)
-        total += per_round[kind] * cell.experiment.train.rounds
+    kinds = {(cell.experiment.label, cell.setting): cell for cell in reversed(cells)}
+    per_round = {kind: _trial(cell) for kind, cell in kinds.items()}
+    total = sum(per_round[cell.experiment.label, cell.setting] * cell.experiment.train.rounds for cell in cells)
     return total / max(1, min(jobs, len(cells)))
 
 
 def _trial(cell: Cell) -> float:
     """Seconds a round takes."""
-    simulator = Simulator(cell.experiment)
-    rounds = 0
+    simulator, rounds = Simulator(cell.experiment), 0
     began = time.perf_counter()
     while time.perf_counter() - began < _TRIAL_SECONDS or rounds < 2:
         simulator.play_round(evaluated=False)
@@ -139,7 +130,8 @@ def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
 def play_on_ray(cells: Sequence[Cell], waiting: Sequence[int], directory: Path, listen: Listener) -> None:
     """Plays the waiting cells on the cluster, a processor each; every record is written as soon as it comes back."""
     ray = _connected()
-    remote = ray.remote(num_cpus=1, max_retries=_AGAIN)(_play_elsewhere)
+    # A run whose machine is lost is begun anew elsewhere, twice at most.
+    remote = ray.remote(num_cpus=1, max_retries=2)(_play_elsewhere)
     going = {remote.remote(cells[i].table, cells[i].setting): i for i in waiting}
     try:
         while going:
@@ -196,7 +188,7 @@ def _connected() -> Any:
     try:
         place = urlsplit(address if "//" in address else f"//{address}")
         if place.hostname and place.port:
-            socket.create_connection((place.hostname, place.port), timeout=_PATIENCE).close()
+            socket.create_connection((place.hostname, place.port), timeout=5.0).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=threads)
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
