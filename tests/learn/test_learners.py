@@ -113,7 +113,7 @@ def test_what_does_not_fit_in_memory_is_computed_again(monkeypatch: pytest.Monke
     learner = TorchLearner(torch_models.lenet, chunk=3)
     model, batch = learner.initial(0), batch_of((1, 28, 28), 10, 8)
     kept = learner.probe(model).measure(batch)
-    monkeypatch.setattr("fedkeep.learn.measurements.KEPT_BYTES", 0)
+    monkeypatch.setattr("fedkeep.learn.backends.KEPT_BYTES", 0)
     forgotten = learner.probe(model).measure(batch)
     for quantity in ("mean_gradient", "norms", "losses"):
         np.testing.assert_array_equal(getattr(kept, quantity)(), getattr(forgotten, quantity)())

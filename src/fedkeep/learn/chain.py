@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedkeep.learn.measurements import Outer
+from fedkeep.learn.backends import Outer
 
 
 class Link(ABC):

@@ -16,8 +16,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
-from fedkeep.learn.jobs import FrozenModel, Layout, descend, padded, require_layers
-from fedkeep.learn.measurements import Outer, TracedMeasurements
+from fedkeep.learn.backends import FrozenModel, Layout, Outer, TracedMeasurements, descend, padded, require_layers
 
 Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""

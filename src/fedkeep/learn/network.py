@@ -17,8 +17,8 @@ from torch.random import fork_rng
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
+from fedkeep.learn.backends import Layout, require_layers
 from fedkeep.learn.chain import FastPool, chain_of, replaced, tiling
-from fedkeep.learn.jobs import Layout, require_layers
 
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""

@@ -20,9 +20,8 @@ import numpy as np
 from fedkeep.core.errors import DataError, needing
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
+from fedkeep.learn.backends import Layout, TracedMeasurements
 from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
-from fedkeep.learn.jobs import Layout
-from fedkeep.learn.measurements import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")

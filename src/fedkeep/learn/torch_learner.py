@@ -17,9 +17,8 @@ from torch.random import fork_rng
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import Job, Measurements
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
+from fedkeep.learn.backends import BatchMeasurements, ChunkedMeasurements, FrozenModel, TracedMeasurements, descend
 from fedkeep.learn.chain import Linear, Pass, is_bilinear
-from fedkeep.learn.jobs import FrozenModel, descend
-from fedkeep.learn.measurements import BatchMeasurements, ChunkedMeasurements, TracedMeasurements
 from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 

@@ -16,9 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedkeep.core.ports import Measurements
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
+from fedkeep.learn.backends import BatchMeasurements, FactoredMeasurements, Outer, padded
 from fedkeep.learn.chain import Pass
-from fedkeep.learn.jobs import padded
-from fedkeep.learn.measurements import BatchMeasurements, FactoredMeasurements, Outer
 from fedkeep.learn.network import Network, as_tensor, losses, output_error
 
 _BLOCK = 1 << 20
