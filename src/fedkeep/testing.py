@@ -142,6 +142,3 @@ def _require_close(a: float, b: float, law: str) -> None:
 def _require(holds: bool, law: str) -> None:
     if not holds:
         raise ConformanceError(law)
-
-
-__all__ = ["ConformanceError", "check_learner", "check_policy"]

@@ -237,12 +237,12 @@ def test_unknown_names_and_options_are_explained() -> None:
     with pytest.raises(ConfigError, match=r"unknown model 'lenett'.*lenet"):
         learner_for("lenett", (1, 28, 28), 10)
     with pytest.raises(ConfigError, match="has no option 'width'"):
-        learner_for("mlp", (6,), 3, options={"width": 3})
+        learner_for("mlp", (6,), 3, width=3)
     with pytest.raises(ConfigError, match="takes"):
-        learner_for("lenet", (1, 28, 28), 10, options={"width": 3})
+        learner_for("lenet", (1, 28, 28), 10, width=3)
     with pytest.raises(ConfigError, match="last_layers must be between 1 and 4"):
         learner_for("lenet", (1, 28, 28), 10, last_layers=5)
-    own = learner_for("fedkeep.learn.torch_models:lenet", (1, 28, 28), 3, options={"classes": 3})
+    own = learner_for("fedkeep.learn.torch_models:lenet", (1, 28, 28), 3, classes=3)
     assert own.size == learner_for("lenet", (1, 28, 28), 3).size
 
 

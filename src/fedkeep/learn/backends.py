@@ -254,10 +254,17 @@ class Trace(Protocol):
     `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), and need no loss; `head` is the last layer.
     """
 
-    losses: AnyArray
-    activations: AnyArray
-    head: Outer
-    valued: list[Outer]
+    @property
+    def losses(self) -> AnyArray: ...
+
+    @property
+    def activations(self) -> AnyArray: ...
+
+    @property
+    def head(self) -> Outer: ...
+
+    @property
+    def valued(self) -> list[Outer]: ...
 
 
 class TracedMeasurements(FactoredMeasurements):

@@ -85,25 +85,20 @@ class Network:
                 own[name].copy_(as_tensor(named[name]))
             self._loaded = None
 
-    def load(self, model: Vector, *, frozen: bool = False) -> None:
-        """Makes `model` the parameters; free of charge where it is frozen and was the one loaded last."""
-        if frozen and self._loaded is model:
-            return
-        self.layout.require(model)
-        self.flat.copy_(as_tensor(model))
-        self._loaded = model if frozen else None
-
     @contextmanager
-    def loaded(self, model: Vector) -> Iterator[None]:
-        """Holds the module with a model that does not change any more as its parameters."""
+    def loaded(self, model: Vector, *, frozen: bool = True) -> Iterator[None]:
+        """Holds the module with these parameters; free of charge if they are frozen and were the ones loaded last."""
         with self.lock:
-            self.load(model, frozen=True)
+            if not frozen or self._loaded is not model:
+                self.layout.require(model)
+                self.flat.copy_(as_tensor(model))
+                self._loaded = model if frozen else None
             yield
 
     @contextmanager
     def training(self, seed: int) -> Iterator[None]:
         """Holds the module in training mode, in which dropout and the like act, drawing random numbers from `seed`."""
-        with self.lock, fork_rng(devices=[]), self.differentiable(self.parameters):
+        with fork_rng(devices=[]), self.differentiable(self.parameters):
             torch.default_generator.manual_seed(seed)
             self.module.train()
             try:

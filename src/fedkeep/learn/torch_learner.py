@@ -101,8 +101,7 @@ class TorchLearner:
             return list(models.numpy())
         trained = []
         for job in jobs:
-            with network.training(job.seed):
-                network.load(model)
+            with network.loaded(model, frozen=False), network.training(job.seed):
                 self._descend(network.flat[None], [job], local, self._differentiated)
                 trained.append(network.flat.numpy().copy())
         return trained
@@ -125,8 +124,7 @@ class TorchLearner:
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         network = self._network
-        with network.lock:
-            network.load(model)
+        with network.loaded(model, frozen=False):
             return torch.cat([network.module(part) for part in torch.split(as_tensor(x), CHUNK)]).numpy()
 
 

@@ -148,13 +148,10 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
     overrides: dict[str, Any] = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
-    last_layers = overrides.pop("last_layers", None)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
     own = load_object(name) if ":" in name else None
     if not isinstance(own, type) or not hasattr(own, "train_many"):
-        return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
-    if last_layers is not None:
-        options["last_layers"] = last_layers
+        return learner_for(name, data.sample_shape, data.labels, **options)
     try:
         learner: FleetLearner = own(data.sample_shape, data.labels, **options)
     except TypeError as error:

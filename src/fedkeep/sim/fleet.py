@@ -183,18 +183,16 @@ class Oracle:
         if samples is not None and samples < len(self._ids):
             self._ids = np.sort(generator(seed, "oracle").choice(self._ids, samples, replace=False))
 
-    def gradient(self, model: Vector) -> Vector:
-        """The global gradient: every device weighs as many samples as it has."""
-        return self._mean(model, self._ids)
-
-    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
-        """Every device's gradient over its training samples, as if each had reported before the first round."""
-        return {d: Estimate(self._mean(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}
-
-    def _mean(self, model: Vector, ids: IntArray) -> Vector:
+    def gradient(self, model: Vector, ids: IntArray | None = None) -> Vector:
+        """The mean gradient of these samples; without them the global one: every device weighs as many as it has."""
+        ids = self._ids if ids is None else ids
         probe = self._learner.probe(model)
         total = np.zeros(self._learner.gradient_size)
         for start in range(0, len(ids), _CHUNK):
             part = self._data.take(ids[start : start + _CHUNK])
             total += probe.measure(part).mean_gradient().astype(np.float64) * len(part)
         return (total / len(ids)).astype(np.float32)
+
+    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
+        """Every device's gradient over its training samples, as if each had reported before the first round."""
+        return {d: Estimate(self.gradient(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}
