@@ -41,8 +41,7 @@ class SimulatedFleet:
     def device(self, device: DeviceId) -> Device:
         """The device, made if this is the first anybody hears of it."""
         if device not in self.devices:
-            self.devices[device] = self._make(device)
-            self._seen[device] = 0
+            self.devices[device], self._seen[device] = self._make(device), 0
         return self.devices[device]
 
     def catch_up(self, devices: Sequence[DeviceId], until: int) -> int:
@@ -85,7 +84,10 @@ class SimulatedFleet:
         ahead = self._measure(next_models, {d: draft.job.batch for d, draft in drafts.items()})
         prepared = {d: devices[d].look_ahead(draft, ahead.get(d)) for d, draft in drafts.items()}
         trained: dict[DeviceId, Vector] = {}
-        if jobs := {d: _corrected(p.job, corrections.get(d)) for d, p in prepared.items() if len(p.job.batch)}:
+        if jobs := {d: p.job for d, p in prepared.items() if len(p.job.batch)}:
+            for d in jobs.keys() & corrections.keys():
+                own = jobs[d].correction
+                jobs[d] = replace(jobs[d], correction=corrections[d] if own is None else own + corrections[d])
             order = orders[next(iter(jobs))]
             models = self.learner.train_many(order.model, list(jobs.values()), order.local)
             trained = dict(zip(jobs, models, strict=True))
@@ -127,13 +129,6 @@ class SimulatedFleet:
         whole = Deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
         stops = np.cumsum([0, *map(len, filled.values())]).tolist()
         return {d: SliceOf(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
-
-
-def _corrected(job: Job, correction: Vector | None) -> Job:
-    """With one more correction of the local steps."""
-    if correction is None:
-        return job
-    return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
 class FullFleet:
