@@ -75,13 +75,10 @@ class TorchLearner:
                 measured[c] = TracedMeasurements(trace, self.gradient_size, len(batches[c]), place)
         return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
 
-    def _alone(self, model: Vector, batch: Batch) -> Measurements:
+    def _alone(self, model: Vector, batch: Batch) -> BatchMeasurements:
         if 0 < len(batch) <= self._chunk:
-            return self._piece(model, batch)
-        return ChunkedMeasurements(partial(self._piece, model), batch, self._chunk, self.gradient_size)
-
-    def _piece(self, model: Vector, batch: Batch) -> BatchMeasurements:
-        return self._ways_for(model, batch)[0](self._network, model, batch)
+            return self._ways_for(model, batch)[0](self._network, model, batch)
+        return ChunkedMeasurements(partial(self._alone, model), batch, self._chunk, self.gradient_size)
 
     def _ways_for(self, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
         if self._ways is None:

@@ -14,8 +14,6 @@ from fedkeep.core.types import DeviceId, FloatArray, Report, State, Vector
 from fedkeep.fleet.options import CorrectionOptions
 
 Reports: TypeAlias = Mapping[DeviceId, Report]
-_MOMENTUM = 0.9
-"""What of the last step the server keeps, under "momentum"."""
 
 
 class Rival:
@@ -42,7 +40,7 @@ class Rival:
 class ServerMomentum(Rival):
     """FedAvgM (Hsu et al., 2019): v <- momentum v + update, w <- w + v."""
 
-    def __init__(self, momentum: float) -> None:
+    def __init__(self, momentum: float = 0.9) -> None:
         self._momentum, self._kept = momentum, {"velocity": np.zeros(())}
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
@@ -98,7 +96,7 @@ class Scaffold(_OfEachDevice):
 def rival_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -> Rival:
     """The correction of this name."""
     if options.name == "momentum":
-        return ServerMomentum(_MOMENTUM)
+        return ServerMomentum()
     if options.name == "fedvarp":
         return FedVarp(rates, learner.size)
     if options.name == "scaffold":
