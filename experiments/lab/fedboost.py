@@ -17,8 +17,8 @@ from fedkeep.core.ports import Job, Measurements
 from fedkeep.core.seeds import generator
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
+from fedkeep.learn.backends import minibatches
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.learn.jobs import minibatches
 
 _TINY = 1e-12
 """The least that a label is given: no loss is infinite."""

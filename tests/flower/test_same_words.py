@@ -62,7 +62,7 @@ def test_a_misspelt_preset_is_named() -> None:
 def kept_after_two_offers(preset: str) -> set[bytes]:
     """What is left of the first offer's samples after a sync and as many arrivals more."""
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    learner = learner_for("softmax", (3,), 2, last_layers=1, options={})
+    learner = learner_for("softmax", (3,), 2, last_layers=1)
     rng = np.random.default_rng(0)
     with Keeper(learner, DeviceMemory(context), 6, "draw", preset) as keeper:
         keeper.offer(rng.normal(size=(20, 3)) * 3, np.arange(20) % 2)

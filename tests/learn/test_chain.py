@@ -10,7 +10,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from fedkeep.learn.chain import FastPool, Pass, chain_of, with_fast_pools  # noqa: E402
+from fedkeep.learn.chain import FastPool, Pass, chain_of, replaced, tiling  # noqa: E402
 from fedkeep.learn.network import output_error  # noqa: E402
 from fedkeep.learn.torch_models import har_dnn, lenet, logistic, traffic_cnn  # noqa: E402
 
@@ -108,7 +108,7 @@ def test_fast_pooling_is_pooling(pool: nn.Module, shape: tuple[int, ...], flat: 
     """Forward, backward, differentiated twice and mapped over; also where all places of a window are equal."""
     torch.manual_seed(0)
     x = torch.ones(shape) if flat else torch.randn(shape)
-    fast = with_fast_pools(nn.Sequential(nn.Sequential(pool)))
+    fast = replaced(nn.Sequential(nn.Sequential(pool)), tiling, FastPool)
     assert any(isinstance(part, FastPool) for part in fast.modules())
     assert torch.equal(fast(x), pool(x))
     mapped = [vmap(grad(lambda each, by=by: by(each[None]).pow(3).sum()))(x) for by in (fast, pool)]

@@ -15,8 +15,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import FleetLearner
 from fedkeep.core.slices import deferred, slice_of
 from fedkeep.learn import torch_measurements
+from fedkeep.learn.backends import TracedMeasurements
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.learn.measurements import TracedMeasurements
 from fedkeep.learn.torch_learner import TorchLearner
 from tests.learn.written_out import CASES, WrittenOut, batch_of, torch_case
 

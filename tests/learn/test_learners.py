@@ -113,7 +113,7 @@ def test_what_does_not_fit_in_memory_is_computed_again(monkeypatch: pytest.Monke
     learner = TorchLearner(torch_models.lenet, chunk=3)
     model, batch = learner.initial(0), batch_of((1, 28, 28), 10, 8)
     kept = learner.probe(model).measure(batch)
-    monkeypatch.setattr("fedkeep.learn.measurements.KEPT_BYTES", 0)
+    monkeypatch.setattr("fedkeep.learn.backends.KEPT_BYTES", 0)
     forgotten = learner.probe(model).measure(batch)
     for quantity in ("mean_gradient", "norms", "losses"):
         np.testing.assert_array_equal(getattr(kept, quantity)(), getattr(forgotten, quantity)())
@@ -237,12 +237,12 @@ def test_unknown_names_and_options_are_explained() -> None:
     with pytest.raises(ConfigError, match=r"unknown model 'lenett'.*lenet"):
         learner_for("lenett", (1, 28, 28), 10)
     with pytest.raises(ConfigError, match="has no option 'width'"):
-        learner_for("mlp", (6,), 3, options={"width": 3})
+        learner_for("mlp", (6,), 3, width=3)
     with pytest.raises(ConfigError, match="takes"):
-        learner_for("lenet", (1, 28, 28), 10, options={"width": 3})
+        learner_for("lenet", (1, 28, 28), 10, width=3)
     with pytest.raises(ConfigError, match="last_layers must be between 1 and 4"):
         learner_for("lenet", (1, 28, 28), 10, last_layers=5)
-    own = learner_for("fedkeep.learn.torch_models:lenet", (1, 28, 28), 3, options={"classes": 3})
+    own = learner_for("fedkeep.learn.torch_models:lenet", (1, 28, 28), 3, classes=3)
     assert own.size == learner_for("lenet", (1, 28, 28), 3).size
 
 

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from fedkeep.core.ports import Job, Learner
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Vector
+from fedkeep.learn.backends import minibatches
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.learn.jobs import minibatches
 from fedkeep.learn.torch_learner import TorchLearner
 from fedkeep.learn.torch_models import har_dnn, lenet, traffic_cnn
 from tests.golden.modules import Recurrent, normalised

@@ -155,8 +155,8 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
     path = options.pop("path", None)
     name = str(options.pop("name", "softmax"))
     if path is None:
-        last_layers = options.pop("last_layers", 1)
-        return learner_for(name, shape, labels, last_layers=last_layers or None, options=options)
+        options["last_layers"] = options.get("last_layers", 1) or None
+        return learner_for(name, shape, labels, **options)
     if options:
         raise ConfigError(f"a model from a file has no option '{min(options)}': remove it from [model]")
     from fedkeep.learn.onnx_learner import OnnxLearner

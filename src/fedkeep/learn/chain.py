@@ -6,7 +6,7 @@ Activations are (C, channels, n, ...): a layer with a weight is then one product
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import islice, product
 from math import prod
@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedkeep.learn.measurements import Outer
+from fedkeep.learn.backends import Outer
 
 
 class Link(ABC):
     """One layer in one pass over inputs `x`; `own` are its parameters, (C, *shape) each."""
-
-    parameters = 0
 
     def __init__(self, layer: Any, own: list[Tensor], x: Tensor) -> None:
         self.layer, self.own, self.x = layer, own, x
@@ -36,19 +34,21 @@ class Link(ABC):
     def below(self, error: Tensor) -> Tensor:
         """The error of the inputs, from that of the outputs, which may be overwritten."""
 
-    def gradients(self, error: Tensor) -> list[Tensor]:  # noqa: ARG002
+
+class Weighing(Link):
+    """One with a weight and a bias."""
+
+    @abstractmethod
+    def gradients(self, error: Tensor) -> list[Tensor]:
         """The gradients by the layer's parameters, summed over each model's samples."""
-        return []
 
-    def factors(self, error: Tensor) -> Outer:  # noqa: ARG002
+    @abstractmethod
+    def factors(self, error: Tensor) -> Outer:
         """The same for each sample."""
-        raise TypeError(f"{type(self).__name__} has no parameters")
 
 
-class Linear(Link):
+class Linear(Weighing):
     """Products have the samples as rows: with a few columns, torch's take several times as long."""
-
-    parameters = 2
 
     def forward(self) -> Tensor:
         weight, bias = self.own
@@ -64,10 +64,8 @@ class Linear(Link):
         return Outer(self.x.mT.contiguous().numpy(), error.mT.contiguous().numpy())
 
 
-class Convolution(Link):
+class Convolution(Weighing):
     """A convolution as a linear layer over columns: what the kernel sees at each place of each sample."""
-
-    parameters = 2
 
     def forward(self) -> Tensor:
         weight, bias = self.own
@@ -128,12 +126,11 @@ class Relu(Link):
 
 class MaxPool(Link):
     def forward(self) -> Tensor:
-        self._kernel = tiling(self.layer)
-        self._largest = largest_of(self.x, self._kernel)
+        self._largest = largest_of(self.x, tiling(self.layer))
         return self._largest
 
     def below(self, error: Tensor) -> Tensor:
-        return handed_down(self.x, self._largest, error, self._kernel)
+        return handed_down(self.x, self._largest, error, tiling(self.layer))
 
 
 class Flatten(Link):
@@ -187,7 +184,8 @@ class Pass:
         self.links: list[Link] = []
         self.logits = x.transpose(1, 2) if x.dim() > 2 else x[:, None]
         for kind, layer in chain:
-            self.links.append(kind(layer, list(islice(rest, kind.parameters)), self.logits))
+            own = list(islice(rest, 2 if issubclass(kind, Weighing) else 0))
+            self.links.append(kind(layer, own, self.logits))
             self.logits = self.links[-1].forward()
 
     def gradients(self, error: Tensor) -> list[Tensor]:
@@ -197,14 +195,13 @@ class Pass:
             gradients = link.gradients(of_outputs) + gradients
         return gradients
 
-    def errors(self, error: Tensor) -> Iterator[tuple[Link, Tensor]]:
+    def errors(self, error: Tensor) -> Iterator[tuple[Weighing, Tensor]]:
         """Each link with parameters, the last first, and the error of its outputs."""
-        left = sum(link.parameters for link in self.links)
+        first = next((link for link in self.links if link.own), None)
         for link in reversed(self.links):
-            if link.parameters:
+            if isinstance(link, Weighing):
                 yield link, error
-                left -= link.parameters
-            if not left:
+            if link is first:
                 return
             error = link.below(error)
 
@@ -259,12 +256,12 @@ class FastPool(nn.Module):
             return self._pool(x)
 
 
-def with_fast_pools(module: nn.Module) -> nn.Module:
-    """The module, its poolings replaced wherever their windows tile the input."""
+def replaced(module: nn.Module, old: Callable[[Any], Any], new: Callable[[Any], nn.Module]) -> nn.Module:
+    """The module, every part of it that is `old` made new."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if tiling(child):
-                setattr(parent, name, FastPool(child))
+            if old(child):
+                setattr(parent, name, new(child))
     return module
 
 

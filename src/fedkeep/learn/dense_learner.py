@@ -16,8 +16,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
-from fedkeep.learn.jobs import FrozenModel, Layout, descend, padded, require_layers
-from fedkeep.learn.measurements import Outer, TracedMeasurements
+from fedkeep.learn.backends import FrozenModel, Layout, Outer, TracedMeasurements, descend, padded, require_layers
 
 Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""
@@ -76,23 +75,21 @@ class DenseLearner:
         return [TracedMeasurements(trace, self.gradient_size, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
-        return self._train_stacked(model, [job], local)[0]
+        return self.train_many(model, [job], local)[0]
 
     def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         """Where each job leads from the same model; mini-batches are not aligned, so they go one by one."""
-        if local.batch_size is not None or not self._stackable([job.batch for job in jobs]):
-            return [self.train(model, job, local) for job in jobs]
-        together = max(1, _CACHED_NUMBERS // self.size)
-        groups = [jobs[start : start + together] for start in range(0, len(jobs), together)]
-        return [trained for group in groups for trained in self._train_stacked(model, group, local)]
-
-    def _train_stacked(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
-        models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(jobs), axis=0)
-        parameters = self.layout.views(models)
-        into_room = partial(gradients, [np.empty_like(parameter) for parameter in parameters])
-        with np.errstate(over="ignore", invalid="ignore"):
-            descend(models, parameters, jobs, local, into_room, valued=self.gradient_size)
-        return list(models)
+        aligned = local.batch_size is None and self._stackable([job.batch for job in jobs])
+        together = max(1, _CACHED_NUMBERS // self.size) if aligned else 1
+        trained: list[Vector] = []
+        for start in range(0, len(jobs), together):
+            group = jobs[start : start + together]
+            models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(group), axis=0)
+            into_room = partial(gradients, [np.empty_like(parameter) for parameter in self.layout.views(models)])
+            with np.errstate(over="ignore", invalid="ignore"):
+                descend(self.layout, self.gradient_size, np.asarray, models, group, local, into_room)
+            trained += list(models)
+        return trained
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         return np.asarray(forward(paired(self.layout.views(model[None])), x[None])[1][0])

@@ -20,31 +20,22 @@ if TYPE_CHECKING:
 
 DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
 """Models that need no torch, with the widths of their hidden layers unless the option `hidden` gives others."""
-TORCH: dict[str, str] = {
-    "lenet": "fedkeep.learn.torch_models:lenet",
-    "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
-}
+TORCH = {"lenet": "fedkeep.learn.torch_models:lenet", "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn"}
 """Factories of torch modules by name; they take the number of classes."""
 
 
-def learner_for(
-    name: str,
-    sample_shape: tuple[int, ...],
-    classes: int,
-    *,
-    last_layers: int | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> FleetLearner:
+def learner_for(name: str, sample_shape: tuple[int, ...], classes: int, /, **options: Any) -> FleetLearner:
     """The learner of a model by name for samples of this shape, in numpy where that suffices.
 
-    A factory of one's own takes just its `options`: it knows its shapes.
+    The option `last_layers` restricts the valued parameters. A factory of one's own takes just the others: it knows
+    its shapes.
 
-    >>> learner_for("softmax", sample_shape=(5, 4), classes=3).size
+    >>> learner_for("softmax", (5, 4), 3).size
     63
-    >>> learner_for("mlp", (20,), 3, options={"hidden": [8]}, last_layers=1).gradient_size
+    >>> learner_for("mlp", (20,), 3, hidden=[8], last_layers=1).gradient_size
     27
     """
-    options = dict(options or {})
+    last_layers = options.pop("last_layers", None)
     if name in DENSE:
         return DenseLearner((prod(sample_shape), *_hidden(name, options), classes), last_layers)
     if name in TORCH:

@@ -17,8 +17,8 @@ from torch.random import fork_rng
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.chain import chain_of, with_fast_pools
-from fedkeep.learn.jobs import Layout, require_layers
+from fedkeep.learn.backends import Layout, require_layers
+from fedkeep.learn.chain import FastPool, chain_of, replaced, tiling
 
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""
@@ -55,7 +55,7 @@ class Network:
         if not layers:
             raise ConfigError("the model has no parameters to train")
         self.chain = chain_of(module)
-        self.module = with_fast_pools(module.float()).eval().requires_grad_(False)
+        self.module = replaced(module.float(), tiling, FastPool).eval().requires_grad_(False)
         self.lock = RLock()
         named = dict(self.module.named_parameters())
         self.parameters = list(named.values())
@@ -85,25 +85,20 @@ class Network:
                 own[name].copy_(as_tensor(named[name]))
             self._loaded = None
 
-    def load(self, model: Vector, *, frozen: bool = False) -> None:
-        """Makes `model` the parameters; free of charge where it is frozen and was the one loaded last."""
-        if frozen and self._loaded is model:
-            return
-        self.layout.require(model)
-        self.flat.copy_(as_tensor(model))
-        self._loaded = model if frozen else None
-
     @contextmanager
-    def loaded(self, model: Vector) -> Iterator[None]:
-        """Holds the module with a model that does not change any more as its parameters."""
+    def loaded(self, model: Vector, *, frozen: bool = True) -> Iterator[None]:
+        """Holds the module with these parameters; free of charge if they are frozen and were the ones loaded last."""
         with self.lock:
-            self.load(model, frozen=True)
+            if not frozen or self._loaded is not model:
+                self.layout.require(model)
+                self.flat.copy_(as_tensor(model))
+                self._loaded = model if frozen else None
             yield
 
     @contextmanager
     def training(self, seed: int) -> Iterator[None]:
         """Holds the module in training mode, in which dropout and the like act, drawing random numbers from `seed`."""
-        with self.lock, fork_rng(devices=[]), self.differentiable(self.parameters):
+        with fork_rng(devices=[]), self.differentiable(self.parameters):
             torch.default_generator.manual_seed(seed)
             self.module.train()
             try:
@@ -171,9 +166,5 @@ class FrozenNorm(nn.Module):
 
 def with_frozen_norms(factory: Callable[[], nn.Module]) -> nn.Module:
     """A new module of the factory, its BatchNorm layers frozen wherever they have statistics."""
-    module = factory()
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm) and child.running_mean is not None:
-                setattr(parent, name, FrozenNorm(child))
-    return module
+    kept = lambda part: isinstance(part, _BatchNorm) and part.running_mean is not None  # noqa: E731
+    return replaced(factory(), kept, FrozenNorm)

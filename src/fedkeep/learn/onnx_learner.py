@@ -20,9 +20,8 @@ import numpy as np
 from fedkeep.core.errors import DataError, needing
 from fedkeep.core.ports import Job
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
+from fedkeep.learn.backends import Layout, TracedMeasurements
 from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
-from fedkeep.learn.jobs import Layout
-from fedkeep.learn.measurements import TracedMeasurements
 
 LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")
@@ -31,9 +30,8 @@ PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x0
 """First bytes of files that may run code when they are opened: archives as `torch.save` writes them, and pickles."""
 _CHUNK = 256
 _FLOAT32 = np.dtype(np.float32)
-_VARINT, _BYTES = 0, 2
-_FIXED = {1: 8, 5: 4}
 _FLOAT = 1
+_FIXED = {1: 8, 5: 4}
 _Fields: TypeAlias = dict[int, list[tuple[int, int, int]]]
 """The fields of a message by number: of each its value and where its bytes begin and end."""
 
@@ -53,7 +51,10 @@ class OnnxMeasurements(TracedMeasurements):
 
     @cached_property
     def _trace(self) -> DenseTrace:  # type: ignore[override]
-        return DenseTrace(self._forward, self._batch.y[None])
+        """Of the last layer, as one of C models."""
+        self._seen = self._seen or self._probe.run(self._batch.x, self._batch.y, self._probe.nowhere)
+        _, activations, logits = self._seen
+        return DenseTrace(lambda: ([activations[None]], logits[None]), self._batch.y[None])
 
     def projections(self, direction: Vector) -> Scores:
         if self._seen is not None:
@@ -61,21 +62,13 @@ class OnnxMeasurements(TracedMeasurements):
         self._seen = self._probe.run(self._batch.x, self._batch.y, direction)
         return self._seen[0][:, 0].astype(np.float64)
 
-    def _forward(self) -> tuple[list[AnyArray], AnyArray]:
-        """Input and output of the last layer, as those of one of C models."""
-        if self._seen is None:
-            self._seen = self._probe.run(self._batch.x, self._batch.y, self._probe.nowhere)
-        _, activations, logits = self._seen
-        return [activations[None]], logits[None]
-
 
 class OnnxProbe:
     """A frozen model in an ONNX Runtime session."""
 
     def __init__(self, data: bytes, shape: tuple[int, ...], head: Layout) -> None:
         self._session, self._shape = session(data), shape
-        self.head = head
-        """The layout of the last layer, which alone is valued."""
+        self.head = head  # the layout of the last layer, which alone is valued
         self.nowhere = np.zeros(head.size, dtype=np.float32)
         self._last: tuple[Vector, AnyArray, AnyArray] | None = None
 
@@ -92,10 +85,6 @@ class OnnxProbe:
             x = np.ascontiguousarray(x, dtype=np.float32).reshape(-1, *self._shape)
         feed = {"x": x, "y": y[:, None], "weight": last[1], "bias": last[2]}
         return list(self._session.run(OUTPUTS, feed))
-
-    def infer(self, x: AnyArray) -> list[AnyArray]:
-        """Activations and logits alone."""
-        return self.run(x, np.zeros(len(x), dtype=np.int64), self.nowhere)[1:]
 
 
 class OnnxLearner:
@@ -148,14 +137,15 @@ class OnnxLearner:
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         """Softmax regression on the activations, which do not change while the body does not."""
         body = self.size - self._head.size
-        activations, _ = self.probe(model).infer(job.batch.x)
+        activations = self.probe(model).measure(job.batch).activations()
         seen = replace(job, batch=Batch(activations, job.batch.y, job.batch.ids))
         return np.concatenate([model[:body], self._head.train(model[body:], seen, local)])
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        probe = self.probe(model)
-        parts = [probe.infer(x[i : i + _CHUNK])[1] for i in range(0, len(x), _CHUNK)]
-        return np.concatenate(parts) if parts else np.empty((0, self.layout.shapes[-1][0]), dtype=np.float32)
+        probe, nobody = self.probe(model), np.zeros(len(x), dtype=np.int64)
+        parts = [slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)]
+        found = [probe.run(x[part], nobody[part], probe.nowhere)[2] for part in parts]
+        return np.concatenate([np.empty((0, self.layout.shapes[-1][0]), dtype=np.float32), *found])
 
 
 def session(data: bytes) -> Any:
@@ -192,14 +182,14 @@ def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, tuple[int, int, int]
 
 
 def _fields(data: bytes, at: int, end: int) -> _Fields:
-    """Those of the message between `at` and `end`."""
+    """Those of the message between `at` and `end`; wire type 0 is a number, 2 is bytes after their length."""
     found: _Fields = defaultdict(list)
     while at < end:
         key, at = _varint(data, at)
         wire, value, start = key & 7, 0, at
-        if wire == _VARINT:
+        if wire == 0:
             value, at = _varint(data, at)
-        elif wire == _BYTES:
+        elif wire == 2:
             length, start = _varint(data, at)
             at = start + length
         elif wire in _FIXED:

@@ -17,9 +17,8 @@ from torch.random import fork_rng
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.ports import Job, Measurements
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
+from fedkeep.learn.backends import BatchMeasurements, ChunkedMeasurements, FrozenModel, TracedMeasurements, descend
 from fedkeep.learn.chain import Linear, Pass, is_bilinear
-from fedkeep.learn.jobs import FrozenModel, Gradients, descend
-from fedkeep.learn.measurements import BatchMeasurements, ChunkedMeasurements, TracedMeasurements
 from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 
@@ -50,8 +49,8 @@ class TorchLearner:
         self._network = network = Network(factory(), last_layers)
         self.layout, self.size, self.gradient_size = network.layout, network.layout.size, network.valued.size
         self.tail, self.load_statistics = network.tail, network.load_statistics
-        self._traces: bool | None = None
-        self._measurements: MeasurementsClass | None = None
+        self._descend = partial(descend, self.layout, self.gradient_size, as_tensor)
+        self._ways: tuple[MeasurementsClass, bool] | None = None
 
     def initial(self, seed: int) -> Vector:
         """The parameters of a new module, as its own layers initialise them."""
@@ -66,25 +65,26 @@ class TorchLearner:
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
         """What each batch's own model, which must not change any more, sees in it: all small ones of chains at once."""
         small = [c for c, batch in enumerate(batches) if 0 < len(batch) <= min(_TRACED_SAMPLES, self._chunk)]
-        if small and self._traces is None:
-            self._traces = _Trial(self._network, models[small[0]], batches[small[0]]).is_traceable()
+        if not small or not self._ways_for(models[small[0]], batches[small[0]])[1]:
+            small = []
         measured: dict[int, Measurements] = {}
-        for start in range(0, len(small) if self._traces else 0, _TRACED_MODELS):
+        for start in range(0, len(small), _TRACED_MODELS):
             group = small[start : start + _TRACED_MODELS]
             trace = ChainTrace(self._network, [models[c] for c in group], [batches[c] for c in group])
             for place, c in enumerate(group):
                 measured[c] = TracedMeasurements(trace, self.gradient_size, len(batches[c]), place)
         return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
 
-    def _alone(self, model: Vector, batch: Batch) -> Measurements:
+    def _alone(self, model: Vector, batch: Batch) -> BatchMeasurements:
         if 0 < len(batch) <= self._chunk:
-            return self._piece(model, batch)
-        return ChunkedMeasurements(partial(self._piece, model), batch, self._chunk, self.gradient_size)
+            return self._ways_for(model, batch)[0](self._network, model, batch)
+        return ChunkedMeasurements(partial(self._alone, model), batch, self._chunk, self.gradient_size)
 
-    def _piece(self, model: Vector, batch: Batch) -> BatchMeasurements:
-        if self._measurements is None:
-            self._measurements = _Trial(self._network, model, batch).chosen()
-        return self._measurements(self._network, model, batch)
+    def _ways_for(self, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
+        if self._ways is None:
+            with self._network.lock:
+                self._ways = ways_to_measure(self._network, model, batch)
+        return self._ways
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         return self.train_many(model, [job], local)[0]
@@ -98,15 +98,10 @@ class TorchLearner:
             return list(models.numpy())
         trained = []
         for job in jobs:
-            with network.training(job.seed):
-                network.load(model)
+            with network.loaded(model, frozen=False), network.training(job.seed):
                 self._descend(network.flat[None], [job], local, self._differentiated)
                 trained.append(network.flat.numpy().copy())
         return trained
-
-    def _descend(self, models: Tensor, jobs: Sequence[Job], local: LocalTraining, gradients: Gradients) -> None:
-        parameters = self.layout.views(models)
-        descend(models, parameters, jobs, local, gradients, valued=self.gradient_size, array=as_tensor)
 
     def _chained(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
         """Of models of a chain of layers, by matrix products; samples that only pad a short batch have no share."""
@@ -126,8 +121,7 @@ class TorchLearner:
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         network = self._network
-        with network.lock:
-            network.load(model)
+        with network.loaded(model, frozen=False):
             return torch.cat([network.module(part) for part in torch.split(as_tensor(x), CHUNK)]).numpy()
 
 
@@ -137,51 +131,37 @@ def is_stackable(network: Network, jobs: Sequence[Job], local: LocalTraining) ->
     return network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None
 
 
-class _Trial:
-    """Three different samples, made from the first of a batch, as plain backprop of each alone measures them."""
+def ways_to_measure(network: Network, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
+    """The fastest measurements that are exact for this module, and whether one pass of many models is exact, too.
 
-    def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
-        x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
-        three = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
-        self._network, self._case = network, (network, model, three)
-        alone = [AutogradMeasurements(network, model, three.take(slice(i, i + 1))) for i in range(3)]
-        self._losses = np.concatenate([one.losses() for one in alone])
-        self._gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
+    Three different samples, made from the first of a batch, must be seen as plain backprop of each alone sees them.
+    """
+    x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
+    three = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
+    alone = [AutogradMeasurements(network, model, three.take(slice(i, i + 1))) for i in range(3)]
+    together = AutogradMeasurements(network, model, three).losses()
+    if not np.allclose(together, np.concatenate([one.losses() for one in alone]), rtol=_TOLERANCE, atol=_TOLERANCE):
+        raise FedkeepError(
+            "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
+            "gradient of its own: replace the layer that mixes samples"
+        )
+    gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
+    direction = np.random.default_rng(0).normal(size=len(gradients[0])).astype(np.float32)
+    norms = np.linalg.norm(gradients, axis=1)
+    margin = _TOLERANCE * (float(np.linalg.norm(direction) * norms.max()) + 1e-12)
 
-    def chosen(self) -> MeasurementsClass:
-        """The fastest measurements that are exact for this module."""
-        with self._network.lock:
-            together = AutogradMeasurements(*self._case).losses()
-            if not np.allclose(together, self._losses, rtol=_TOLERANCE, atol=_TOLERANCE):
-                raise FedkeepError(
-                    "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
-                    "gradient of its own: replace the layer that mixes samples"
-                )
-            try:
-                closed = all(map(is_bilinear, self._network.valued_layers))
-                right = closed and self._agrees(TorchMeasurements(*self._case))
-            except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
-                right = False
-        return TorchMeasurements if right else AutogradMeasurements
-
-    def is_traceable(self) -> bool:
-        """Whether the module is a chain of layers whose one pass over many models sees what each alone would see."""
-        network, model, three = self._case
-        if network.chain is None or network.chain[-1][0] is not Linear:
-            return False
+    def is_exact(seen: Measurements) -> bool:
         try:
-            trace = ChainTrace(network, [model], [three])
-            return self._agrees(TracedMeasurements(trace, network.valued.size, 3))
-        except RuntimeError:  # a linear layer that is used at several places, for instance
+            right = np.allclose(seen.projections(direction), gradients @ direction, rtol=0.0, atol=margin)
+            return right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
+        except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
             return False
 
-    def _agrees(self, seen: Measurements) -> bool:
-        gradients = self._gradients
-        direction = np.random.default_rng(0).normal(size=len(gradients[0])).astype(np.float32)
-        norms = np.linalg.norm(gradients, axis=1)
-        margin = _TOLERANCE * (float(np.linalg.norm(direction) * norms.max()) + 1e-12)
-        right = np.allclose(seen.projections(direction), gradients @ direction, rtol=0.0, atol=margin)
-        return right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
+    closed = all(map(is_bilinear, network.valued_layers)) and is_exact(TorchMeasurements(network, model, three))
+    traced = network.chain is not None and network.chain[-1][0] is Linear
+    if traced:
+        traced = is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), network.valued.size, 3))
+    return TorchMeasurements if closed else AutogradMeasurements, traced
 
 
 def add_to_gradients(module: nn.Module, correction: Vector) -> None:

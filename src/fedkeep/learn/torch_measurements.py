@@ -16,9 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedkeep.core.ports import Measurements
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
+from fedkeep.learn.backends import BatchMeasurements, FactoredMeasurements, Outer, padded
 from fedkeep.learn.chain import Pass
-from fedkeep.learn.jobs import padded
-from fedkeep.learn.measurements import BatchMeasurements, FactoredMeasurements, Factors, Outer
 from fedkeep.learn.network import Network, as_tensor, losses, output_error
 
 _BLOCK = 1 << 20
@@ -26,27 +25,25 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class Placed(Outer):
     """A weight that is used at several places of a sample: that of a convolution, or of a linear layer along a row."""
 
-    layer: Any
-    a: Tensor
-    e: Tensor
+    layer: Any = None
 
     @property
     def size(self) -> int:
         return sum(parameter.numel() for parameter in self.layer.parameters())
 
-    def inner(self, other: Factors) -> AnyArray:
+    def inner(self, other: Outer) -> AnyArray:
         """From the gradients themselves: what a sample's places say is summed before anything is made of it."""
         theirs = of_kind(Placed, other)
         return _inner_products(self._gradients(), None if theirs is self else theirs._gradients())
 
     def project(self, direction: Vector) -> AnyArray:
         """As <e, layer(a)>, with the direction in place of the layer's own weight and bias."""
-        weight, bias = self.layer.weight, self.layer.bias
+        weight = self.layer.weight
         toward, rest = as_tensor(direction).tensor_split([weight.numel()])
-        own = toward.view(weight.shape), None if bias is None else rest
+        own = toward.view(weight.shape), rest if self.bias else None
         linear = isinstance(self.layer, nn.Linear)
         response = F.linear(self.a, *own) if linear else torch.convolution(self.a, *own, *self._geometry())
         response *= self.e
@@ -58,13 +55,13 @@ class Placed:
 
     def _summed(self, a: Tensor, e: Tensor) -> list[Tensor]:
         """The gradients of the weight and, where there is one, the bias, summed over these samples."""
-        layer, biased = self.layer, self.layer.bias is not None
+        layer = self.layer
         if isinstance(layer, nn.Linear):
             a, e = a.flatten(0, -2), e.flatten(0, -2)
-            return [e.T @ a, e.sum(0)] if biased else [e.T @ a]
-        shape, wanted = [layer.out_channels], [False, True, biased]
+            return [e.T @ a, e.sum(0)] if self.bias else [e.T @ a]
+        shape, wanted = [layer.out_channels], [False, True, self.bias]
         back = torch.ops.aten.convolution_backward(e, a, layer.weight, shape, *self._geometry(), wanted)
-        return list(back[1 : 2 + biased])
+        return list(back[1 : 2 + self.bias])
 
     def _gradients(self) -> Iterator[list[Tensor]]:
         """Each sample's gradient by weight and bias, (n, *shape), for a few samples at a time."""
@@ -86,7 +83,7 @@ class TorchMeasurements(FactoredMeasurements):
         super().__init__(network.valued.size, len(batch))
         self._network, self._model, self._batch = network, model, batch
         self._logits = torch.empty(0)
-        self._noted: list[Outer | Placed] = []
+        self._noted: list[Outer] = []
 
     def losses(self) -> Scores:
         self._last(1)
@@ -99,7 +96,7 @@ class TorchMeasurements(FactoredMeasurements):
     def nbytes(self) -> int:  # type: ignore[override]
         return sum(factors.a.nbytes + factors.e.nbytes for factors in self._noted)
 
-    def _last(self, wanted: int | None = None) -> list[Outer | Placed]:
+    def _last(self, wanted: int | None = None) -> list[Outer]:
         """By a forward and a backward pass, which gives the logits too.
 
         Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
@@ -123,10 +120,11 @@ class TorchMeasurements(FactoredMeasurements):
         return self._noted
 
 
-def _factors(layer: Any, a: Tensor, e: Tensor) -> Outer | Placed:
-    """The samples' gradients by a bilinear layer, from its inputs and output errors, sample by sample."""
-    outer = isinstance(layer, nn.Linear) and a.dim() == 2
-    return Outer(a.numpy(), e.numpy(), layer.bias is not None) if outer else Placed(layer, a, e)
+def _factors(layer: Any, a: Tensor, e: Tensor) -> Outer:
+    biased = layer.bias is not None
+    if isinstance(layer, nn.Linear) and a.dim() == 2:
+        return Outer(a.numpy(), e.numpy(), biased)
+    return Placed(a, e, biased, layer)
 
 
 class ChainTrace:

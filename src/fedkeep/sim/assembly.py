@@ -91,9 +91,7 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
     stream = Stream(data, experiment.stream, experiment.seed)
     learner = build_learner(experiment, data)
     model = learner.initial(experiment.model_seed)
-    probe = learner.probe(model)
-    regions = divide(experiment, data, probe)
-    counts = region_counts(data, regions, probe)
+    regions, counts = divide(experiment, data, learner.probe(model))
     velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
     return Ground(experiment, data, stream, learner, model, regions, velocities)
 
@@ -158,13 +156,10 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
     overrides: dict[str, Any] = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
-    last_layers = overrides.pop("last_layers", None)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
     own = load_object(name) if ":" in name else None
     if not isinstance(own, type) or not hasattr(own, "train_many"):
-        return learner_for(name, data.sample_shape, data.labels, last_layers=last_layers, options=options)
-    if last_layers is not None:
-        options["last_layers"] = last_layers
+        return learner_for(name, data.sample_shape, data.labels, **options)
     try:
         learner: FleetLearner = own(data.sample_shape, data.labels, **options)
     except TypeError as error:
@@ -172,26 +167,18 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     return learner
 
 
-def divide(experiment: Experiment, data: Federation, probe: Probe) -> Regions:
+def divide(experiment: Experiment, data: Federation, probe: Probe) -> tuple[Regions, IntArray]:
     """The regions of this experiment: one where nobody divides slots, else by label, or of one's own.
 
-    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data.
+    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With them comes what a
+    device knows from the past of its own stream: training samples per device and region, (C, Y).
     """
     if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
-        return LabelRegions(1)
+        return LabelRegions(1), data.train.sizes[:, None]
     own: Any = experiment.regions
     if isinstance(own, RegionOptions):
-        return LabelRegions(data.labels)
+        return LabelRegions(data.labels), data.label_counts
     regions: Regions = own.agree(data, probe, experiment.seed) if hasattr(own, "agree") else own
-    return regions
-
-
-def region_counts(data: Federation, regions: Regions, probe: Probe) -> IntArray:
-    """Training samples per device and region, (C, Y): what a device knows from the past of its own stream."""
-    if regions.count == 1:
-        return data.train.sizes[:, None]
-    if isinstance(regions, LabelRegions):
-        return data.label_counts
     batches = [data.train_batch(d) for d in range(data.devices)]
     rows = [np.bincount(regions.assign(b, probe.measure(b)), minlength=regions.count) for b in batches]
-    return np.stack(rows).astype(np.int64)
+    return regions, np.stack(rows).astype(np.int64)

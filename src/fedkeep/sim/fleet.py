@@ -22,7 +22,6 @@ from fedkeep.data import Federation, Ownership, Stream
 
 _CHUNK = 4096
 """Samples of which an exact gradient is taken at a time."""
-Watcher = Callable[[DeviceId, Batch, Outcome], None]
 
 
 class SimulatedFleet:
@@ -44,15 +43,14 @@ class SimulatedFleet:
     def __init__(self, learner: FleetLearner, stream: Stream, make: Callable[[DeviceId], Device]) -> None:
         self.learner, self.stream = learner, stream
         self.devices: dict[DeviceId, Device] = {}
-        self.watchers: list[Watcher] = []
+        self.watchers: list[Callable[[DeviceId, Batch, Outcome], None]] = []
         self._make = make
         self._seen: dict[DeviceId, int] = {}
 
     def device(self, device: DeviceId) -> Device:
         """The device, made if this is the first anybody hears of it."""
         if device not in self.devices:
-            self.devices[device] = self._make(device)
-            self._seen[device] = 0
+            self.devices[device], self._seen[device] = self._make(device), 0
         return self.devices[device]
 
     def catch_up(self, devices: Sequence[DeviceId], until: int) -> int:
@@ -95,7 +93,10 @@ class SimulatedFleet:
         ahead = self._measure(next_models, {d: draft.job.batch for d, draft in drafts.items()})
         prepared = {d: devices[d].look_ahead(draft, ahead.get(d)) for d, draft in drafts.items()}
         trained: dict[DeviceId, Vector] = {}
-        if jobs := {d: _corrected(p.job, corrections.get(d)) for d, p in prepared.items() if len(p.job.batch)}:
+        if jobs := {d: p.job for d, p in prepared.items() if len(p.job.batch)}:
+            for d in jobs.keys() & corrections.keys():
+                own = jobs[d].correction
+                jobs[d] = replace(jobs[d], correction=corrections[d] if own is None else own + corrections[d])
             order = orders[next(iter(jobs))]
             models = self.learner.train_many(order.model, list(jobs.values()), order.local)
             trained = dict(zip(jobs, models, strict=True))
@@ -137,13 +138,6 @@ class SimulatedFleet:
         whole = deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
         stops = np.cumsum([0, *map(len, filled.values())]).tolist()
         return {d: slice_of(whole, slice(i, j)) for d, i, j in zip(filled, stops, stops[1:], strict=False)}
-
-
-def _corrected(job: Job, correction: Vector | None) -> Job:
-    """With one more correction of the local steps."""
-    if correction is None:
-        return job
-    return replace(job, correction=correction if job.correction is None else job.correction + correction)
 
 
 class FullFleet:
@@ -193,18 +187,16 @@ class Oracle:
         if samples is not None and samples < len(self._ids):
             self._ids = np.sort(generator(seed, "oracle").choice(self._ids, samples, replace=False))
 
-    def gradient(self, model: Vector) -> Vector:
-        """The global gradient: every device weighs as many samples as it has."""
-        return self._mean(model, self._ids)
-
-    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
-        """Every device's gradient over its training samples, as if each had reported before the first round."""
-        return {d: Estimate(self._mean(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}
-
-    def _mean(self, model: Vector, ids: IntArray) -> Vector:
+    def gradient(self, model: Vector, ids: IntArray | None = None) -> Vector:
+        """The mean gradient of these samples; without them the global one: every device weighs as many as it has."""
+        ids = self._ids if ids is None else ids
         probe = self._learner.probe(model)
         total = np.zeros(self._learner.gradient_size)
         for start in range(0, len(ids), _CHUNK):
             part = self._data.take(ids[start : start + _CHUNK])
             total += probe.measure(part).mean_gradient().astype(np.float64) * len(part)
         return (total / len(ids)).astype(np.float32)
+
+    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
+        """Every device's gradient over its training samples, as if each had reported before the first round."""
+        return {d: Estimate(self.gradient(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}

@@ -14,12 +14,13 @@ from fedkeep.core.types import DeviceId, FloatArray, Report, State, Vector
 from fedkeep.fleet.options import CorrectionOptions
 
 Reports: TypeAlias = Mapping[DeviceId, Report]
-_MOMENTUM = 0.9
-"""What of the last step the server keeps, under "momentum"."""
 
 
 class Rival:
     """A correction of local steps, of the merged model, or of both; this one is federated averaging as it is."""
+
+    def __init__(self) -> None:
+        self._kept: State = {}
 
     def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:  # noqa: ARG002
         """What each of these devices adds to the gradient of its local steps; nothing for a device left out."""
@@ -30,28 +31,22 @@ class Rival:
         return after
 
     def snapshot(self) -> State:
-        return {}
+        return dict(self._kept)
 
     def restore(self, state: State) -> None:
-        """Nothing to restore."""
+        self._kept = dict(state)
 
 
 class ServerMomentum(Rival):
     """FedAvgM (Hsu et al., 2019): v <- momentum v + update, w <- w + v."""
 
-    def __init__(self, momentum: float) -> None:
-        self._momentum = momentum
-        self._velocity: FloatArray | float = 0.0
+    def __init__(self, momentum: float = 0.9) -> None:
+        self._momentum, self._kept = momentum, {"velocity": np.zeros(())}
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
-        self._velocity = self._momentum * self._velocity + (after.astype(np.float64) - before)
-        return (before + self._velocity).astype(np.float32)
-
-    def snapshot(self) -> State:
-        return {"velocity": np.asarray(self._velocity)}
-
-    def restore(self, state: State) -> None:
-        self._velocity = state["velocity"]
+        velocity = self._momentum * self._kept["velocity"] + (after.astype(np.float64) - before)
+        self._kept["velocity"] = velocity
+        return (before + velocity).astype(np.float32)
 
 
 class _OfEachDevice(Rival):
@@ -59,24 +54,15 @@ class _OfEachDevice(Rival):
 
     def __init__(self, rates: FloatArray, size: int) -> None:
         self._share: FloatArray = rates / rates.sum()
-        self._size = size
-        self._known: dict[DeviceId, Vector] = {}
-        self._mean: FloatArray = np.zeros(size)
+        self._kept = {"mean": np.zeros(size)}
 
     def _of(self, device: DeviceId) -> Vector:
-        return self._known.get(device, np.zeros(self._size, dtype=np.float32))
+        return self._kept.get(str(device), np.zeros(len(self._kept["mean"]), dtype=np.float32))
 
     def _put(self, device: DeviceId, vector: FloatArray) -> None:
         new = vector.astype(np.float32)
-        self._mean = self._mean + self._share[device] * (new.astype(np.float64) - self._of(device))
-        self._known[device] = new
-
-    def snapshot(self) -> State:
-        return {"mean": self._mean, **{str(device): vector for device, vector in self._known.items()}}
-
-    def restore(self, state: State) -> None:
-        self._known = {int(key): vector for key, vector in state.items() if key.isdigit()}
-        self._mean = state["mean"]
+        change = new.astype(np.float64) - self._of(device)
+        self._kept |= {"mean": self._kept["mean"] + self._share[device] * change, str(device): new}
 
 
 class FedVarp(_OfEachDevice):
@@ -87,7 +73,7 @@ class FedVarp(_OfEachDevice):
             return after
         total = sum(report.weight for report in reports.values())
         expected = sum(report.weight / total * self._of(d).astype(np.float64) for d, report in reports.items())
-        update = self._mean + (after.astype(np.float64) - before) - expected
+        update = self._kept["mean"] + (after.astype(np.float64) - before) - expected
         for device, report in reports.items():
             self._put(device, report.model.astype(np.float64) - before)
         return (before + update).astype(np.float32)
@@ -97,10 +83,10 @@ class Scaffold(_OfEachDevice):
     """SCAFFOLD (Karimireddy et al., 2020), option II: c_i is the mean gradient of a device's last local steps."""
 
     def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
-        return {device: (self._mean - self._of(device)).astype(np.float32) for device in devices}
+        return {device: (self._kept["mean"] - self._of(device)).astype(np.float32) for device in devices}
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:
-        mean = self._mean.copy()
+        mean = self._kept["mean"]
         for device, report in reports.items():
             gradient = (before.astype(np.float64) - report.model) / (report.steps * rate)
             self._put(device, self._of(device) - mean + gradient)
@@ -110,7 +96,7 @@ class Scaffold(_OfEachDevice):
 def rival_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -> Rival:
     """The correction of this name."""
     if options.name == "momentum":
-        return ServerMomentum(_MOMENTUM)
+        return ServerMomentum()
     if options.name == "fedvarp":
         return FedVarp(rates, learner.size)
     if options.name == "scaffold":

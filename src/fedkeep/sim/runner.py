@@ -72,13 +72,11 @@ def play(cell: Cell, directory: Path, *, resume: bool = False, progress: Progres
                 recorder.write(line)
         began = time.perf_counter() - seconds
         for record in simulator.run():
-            observer.see(record)
+            for line in observer.see(record):
+                recorder.write(line)
             if record.evaluation is not None:
-                for line in observer.account(record.round, record.evaluation):
-                    recorder.write(line)
                 seconds = time.perf_counter() - began
                 recorder.write(lines.Timing(round=record.round, seconds=seconds))
-                observer.start_anew()
                 if record.round - saved >= cell.experiment.record.checkpoint_every:
                     recorder.sync()
                     _save(cell, path, simulator, seconds)
@@ -151,35 +149,30 @@ class Observer:
         """How many clusters the plan divides; 0 where it divides labels, or nothing."""
         pictures = image_size(self._data.sample_shape) is not None
         self._greys = (float(self._data.x.min()), float(self._data.x.max())) if pictures else None
-        """Black and white, where samples are pictures."""
         watched = simulator.participants(0)[: simulator.experiment.record.devices]
         self._changes: dict[DeviceId, deque[lines.Change]] = {d: deque(maxlen=_CHANGES) for d in watched}
         if self._fleet is not None:
             self._fleet.watchers.append(self._watch)
-        self.start_anew()
+        self._start_anew()
 
-    def start_anew(self) -> None:
+    def _start_anew(self) -> None:
         """Forgets what has been told, and takes the stores as they are for known."""
-        self._participants: list[DeviceId] = []
-        self._arrivals = self._dropouts = self._right = self._tested = 0
-        self._refused: Counter[str] = Counter()
+        self._rounds: list[RoundRecord] = []
         self._fates: Counter[int] = Counter()
         self._mendings: list[tuple[float, ...]] = []
         self._known = _pairs(self._stores())
         for changes in self._changes.values():
             changes.clear()
 
-    def see(self, record: RoundRecord) -> None:
-        """Takes a round into account."""
-        self._participants += record.summary.participants
-        self._arrivals += record.arrivals
-        self._right, self._tested = self._right + record.tested[0], self._tested + record.tested[1]
-        refused = {refusal.device for refusal in record.summary.refusals}
-        self._dropouts += len(set(record.summary.missing) - refused)
-        self._refused.update(refusal.reason for refusal in record.summary.refusals)
+    def see(self, record: RoundRecord) -> Iterator[lines.Line]:
+        """Takes a round into account; the lines of its evaluation, where it has one."""
+        self._rounds.append(record)
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
             self._mendings += [did for gist in gists if gist is not None and (did := gist.figures()) is not None]
+        if record.evaluation is not None:
+            yield from self._account(record.round, record.evaluation)
+            self._start_anew()
 
     def opening(self) -> Iterator[lines.Line]:
         """The lines before the first round: the plan, and how good the untrained model is."""
@@ -189,18 +182,20 @@ class Observer:
             yield plan_line(0, plan, coordinator.clients_per_label, clusters)
         yield self._evaluation(0, self._simulator.evaluate(), self._stores())
 
-    def account(self, round_: int, evaluated: ModelScores) -> Iterator[lines.Line]:
-        """The lines of an evaluation."""
+    def _account(self, round_: int, evaluated: ModelScores) -> Iterator[lines.Line]:
+        summaries = [record.summary for record in self._rounds]
+        participants = [device for summary in summaries for device in summary.participants]
+        away = [set(summary.missing) - {refusal.device for refusal in summary.refusals} for summary in summaries]
         yield lines.Round(
             round=round_,
-            participants=tuple(sorted(set(self._participants)))[:LISTED],
-            participations=len(self._participants),
-            arrivals=self._arrivals,
+            participants=tuple(sorted(set(participants)))[:LISTED],
+            participations=len(participants),
+            arrivals=sum(record.arrivals for record in self._rounds),
             kept=self._fates[Fate.KEPT],
             replaced=self._fates[Fate.REPLACED],
             refused=self._fates[Fate.REFUSED],
-            dropouts=self._dropouts,
-            refused_reports=dict(self._refused),
+            dropouts=sum(map(len, away)),
+            refused_reports=Counter(refusal.reason for summary in summaries for refusal in summary.refusals),
             staleness=self._simulator.server.estimator.staleness(round_),
         )
         stores = self._stores()
@@ -220,6 +215,7 @@ class Observer:
 
     def _evaluation(self, round_: int, evaluated: ModelScores, stores: dict[DeviceId, Stored]) -> lines.Evaluation:
         accuracy, pairs = evaluated.device_accuracy, _pairs(stores)
+        right, tested = (sum(record.tested[i] for record in self._rounds) for i in (0, 1))
         labels = {label for stored in stores.values() for label in stored.batch.y.tolist()}
         return lines.Evaluation(
             round=round_,
@@ -230,7 +226,7 @@ class Observer:
             worst_tenth=evaluated.worst_tenth,
             label_recall=tuple(evaluated.label_recall.tolist()),
             rare_recall=evaluated.rare_recall,
-            prequential=self._right / self._tested if self._tested else None,
+            prequential=right / tested if tested else None,
             bytes_stored=sum(stored.batch.x.nbytes for stored in stores.values()),
             **{name: self._simulator.tally[name] for name in TALLIED},
             label_coverage=len(labels) / self._data.labels if self._fleet is not None else None,
@@ -261,15 +257,10 @@ class Observer:
         if device not in self._changes:
             return
         for i in np.flatnonzero(outcome.fates != Fate.REFUSED)[-_CHANGES:].tolist():
-            displaced = int(outcome.displaced[i])
-            change = lines.Change(
-                id=int(batch.ids[i]),
-                label=int(batch.y[i]),
-                score=float(outcome.scores[i]),
-                fate=Fate(int(outcome.fates[i])).name.lower(),
-                displaced=None if displaced < 0 else displaced,
-            )
-            self._changes[device].append(change)
+            id_, label, score = int(batch.ids[i]), int(batch.y[i]), float(outcome.scores[i])
+            fate, displaced = Fate(int(outcome.fates[i])).name.lower(), int(outcome.displaced[i])
+            gone = None if displaced < 0 else displaced
+            self._changes[device].append(lines.Change(id=id_, label=label, score=score, fate=fate, displaced=gone))
 
     def _stores(self) -> dict[DeviceId, Stored]:
         devices = self._fleet.devices if self._fleet is not None else {}

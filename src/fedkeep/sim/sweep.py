@@ -10,9 +10,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -29,14 +28,8 @@ from fedkeep.sim.runner import is_finished, play, record_path
 
 _TRIAL_SECONDS = 0.5
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_AGAIN = 2
-"""How often a run is begun anew elsewhere when the machine it was on is lost."""
-_PATIENCE = 5.0
-"""Seconds in which a cluster must take a connection."""
-Step = tuple[int, int, float | None]
-"""A run's progress: its place among the cells, the rounds done, and the accuracy where it was measured."""
 Listener = Callable[[int, int, float | None], None]
-"""Called with a step."""
+"""Called with a run's place among the cells, the rounds done, and the accuracy where it was measured."""
 Place = Literal["here", "ray"]
 """Where runs are played: in processes of this machine, or on a Ray cluster."""
 
@@ -53,26 +46,20 @@ def run_sweep(
         for i in waiting:
             play(cells[i], directory, resume=resume, progress=partial(listen, i))
     else:
-        with _pinned(max(1, (os.cpu_count() or 1) // jobs)):
-            _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
+        _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
 
 
 def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
     """How long the cells will take, from a short trial of each method."""
-    per_round: dict[str, float] = {}
-    total = 0.0
-    for cell in cells:
-        kind = f"{cell.experiment.label} {cell.setting}"
-        if kind not in per_round:
-            per_round[kind] = _trial(cell)
-        total += per_round[kind] * cell.experiment.train.rounds
+    kinds = {(cell.experiment.label, cell.setting): cell for cell in reversed(cells)}
+    per_round = {kind: _trial(cell) for kind, cell in kinds.items()}
+    total = sum(per_round[cell.experiment.label, cell.setting] * cell.experiment.train.rounds for cell in cells)
     return total / max(1, min(jobs, len(cells)))
 
 
 def _trial(cell: Cell) -> float:
     """Seconds a round takes."""
-    simulator = Simulator(cell.experiment)
-    rounds = 0
+    simulator, rounds = Simulator(cell.experiment), 0
     began = time.perf_counter()
     while time.perf_counter() - began < _TRIAL_SECONDS or rounds < 2:
         simulator.play_round(evaluated=False)
@@ -82,24 +69,14 @@ def _trial(cell: Cell) -> float:
     return (played - began) / rounds + (time.perf_counter() - played) / cell.experiment.record.every
 
 
-@contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    """Lets processes started within use this many threads; numerical libraries read it when they are loaded."""
-    before = {name: os.environ[name] for name in _THREADS if name in os.environ}
-    os.environ.update(dict.fromkeys(_THREADS, str(threads)))
-    try:
-        yield
-    finally:
-        for name in _THREADS:
-            del os.environ[name]
-        os.environ.update(before)
-
-
 def _run_in_processes(
     cells: Sequence[Cell], waiting: Sequence[int], directory: Path, *, jobs: int, resume: bool, listen: Listener
 ) -> None:
+    """With as many threads each as there are cores for: numerical libraries read that when they are loaded."""
+    before = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    os.environ.update(dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // jobs))))
     context = multiprocessing.get_context("spawn")
-    steps: SimpleQueue[Step] = context.SimpleQueue()
+    steps: SimpleQueue[Any] = context.SimpleQueue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_become_worker, initargs=(steps,))
     try:
         going = {pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting}
@@ -114,13 +91,18 @@ def _run_in_processes(
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
+    finally:
+        for name in _THREADS:
+            del os.environ[name]
+        os.environ.update(before)
     pool.shutdown()
 
 
-_steps: SimpleQueue[Step] | None = None
+_steps: SimpleQueue[Any] | None = None
+"""Where a worker tells its steps."""
 
 
-def _become_worker(steps: SimpleQueue[Step]) -> None:
+def _become_worker(steps: SimpleQueue[Any]) -> None:
     """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints; ends when the parent does.
 
     A killed parent cannot stop its workers, and would leave them on the processors for hours.
@@ -148,7 +130,8 @@ def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
 def play_on_ray(cells: Sequence[Cell], waiting: Sequence[int], directory: Path, listen: Listener) -> None:
     """Plays the waiting cells on the cluster, a processor each; every record is written as soon as it comes back."""
     ray = _connected()
-    remote = ray.remote(num_cpus=1, max_retries=_AGAIN)(_play_elsewhere)
+    # A run whose machine is lost is begun anew elsewhere, twice at most.
+    remote = ray.remote(num_cpus=1, max_retries=2)(_play_elsewhere)
     going = {remote.remote(cells[i].table, cells[i].setting): i for i in waiting}
     try:
         while going:
@@ -205,7 +188,7 @@ def _connected() -> Any:
     try:
         place = urlsplit(address if "//" in address else f"//{address}")
         if place.hostname and place.port:
-            socket.create_connection((place.hostname, place.port), timeout=_PATIENCE).close()
+            socket.create_connection((place.hostname, place.port), timeout=5.0).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=threads)
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
