@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,21 @@ def test_a_mistake_is_one_sentence_that_says_what_to_do(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_fleet_cannot_be_below_a_file() -> None:
+    with tempfile.TemporaryDirectory() as short:  # the sockets of its agents need short paths
+        Path(short, "file").touch()
+        done = run("fleet", "init", "file/below", cwd=Path(short))
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedkeep: ")
+    assert "file/below/nodes: Not a directory" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("run", "tiny.toml", "--out", "tiny.toml"), "cannot keep records in tiny.toml: File exists"),
         (("run", "tiny.toml", "--out", "tiny.toml/below"), "Not a directory; choose another with --out"),
         (("demo", "--out", "tiny.toml"), "cannot keep records in tiny.toml"),
-        (("fleet", "init", "tiny.toml/below"), "tiny.toml/below/nodes: Not a directory"),
         (("report", "."), "no runs in ."),
         (("run", "tiny.toml", "--set", "sweep.seed=[0,0]"), "two runs would both be called 'ode-seed0'"),
         (("run", "nowhere.toml"), "there is no file nowhere.toml"),
