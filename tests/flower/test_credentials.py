@@ -27,7 +27,7 @@ def test_the_server_certificate_is_signed_for_its_hosts(tmp_path: Path) -> None:
 def test_node_keys_are_p384_and_match(tmp_path: Path) -> None:
     made = provision(tmp_path, ["h"], ["node-0"])
     private = load_ssh_private_key(made.node_key("node-0").read_bytes(), password=None)
-    public = load_ssh_public_key(made.node_public_key("node-0").read_bytes())
+    public = load_ssh_public_key(made.node_key("node-0.pub").read_bytes())
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert isinstance(private.curve, ec.SECP384R1)
     assert private.public_key() == public

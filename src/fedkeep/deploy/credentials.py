@@ -27,9 +27,6 @@ class Credentials:
     def node_key(self, node: str) -> Path:
         return self.root / "nodes" / node
 
-    def node_public_key(self, node: str) -> Path:
-        return self.root / "nodes" / f"{node}.pub"
-
     def nodes(self) -> list[str]:
         """The names of all nodes that have a key here."""
         return sorted(path.stem for path in (self.root / "nodes").glob("*.pub"))
@@ -66,7 +63,7 @@ def provision(
             key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
             public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, form)
             _write(credentials.node_key(node), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-            _write(credentials.node_public_key(node), public + b"\n", 0o644)
+            _write(credentials.node_key(f"{node}.pub"), public + b"\n", 0o644)
     return credentials
 
 

@@ -88,7 +88,7 @@ class Deployment:
 
     def register(self, node: str) -> list[str]:
         """Tells the SuperLink to trust the node's key."""
-        public_key = str(self.credentials.node_public_key(node))
+        public_key = str(self.credentials.node_key(f"{node}.pub"))
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:

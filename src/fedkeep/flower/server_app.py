@@ -22,9 +22,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
-from fedkeep.fleet.method import table_of
 from fedkeep.fleet.options import MetricsOptions
-from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
+from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet, table_of
 from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
@@ -171,7 +170,8 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     if "participation" in table_of(tables, "rounds"):
         raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
     refuse_conflicts(said["privacy"], aggregation)
-    if said["rounds"].deterministic and said["privacy"].may_end_in_silence:
+    absent = said["privacy"].epsilon is not None and said["privacy"].when_spent == "absent"
+    if said["rounds"].deterministic and (absent or said["privacy"].protects("model")):
         raise ConfigError(
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
             'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'

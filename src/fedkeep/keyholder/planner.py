@@ -32,8 +32,6 @@ _HANDSHAKE_SECONDS = 30.0
 _ANSWER_SECONDS = 300.0
 _RETRY_SECONDS = 5.0
 """Between two attempts to reach the key-holder, or to have a plan made."""
-
-
 KEYHOLDER, PLANNER = "fedkeep key-holder", "fedkeep planner"
 """The names in the certificates of the two sides; `fedkeep provision --key-holder` makes both."""
 

@@ -143,7 +143,6 @@ class OpenedShares(_Told, frozen=True):
 
 
 Request: TypeAlias = PartyKeys | Envelopes | Survivors
-Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
 
 encode = msgspec.msgpack.encode
 
