@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, needing
 from fedkeep.files import writing
-from fedkeep.keyholder.planner import KEYHOLDER, PLANNER
+from fedkeep.keyholder.service import KEYHOLDER, PLANNER
 
 with needing("fedkeep.flower", "flower"):
     from cryptography import x509
@@ -28,7 +28,6 @@ class Credentials:
         return self.root / "nodes" / node
 
     def nodes(self) -> list[str]:
-        """The names of all nodes that have a key here."""
         return sorted(path.stem for path in (self.root / "nodes").glob("*.pub"))
 
 

@@ -56,7 +56,6 @@ class Deployment:
         }
 
     def write_connection(self) -> None:
-        """Writes the connection `fedkeep` into Flower's config.toml."""
         file = self.root / "flower" / "config.toml"
         file.parent.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
@@ -92,7 +91,6 @@ class Deployment:
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
-        """Submits the app."""
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", _settings(config)] if config else [])]
 
     def instructions(self, nodes: list[str]) -> str:

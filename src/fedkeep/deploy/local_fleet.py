@@ -94,7 +94,6 @@ class LocalFleet:
         return process
 
     def submit(self, app: Path, config: Settings) -> str:
-        """Submits the app and returns the run's number."""
         return str(self._told(self.deployment.run(app, config))["run-id"])
 
     def status(self, run: str) -> str:

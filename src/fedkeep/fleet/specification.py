@@ -66,7 +66,6 @@ class Method:
 
     @property
     def model_seed(self) -> int:
-        """Of the first model."""
         return child_seed(self.seed, "model")
 
     def described(self) -> Table:

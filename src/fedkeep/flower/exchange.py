@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message
@@ -26,10 +26,6 @@ class Asked(NamedTuple):
     node: int
     round: int
     kind: str
-
-
-Aside: TypeAlias = Callable[[Asked, Message], None]
-"""Where replies go that nobody waits for right now."""
 
 
 def size_of(message: Message) -> int:
@@ -95,7 +91,12 @@ class Exchange:
                     yield asked, reply
 
     def answers(
-        self, round_: int, kind: str, seconds: float, aside: Aside, enough: Callable[[], bool] = lambda: False
+        self,
+        round_: int,
+        kind: str,
+        seconds: float,
+        aside: Callable[[Asked, Message], None],
+        enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[int, Message]]:
         """Nodes and their replies to the messages of a round and kind, until `enough` or all are there.
 

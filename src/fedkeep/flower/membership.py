@@ -20,7 +20,7 @@ from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.rounds import Refusals, RoundOptions
-from fedkeep.keyholder.planner import RemotePlanner
+from fedkeep.keyholder.service import RemotePlanner
 from fedkeep.link.messages import AskProfile
 from fedkeep.link.wire import from_array, to_array
 

@@ -28,7 +28,7 @@ from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_o
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.keyholder.planner import KeyHolderOptions, RemotePlanner
+from fedkeep.keyholder.service import KeyHolderOptions, RemotePlanner
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook

@@ -27,12 +27,12 @@ from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, MASK, PROFILE, SHARE, TRAIN, UNMASK
-from fedkeep.flower.exchange import Aside, Asked, Exchange
+from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import Membership
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
 from fedkeep.flower.state_store import StateStore
-from fedkeep.keyholder.planner import RemotePlanner
+from fedkeep.keyholder.service import RemotePlanner
 from fedkeep.link.messages import AskSum, Evaluate, Evaluated, Participate
 from fedkeep.privacy import secure_sum as told
 from fedkeep.privacy.sum_book import SumBook
@@ -76,17 +76,15 @@ class FedkeepStrategy:
         self._parts: dict[str, Kept] = {"server": self.server, "roster": self._membership}
         self._late: list[tuple[Asked, Message]] = []
         """Reports that came between two rounds."""
-        self._secure: SecureRounds | None = None
         if self.sums is not None:
             self._parts["sums"] = self.sums
-            self._secure = SecureRounds(self.server, self.sums, self.options, self._refusals, self._greet)
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
         saved = self.store.load() if self.store is not None else None
         if saved is None:
             return False
-        if any(name.startswith("sums.") for name in saved.state) != (self._secure is not None):
+        if any(name.startswith("sums.") for name in saved.state) != (self.sums is not None):
             words = "resume it as it was, or begin another"
             raise ConfigError(f"this run was saved with another privacy.secure_sum: {words}")
         restore_parts(self._parts, saved.state)
@@ -185,8 +183,8 @@ class FedkeepStrategy:
         """Opens a round (step 7), waits for its reports and closes it (step 8); without a quorum it changes nothing."""
         round_, options, nodes = self.server.round, self.options, self._membership.nodes()
         chosen = self.server.select(round_, sorted(nodes), options.asked(len(nodes)))
-        if self._secure is not None:
-            return self._secure.play(exchange, chosen, nodes)
+        if self.sums is not None:
+            return self._play_sum(exchange, self.sums, chosen, nodes)
         orders, wanted, self._sound = self.server.open_round(chosen), options.wanted(len(nodes)), 0
         encoded = codec.encode_all(map(Participate, orders.values()))
         contents = dict(zip((nodes[device] for device in orders), encoded, strict=True))
@@ -231,7 +229,7 @@ class FedkeepStrategy:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
             self._membership.introduce(asked, reply)
-        elif asked.kind == TRAIN and self._secure is None:
+        elif asked.kind == TRAIN and self.sums is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
             with self._refusals.naming(self._membership.online.get(asked.node, asked.node)):
@@ -251,40 +249,32 @@ class FedkeepStrategy:
                 raise RefusedError(refusal.reason, refusal.detail)
             self._sound += 1
 
-
-class SecureRounds:
-    """Plays rounds by secure sums: who drops out is left out, as long as enough devices stay.
-
-    Each of the four exchanges may take as long as `rounds.deadline`.
-    """
-
-    def __init__(self, server: Server, sums: SumBook, options: RoundOptions, refusals: Refusals, aside: Aside) -> None:
-        self._server, self._sums, self._options, self._refusals, self._aside = server, sums, options, refusals, aside
-        self._failed = False
-
-    def play(
-        self, exchange: Exchange, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]
+    def _play_sum(
+        self, exchange: Exchange, sums: SumBook, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]
     ) -> tuple[RoundSummary, bool]:
-        """Plays a round over the chosen devices; with too few of them it ends without a quorum and changes nothing.
+        """Plays a round by a secure sum: who drops out is left out; with too few it has no quorum and changes nothing.
 
-        In deterministic mode a round in which a node failed is played again: all of them must be in the sum.
+        Each of its four exchanges may take as long as `rounds.deadline`. In deterministic mode a round in which a node
+        failed is played again: all of them must be in the sum.
         """
         while True:
             self._failed = False
             try:
-                return self._attempt(exchange, chosen, nodes), True
+                return self._sum(exchange, sums, chosen, nodes), True
             except RefusedError as error:
-                log.warning("round %d: %s", self._server.round, error)
-            if not (self._options.deterministic and self._failed):
-                self._server.open_round(chosen)
-                return self._server.close_round(), False
+                log.warning("round %d: %s", self.server.round, error)
+            if not (self.options.deterministic and self._failed):
+                self.server.open_round(chosen)
+                return self.server.close_round(), False
             time.sleep(_PAUSE_SECONDS)
 
-    def _attempt(self, exchange: Exchange, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]) -> RoundSummary:
+    def _sum(
+        self, exchange: Exchange, sums: SumBook, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]
+    ) -> RoundSummary:
         """The four exchanges; raises where too few devices are left, before anything has changed."""
-        wanted = self._options.wanted(len(nodes))
-        orders = self._server.open_round(chosen)
-        opened = self._sums.open(chosen)
+        wanted = self.options.wanted(len(nodes))
+        orders = self.server.open_round(chosen)
+        opened = sums.open(chosen)
         asked = exchange, opened, nodes
         contents = codec.encode_all(Participate(order, told.encode(opened.terms[d])) for d, order in orders.items())
         asking = dict(zip(orders, contents, strict=True))
@@ -295,13 +285,13 @@ class SecureRounds:
         for device, words in self._ask(*asked, MASK, asking, told.MaskedWords).items():
             with self._refusals.naming(device):
                 opened.receive(device, words)
-        survivors, least = opened.survivors(), self._options.least(wanted)
+        survivors, least = opened.survivors(), self.options.least(wanted)
         if len(survivors) < least:
             raise RefusedError("too few devices", f"{len(survivors)} of {least} are in the sum")
         asking = dict.fromkeys(survivors, _content(told.Survivors(opened.session, survivors)))
         shares = self._ask(*asked, UNMASK, asking, told.OpenedShares, opened.threshold)
         lost = any(answer.lost for answer in keys.values())
-        return self._sums.close(opened, survivors, lost=lost, total=opened.total(shares))
+        return sums.close(opened, survivors, lost=lost, total=opened.total(shares))
 
     def _ask(
         self,
@@ -314,12 +304,12 @@ class SecureRounds:
         enough: int | None = None,
     ) -> dict[DeviceId, Answer]:
         """The sound answers of the devices asked: of all, or of the first `enough`; the others are named, and out."""
-        round_, most = self._server.round, 8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms))
+        round_, most = self.server.round, 8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms))
         exchange.send([Message(c, nodes[d], kind, group_id=str(round_)) for d, c in contents.items()], round_)
         devices = {node: device for device, node in nodes.items()}
         answers: dict[DeviceId, Answer] = {}
         replies = exchange.answers(
-            round_, kind, self._options.patience, self._aside, lambda: enough is not None and len(answers) >= enough
+            round_, kind, self.options.patience, self._greet, lambda: enough is not None and len(answers) >= enough
         )
         for node, reply in replies:
             self._failed |= reply.has_error()
