@@ -72,9 +72,8 @@ class Deployment:
         command += ["--database", str(self.root / "superlink.db"), "--disable-runtime-dependency-installation"]
         if self.insecure:
             return [*command, "--insecure"]
-        known = self.credentials
-        command += ["--ssl-ca-certfile", str(known.ca_certificate), "--ssl-certfile", str(known.server_certificate)]
-        return [*command, "--ssl-keyfile", str(known.server_key), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(self.root / "ca.crt"), "--ssl-certfile", str(self.root / "server.crt")]
+        return [*command, "--ssl-keyfile", str(self.root / "server.key"), "--enable-supernode-auth"]
 
     def supernode(self, node: str, runtime_port: int, config: Mapping[str, str | int]) -> list[str]:
         """One device's SuperNode; its key is its identity, so it is the same device after any restart."""

@@ -141,7 +141,6 @@ class FleetSpec(Method):
         return self.samples.names or tuple(str(label) for label in range(self.samples.labels))
 
     def server(self) -> Server:
-        """A server with its first model, before it knows any device."""
         learner = self.learner
         return self.make_server(learner, learner.initial(self.model_seed), self.regions.count)
 

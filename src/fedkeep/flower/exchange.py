@@ -75,7 +75,6 @@ class Exchange:
             time.sleep(min(_POLL_SECONDS, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
-        """Replies that are there now."""
         hanging = {message_id for ids in self._pulls.values() for message_id in ids}
         ids = [message_id for message_id in self.asked if message_id not in hanging]
         parts = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
@@ -89,24 +88,6 @@ class Exchange:
                 if asked is not None:
                     self.tally[1] += size_of(reply)
                     yield asked, reply
-
-    def answers(
-        self,
-        round_: int,
-        kind: str,
-        seconds: float,
-        aside: Callable[[Asked, Message], None],
-        enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[int, Message]]:
-        """Nodes and their replies to the messages of a round and kind, until `enough` or all are there.
-
-        Whatever else comes meanwhile is put aside.
-        """
-        for asked, reply in self.collect(seconds, lambda: enough() or not self.waiting(round_, kind)):
-            if (asked.round, asked.kind) == (round_, kind):
-                yield asked.node, reply
-            else:
-                aside(asked, reply)
 
     def waiting(self, round_: int, kind: str) -> int:
         """How many messages of a round and kind are unanswered."""

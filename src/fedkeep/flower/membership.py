@@ -66,7 +66,6 @@ class Membership:
     """When each device was last online, in seconds since 1970; of this process's time only."""
     _asked: dict[int, tuple[NodeInfo, float]] = field(default_factory=dict, init=False)
     _awaited: set[int] = field(default_factory=set, init=False)
-    """Nodes that have not answered yet."""
     _nonce: bytes = field(default=b"", init=False)
 
     def nodes(self) -> dict[DeviceId, int]:

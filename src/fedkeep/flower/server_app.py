@@ -169,9 +169,10 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
     if "participation" in table_of(tables, "rounds"):
         raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
-    refuse_conflicts(said["privacy"], aggregation)
-    absent = said["privacy"].epsilon is not None and said["privacy"].when_spent == "absent"
-    if said["rounds"].deterministic and (absent or said["privacy"].protects("model")):
+    privacy = said["privacy"]
+    refuse_conflicts(privacy, aggregation)
+    silent = privacy.when_spent == "absent" or "model" in privacy.protect
+    if said["rounds"].deterministic and privacy.epsilon is not None and silent:
         raise ConfigError(
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
             'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
@@ -217,7 +218,6 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
 
 
 app = ServerApp()
-"""Of a fleet that its run config specifies."""
 
 
 @app.main()

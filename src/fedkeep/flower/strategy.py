@@ -220,10 +220,21 @@ class FedkeepStrategy:
             return told
         content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
         exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
-        for node, reply in exchange.answers(round_, EVALUATE, self.options.patience, self._greet):
+        for node, reply in self._answers(exchange, round_, EVALUATE):
             with self._refusals.naming(device := self._membership.online.get(node, node)):
                 told[device] = codec.decode_evaluation(codec.content_of(reply))
         return told
+
+    def _answers(
+        self, exchange: Exchange, round_: int, kind: str, enough: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[int, Message]]:
+        """Nodes and their replies to the messages of a round and kind, until `enough` or all are there."""
+        patience = self.options.patience
+        for asked, reply in exchange.collect(patience, lambda: enough() or not exchange.waiting(round_, kind)):
+            if (asked.round, asked.kind) == (round_, kind):
+                yield asked.node, reply
+            else:
+                self._greet(asked, reply)
 
     def _greet(self, asked: Asked, reply: Message) -> None:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
@@ -301,17 +312,14 @@ class FedkeepStrategy:
         kind: str,
         contents: Mapping[DeviceId, RecordDict],
         expected: type[Answer],
-        enough: int | None = None,
+        enough: float = np.inf,
     ) -> dict[DeviceId, Answer]:
         """The sound answers of the devices asked: of all, or of the first `enough`; the others are named, and out."""
         round_, most = self.server.round, 8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms))
         exchange.send([Message(c, nodes[d], kind, group_id=str(round_)) for d, c in contents.items()], round_)
         devices = {node: device for device, node in nodes.items()}
         answers: dict[DeviceId, Answer] = {}
-        replies = exchange.answers(
-            round_, kind, self.options.patience, self._greet, lambda: enough is not None and len(answers) >= enough
-        )
-        for node, reply in replies:
+        for node, reply in self._answers(exchange, round_, kind, lambda: len(answers) >= enough):
             self._failed |= reply.has_error()
             with self._refusals.naming(devices[node]):
                 answer: Answer = told.decode(codec.decode_answer(codec.content_of(reply), most), expected)

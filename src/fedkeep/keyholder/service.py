@@ -33,7 +33,8 @@ from fedkeep.link.wire import from_bytes, to_bytes
 log = logging.getLogger("fedkeep.keyholder")
 
 _CONNECT_SECONDS = 5.0
-_HANDSHAKE_SECONDS, _PATIENCE_SECONDS = 5.0, 60.0
+_HANDSHAKE_SECONDS = 5.0
+_PATIENCE_SECONDS = 60.0
 """How long the server may be silent; whoever else connects has less time to show that it is the server."""
 _WELCOME_SECONDS = 30.0
 """Longer than the key-holder gives to whoever is silent: it may have to see some of them off first."""
