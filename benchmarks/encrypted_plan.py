@@ -24,9 +24,8 @@ from fedkeep.core.coordination import Greedy
 from fedkeep.core.fleet import Fleet
 from fedkeep.core.types import FloatArray, IntArray, Profile
 from fedkeep.flower.codec import decode_encrypted_profile, encode
-from fedkeep.keyholder.planner import AskKey, AskPlan, KeyReply
 from fedkeep.keyholder.sealing import seal
-from fedkeep.keyholder.service import KeyService
+from fedkeep.keyholder.service import AskKey, AskPlan, KeyReply, KeyService
 from fedkeep.link.addresses import Address
 from fedkeep.link.messages import EncryptedProfiled, ProfileRequest
 from fedkeep.link.wire import from_bytes, to_bytes

@@ -17,7 +17,7 @@ from flwr.common.config import flatten_dict
 from fedkeep.core.types import Vector
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
-from fedkeep.deploy.local_fleet import LocalFleet, free_port, resolved
+from fedkeep.deploy.local_fleet import LocalFleet, free_port
 from fedkeep.sim.assembly import lay_ground
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
@@ -67,7 +67,7 @@ class RealFleet(LocalFleet):
         settings, wrapper = (before[0] if config is None else config), tuple(within) or before[1]
         self._nodes[name] = (settings, wrapper)
         port = self._ports.setdefault(name, free_port())
-        self.start(name, [*wrapper, *resolved(self.deployment.supernode(name, port, settings))])
+        self.start(name, [*wrapper, *self.deployment.supernode(name, port, settings)])
 
     def revive_nodes(self) -> None:
         """Starts nodes whose process has ended again, as systemd would; at most every few seconds each.

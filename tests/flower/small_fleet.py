@@ -17,7 +17,7 @@ from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.keyholder.planner import RemotePlanner
+from fedkeep.keyholder.service import RemotePlanner
 from fedkeep.privacy.sum_book import SumBook
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment, resolve

@@ -17,7 +17,7 @@ from fedkeep.deploy.deployment import Deployment
 def test_the_server_certificate_is_signed_for_its_hosts(tmp_path: Path) -> None:
     made = provision(tmp_path, ["fleet.example", "192.0.2.7"], [])
     ca = x509.load_pem_x509_certificate(made.ca_certificate.read_bytes())
-    server = x509.load_pem_x509_certificate(made.server_certificate.read_bytes())
+    server = x509.load_pem_x509_certificate((made.root / "server.crt").read_bytes())
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fleet.example"]
@@ -27,7 +27,7 @@ def test_the_server_certificate_is_signed_for_its_hosts(tmp_path: Path) -> None:
 def test_node_keys_are_p384_and_match(tmp_path: Path) -> None:
     made = provision(tmp_path, ["h"], ["node-0"])
     private = load_ssh_private_key(made.node_key("node-0").read_bytes(), password=None)
-    public = load_ssh_public_key(made.node_public_key("node-0").read_bytes())
+    public = load_ssh_public_key(made.node_key("node-0.pub").read_bytes())
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert isinstance(private.curve, ec.SECP384R1)
     assert private.public_key() == public
@@ -35,7 +35,7 @@ def test_node_keys_are_p384_and_match(tmp_path: Path) -> None:
 
 def test_private_keys_are_their_owners(tmp_path: Path) -> None:
     made = provision(tmp_path / "keys", ["h"], ["node-0"])
-    private = [made.ca_key, made.server_key, made.node_key("node-0")]
+    private = [made.root / "ca.key", made.root / "server.key", made.node_key("node-0")]
     assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 3
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
 

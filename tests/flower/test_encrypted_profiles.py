@@ -25,9 +25,9 @@ from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.keyholder import planner as planning
-from fedkeep.keyholder.planner import RemotePlanner
+from fedkeep.keyholder import service as planning
 from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal, unseal
+from fedkeep.keyholder.service import RemotePlanner
 from fedkeep.link.messages import AskProfile, Profiled, ProfileRequest
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet

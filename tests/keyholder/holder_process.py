@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedkeep.keyholder.planner import KeyHolderClient, secured
+from fedkeep.keyholder.service import KeyHolderClient, secured
 from fedkeep.link.addresses import Address
 
 SOURCE = Path(__file__).parents[2] / "src"

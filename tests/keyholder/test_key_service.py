@@ -21,18 +21,18 @@ from fedkeep.core.rounds import Refusal
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
 from fedkeep.fleet.specification import parse_fleet
-from fedkeep.keyholder.planner import (
+from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal
+from fedkeep.keyholder.service import (
     AskKey,
     AskPlan,
     KeyHolderClient,
     KeyReply,
+    KeyService,
     Planned,
     PublishedKey,
     RemotePlanner,
     secured,
 )
-from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal
-from fedkeep.keyholder.service import KeyService
 from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.link.messages import Failed, ProfileRequest
 from fedkeep.link.wire import from_bytes, to_bytes

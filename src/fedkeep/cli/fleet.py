@@ -64,8 +64,7 @@ def status(folder: Folder) -> None:
 @fleet.command()
 def stop(folder: Folder) -> None:
     """Stop what `start` started, by its process number; stores, keys and the run's state stay."""
-    stopped = _fleet_in(folder).stop()
-    typer.echo("Stopped." if stopped else "It was not running.")
+    typer.echo("Stopped." if _fleet_in(folder).stop() else "It was not running.")
 
 
 def _fleet_in(folder: Path) -> "FirstFleet":

@@ -53,9 +53,8 @@ def serve(
     Only the server, known by its certificate, gets an answer, and what it gets is the plan.
     """
     from fedkeep.core.errors import ConfigError
-    from fedkeep.keyholder.planner import secured
     from fedkeep.keyholder.sealing import open_key
-    from fedkeep.keyholder.service import KeyService
+    from fedkeep.keyholder.service import KeyService, secured
     from fedkeep.link.addresses import Address
 
     if insecure == (credentials is not None):

@@ -1,13 +1,13 @@
 """The keys of a fleet: one CA, one server certificate, one ECDSA P-384 key per node, and those of a key-holder."""
 
-import datetime
 import ipaddress
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, needing
 from fedkeep.files import writing
-from fedkeep.keyholder.planner import KEYHOLDER, PLANNER
+from fedkeep.keyholder.service import KEYHOLDER, PLANNER
 
 with needing("fedkeep.flower", "flower"):
     from cryptography import x509
@@ -20,18 +20,12 @@ class Credentials:
     """Where the files of a fleet lie; private keys are readable by their owner only."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.ca_certificate, self.ca_key = root / "ca.crt", root / "ca.key"
-        self.server_certificate, self.server_key = root / "server.crt", root / "server.key"
+        self.root, self.ca_certificate = root, root / "ca.crt"
 
     def node_key(self, node: str) -> Path:
         return self.root / "nodes" / node
 
-    def node_public_key(self, node: str) -> Path:
-        return self.root / "nodes" / f"{node}.pub"
-
     def nodes(self) -> list[str]:
-        """The names of all nodes that have a key here."""
         return sorted(path.stem for path in (self.root / "nodes").glob("*.pub"))
 
 
@@ -54,57 +48,58 @@ def provision(
     credentials = Credentials(root)
     (root / "nodes").mkdir(parents=True, exist_ok=True)
     root.chmod(0o700)
-    if not credentials.ca_key.exists():
-        _issue(credentials, "ca", "fedkeep fleet CA", (), None, 5 * days)
+    if not (root / "ca.key").exists():
+        _issue(root, "ca", "fedkeep fleet CA", (), None, 5 * days)
     server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-    _issue(credentials, "server", names[0], names, server, days)
+    _issue(root, "server", names[0], names, server, days)
     if keyholders := list(keyholder_hosts):
-        _issue(credentials, "keyholder", KEYHOLDER, keyholders, server, days)
-        _issue(credentials, "planner", PLANNER, (), client, days)
+        _issue(root, "keyholder", KEYHOLDER, keyholders, server, days)
+        _issue(root, "planner", PLANNER, (), client, days)
     for node in nodes:
         if not credentials.node_key(node).exists():
             key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
             public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, form)
             _write(credentials.node_key(node), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-            _write(credentials.node_public_key(node), public + b"\n", 0o644)
+            _write(credentials.node_key(f"{node}.pub"), public + b"\n", 0o644)
     return credentials
 
 
 def _issue(
-    credentials: Credentials, to: str, name: str, hosts: Sequence[str], usage: x509.ObjectIdentifier | None, days: int
+    root: Path, to: str, name: str, hosts: Sequence[str], usage: x509.ObjectIdentifier | None, days: int
 ) -> None:
     """Writes `to`.crt and `to`.key: a fresh key, and the CA's word that it is `name` at these hosts.
 
     Without a usage it is the CA itself, by its own word.
     """
-    key, subject = ec.generate_private_key(ec.SECP384R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     ca_key, issuer, said = key, subject, list[x509.ExtensionType]()
     if usage is None:
         said += [x509.SubjectKeyIdentifier.from_public_key(key.public_key())]
     else:
-        loaded = serialization.load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
+        loaded = serialization.load_pem_private_key((root / "ca.key").read_bytes(), password=None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"{credentials.ca_key} is not an elliptic-curve key: provision into an empty directory")
-        ca_key, issuer = loaded, x509.load_pem_x509_certificate(credentials.ca_certificate.read_bytes()).subject
+            raise ConfigError(f"{root}/ca.key is not an elliptic-curve key: provision into an empty directory")
+        ca_key, issuer = loaded, x509.load_pem_x509_certificate((root / "ca.crt").read_bytes()).subject
         known = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
         said += [x509.ExtendedKeyUsage([usage]), known]
     if hosts:
         said.append(x509.SubjectAlternativeName([_alternative(host) for host in hosts]))
-    now, authority = datetime.datetime.now(datetime.UTC), usage is None
+    now, authority = datetime.now(UTC), usage is None
     # It signs, and a CA signs certificates and lists of revoked ones, the sixth and the seventh; nothing else.
     signs = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
     builder = (
         x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # a device with a slow clock still trusts it
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(now - timedelta(days=1))  # a device with a slow clock still trusts it
+        .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
         .add_extension(signs, critical=True)
     )
     for extension in said:
         builder = builder.add_extension(extension, critical=False)
     certificate = builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
-    _write(credentials.root / f"{to}.key", _private(key, serialization.PrivateFormat.PKCS8), 0o600)
-    _write(credentials.root / f"{to}.crt", certificate, 0o644)
+    _write(root / f"{to}.key", _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+    _write(root / f"{to}.crt", certificate, 0o644)
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:

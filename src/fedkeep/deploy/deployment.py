@@ -56,7 +56,6 @@ class Deployment:
         }
 
     def write_connection(self) -> None:
-        """Writes the connection `fedkeep` into Flower's config.toml."""
         file = self.root / "flower" / "config.toml"
         file.parent.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
@@ -73,9 +72,8 @@ class Deployment:
         command += ["--database", str(self.root / "superlink.db"), "--disable-runtime-dependency-installation"]
         if self.insecure:
             return [*command, "--insecure"]
-        known = self.credentials
-        command += ["--ssl-ca-certfile", str(known.ca_certificate), "--ssl-certfile", str(known.server_certificate)]
-        return [*command, "--ssl-keyfile", str(known.server_key), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(self.root / "ca.crt"), "--ssl-certfile", str(self.root / "server.crt")]
+        return [*command, "--ssl-keyfile", str(self.root / "server.key"), "--enable-supernode-auth"]
 
     def supernode(self, node: str, runtime_port: int, config: Mapping[str, str | int]) -> list[str]:
         """One device's SuperNode; its key is its identity, so it is the same device after any restart."""
@@ -88,11 +86,10 @@ class Deployment:
 
     def register(self, node: str) -> list[str]:
         """Tells the SuperLink to trust the node's key."""
-        public_key = str(self.credentials.node_public_key(node))
+        public_key = str(self.credentials.node_key(f"{node}.pub"))
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
-        """Submits the app."""
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", _settings(config)] if config else [])]
 
     def instructions(self, nodes: list[str]) -> str:

@@ -21,8 +21,6 @@ from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environmen
 from fedkeep.files import writing
 
 _RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
-_SOCKET_LENGTH = 100
-"""Linux takes no longer path for a socket."""
 _SAMPLES = """\
 [samples]
 shape = [30]
@@ -76,7 +74,7 @@ class FirstFleet:
 
     def create(self, devices: int) -> None:
         """Writes specification, keys and the devices' configurations; what exists is left as it is."""
-        if len(str(self.home(devices) / "agent.sock")) > _SOCKET_LENGTH:
+        if len(str(self.home(devices) / "agent.sock")) > 100:  # Linux takes no more
             raise ConfigError(f"{self.root} is too long a path for an agent's socket: choose a shorter one")
         provision(self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)])
         files = {self.root / "fleet.toml": _SPECIFICATION.format(samples=_SAMPLES, devices=devices)}

@@ -42,6 +42,8 @@ class LocalFleet:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.environment = os.environ | program_environment() | deployment.environment()
+        if shutil.which("flower-superlink", path=self.environment["PATH"]) is None:
+            raise MissingExtraError("flower-superlink", "flower")
         self._begun: dict[str, float] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         deployment.root.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,7 @@ class LocalFleet:
         """Starts a process that ends with the fleet; its output goes to NAME.log."""
         with (self.deployment.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                resolved(command),
+                command,
                 env=self.environment | dict(environment or {}),
                 stdout=log,
                 stderr=log,
@@ -92,7 +94,6 @@ class LocalFleet:
         return process
 
     def submit(self, app: Path, config: Settings) -> str:
-        """Submits the app and returns the run's number."""
         return str(self._told(self.deployment.run(app, config))["run-id"])
 
     def status(self, run: str) -> str:
@@ -106,7 +107,7 @@ class LocalFleet:
     def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:
         """Runs one of Flower's commands to its end and returns what it printed."""
         done = subprocess.run(
-            resolved(command), env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
+            command, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
         )
         printed = done.stdout + done.stderr
         if done.returncode and not may_fail:
@@ -161,7 +162,7 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
         for attempt in range(_RESTARTS + 1):
             status, run = "", fleet.submit(app, {**settings, "state.resume": resume or attempt > 0})
             while not status.startswith("finished"):
-                shown = resolved(["flwr", "log", run, CONNECTION, "--stream"])
+                shown = ["flwr", "log", run, CONNECTION, "--stream"]
                 subprocess.run(shown, env=fleet.environment, check=False)
                 status = fleet.status(run)
             if status == "finished:completed":
@@ -192,11 +193,3 @@ def program_environment() -> dict[str, str]:
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     modules = os.pathsep.join(path for path in sys.path if path)
     return {"PATH": programs, "PYTHONPATH": modules}
-
-
-def resolved(command: Sequence[str]) -> list[str]:
-    """The command with the full path of its program."""
-    found = shutil.which(command[0], path=program_environment()["PATH"])
-    if found is None:
-        raise MissingExtraError(command[0], "flower")
-    return [found, *command[1:]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message
@@ -26,10 +26,6 @@ class Asked(NamedTuple):
     node: int
     round: int
     kind: str
-
-
-Aside: TypeAlias = Callable[[Asked, Message], None]
-"""Where replies go that nobody waits for right now."""
 
 
 def size_of(message: Message) -> int:
@@ -79,7 +75,6 @@ class Exchange:
             time.sleep(min(_POLL_SECONDS, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[Asked, Message]]:
-        """Replies that are there now."""
         hanging = {message_id for ids in self._pulls.values() for message_id in ids}
         ids = [message_id for message_id in self.asked if message_id not in hanging]
         parts = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
@@ -93,19 +88,6 @@ class Exchange:
                 if asked is not None:
                     self.tally[1] += size_of(reply)
                     yield asked, reply
-
-    def answers(
-        self, round_: int, kind: str, seconds: float, aside: Aside, enough: Callable[[], bool] = lambda: False
-    ) -> Iterator[tuple[int, Message]]:
-        """Nodes and their replies to the messages of a round and kind, until `enough` or all are there.
-
-        Whatever else comes meanwhile is put aside.
-        """
-        for asked, reply in self.collect(seconds, lambda: enough() or not self.waiting(round_, kind)):
-            if (asked.round, asked.kind) == (round_, kind):
-                yield asked.node, reply
-            else:
-                aside(asked, reply)
 
     def waiting(self, round_: int, kind: str) -> int:
         """How many messages of a round and kind are unanswered."""

@@ -140,7 +140,13 @@ class Keeper:
         if labels.dtype.kind not in "iuf":
             raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
         if self._device is None:
-            self._device = self._make(samples.shape[1:], self._classes(samples))
+            try:
+                scores = self._learner.logits(self._learner.initial(0), samples[:1])
+            except (ValueError, IndexError, RuntimeError) as error:
+                raise ConfigError(f"the model takes no samples of shape {samples.shape[1:]}: {error}") from error
+            if scores.ndim != 2 or scores.shape[1] < 2:
+                raise ConfigError("the model has no two outputs a sample: fedkeep values samples of classifiers only")
+            self._device = self._make(samples.shape[1:], scores.shape[1])
         pairs = zip(samples, labels.tolist(), strict=True)
         known_by = [blake2b(x.tobytes() + f"{label:g}".encode(), digest_size=8).digest() for x, label in pairs]
         ids = np.frombuffer(b"".join(known_by), dtype="<i8").astype(np.int64) >> 1  # a sample is known by its content
@@ -211,16 +217,6 @@ class Keeper:
         if self._report is not None and self._report.local_gradient is not None:
             records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._report.local_gradient)})
         return records
-
-    def _classes(self, samples: AnyArray) -> int:
-        """How many classes the model tells apart; refuses one that does not take these samples, or is no classifier."""
-        try:
-            scores = self._learner.logits(self._learner.initial(0), samples[:1])
-        except (ValueError, IndexError, RuntimeError) as error:
-            raise ConfigError(f"the model takes no samples of shape {samples.shape[1:]}: {error}") from error
-        if scores.ndim != 2 or scores.shape[1] < 2:
-            raise ConfigError("the model has no two outputs a sample: fedkeep values samples of classifiers only")
-        return int(scores.shape[1])
 
     def _make(self, shape: tuple[int, ...], labels: int) -> Device:
         said = device_tables(self._preset, self._policy)

@@ -125,7 +125,6 @@ class Keeping(Strategy):
         return metrics
 
     def summary(self) -> None:
-        """Logs the inner strategy's settings."""
         self._inner.summary()
 
     def _round(self, round_: int, replies: list[Message], said: Mapping[int, Mapping[str, int]], refused: int) -> Round:

@@ -20,7 +20,7 @@ from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.rounds import Refusals, RoundOptions
-from fedkeep.keyholder.planner import RemotePlanner
+from fedkeep.keyholder.service import RemotePlanner
 from fedkeep.link.messages import AskProfile
 from fedkeep.link.wire import from_array, to_array
 
@@ -66,7 +66,6 @@ class Membership:
     """When each device was last online, in seconds since 1970; of this process's time only."""
     _asked: dict[int, tuple[NodeInfo, float]] = field(default_factory=dict, init=False)
     _awaited: set[int] = field(default_factory=set, init=False)
-    """Nodes that have not answered yet."""
     _nonce: bytes = field(default=b"", init=False)
 
     def nodes(self) -> dict[DeviceId, int]:

@@ -42,7 +42,6 @@ class FleetRecordOptions:
 
 
 def header_of(spec: FleetSpec) -> lines.Header:
-    """The first line of a fleet's record."""
     run = str(spec.deployment["state"].get("run", "default"))
     described = spec.described() | {"preset": spec.preset, **spec.deployment}
     digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:16]

@@ -139,7 +139,6 @@ class ServerMetrics:
         self._refused, self._rounds = Counter[str](), Counter[str]()
 
     def see(self, outcome: RoundOutcome, online: int, bytes_down: int, bytes_up: int) -> None:
-        """Takes in a round."""
         summary = outcome.summary
         self._rounds["quorate" if outcome.quorate else "without quorum"] += 1
         self._refused.update(refusal.reason for refusal in outcome.refusals)

@@ -22,14 +22,13 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
-from fedkeep.fleet.method import table_of
 from fedkeep.fleet.options import MetricsOptions
-from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet
+from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet, table_of
 from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.keyholder.planner import KeyHolderOptions, RemotePlanner
+from fedkeep.keyholder.service import KeyHolderOptions, RemotePlanner
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.sum_book import SumBook
@@ -170,8 +169,10 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
     if "participation" in table_of(tables, "rounds"):
         raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
-    refuse_conflicts(said["privacy"], aggregation)
-    if said["rounds"].deterministic and said["privacy"].may_end_in_silence:
+    privacy = said["privacy"]
+    refuse_conflicts(privacy, aggregation)
+    silent = privacy.when_spent == "absent" or "model" in privacy.protect
+    if said["rounds"].deterministic and privacy.epsilon is not None and silent:
         raise ConfigError(
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
             'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
@@ -217,7 +218,6 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
 
 
 app = ServerApp()
-"""Of a fleet that its run config specifies."""
 
 
 @app.main()

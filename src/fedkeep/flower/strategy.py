@@ -9,12 +9,13 @@ reads and screens each report; when enough are there, or the time is over, the s
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -25,15 +26,15 @@ from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
-from fedkeep.flower.codec import EVALUATE, PROFILE, TRAIN
+from fedkeep.flower.codec import EVALUATE, MASK, PROFILE, SHARE, TRAIN, UNMASK
 from fedkeep.flower.exchange import Asked, Exchange
 from fedkeep.flower.membership import Membership
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
-from fedkeep.flower.secure_rounds import SecureRounds
 from fedkeep.flower.state_store import StateStore
-from fedkeep.keyholder.planner import RemotePlanner
-from fedkeep.link.messages import Evaluate, Evaluated, Participate
+from fedkeep.keyholder.service import RemotePlanner
+from fedkeep.link.messages import AskSum, Evaluate, Evaluated, Participate
+from fedkeep.privacy import secure_sum as told
 from fedkeep.privacy.sum_book import SumBook
 
 log = logging.getLogger("fedkeep.flower")
@@ -41,6 +42,10 @@ log = logging.getLogger("fedkeep.flower")
 _PAUSE_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
 """Between two looks at who is there while a round is open: the record tells of a device that died in it."""
+_BYTES_A_DEVICE = 512
+"""More than any exchange of a secure sum says about one device, its words apart."""
+
+Answer = TypeVar("Answer", told.Keys, told.Envelopes, told.MaskedWords, told.OpenedShares)
 
 
 @dataclass(eq=False, repr=False)
@@ -71,17 +76,15 @@ class FedkeepStrategy:
         self._parts: dict[str, Kept] = {"server": self.server, "roster": self._membership}
         self._late: list[tuple[Asked, Message]] = []
         """Reports that came between two rounds."""
-        self._secure: SecureRounds | None = None
         if self.sums is not None:
             self._parts["sums"] = self.sums
-            self._secure = SecureRounds(self.server, self.sums, self.options, self._refusals, self._greet)
 
     def resume(self) -> bool:
         """Takes up the run where its state store has it; False if it has nothing."""
         saved = self.store.load() if self.store is not None else None
         if saved is None:
             return False
-        if any(name.startswith("sums.") for name in saved.state) != (self._secure is not None):
+        if any(name.startswith("sums.") for name in saved.state) != (self.sums is not None):
             words = "resume it as it was, or begin another"
             raise ConfigError(f"this run was saved with another privacy.secure_sum: {words}")
         restore_parts(self._parts, saved.state)
@@ -180,8 +183,8 @@ class FedkeepStrategy:
         """Opens a round (step 7), waits for its reports and closes it (step 8); without a quorum it changes nothing."""
         round_, options, nodes = self.server.round, self.options, self._membership.nodes()
         chosen = self.server.select(round_, sorted(nodes), options.asked(len(nodes)))
-        if self._secure is not None:
-            return self._secure.play(exchange, chosen, nodes)
+        if self.sums is not None:
+            return self._play_sum(exchange, self.sums, chosen, nodes)
         orders, wanted, self._sound = self.server.open_round(chosen), options.wanted(len(nodes)), 0
         encoded = codec.encode_all(map(Participate, orders.values()))
         contents = dict(zip((nodes[device] for device in orders), encoded, strict=True))
@@ -217,16 +220,27 @@ class FedkeepStrategy:
             return told
         content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
         exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
-        for node, reply in exchange.answers(round_, EVALUATE, self.options.patience, self._greet):
+        for node, reply in self._answers(exchange, round_, EVALUATE):
             with self._refusals.naming(device := self._membership.online.get(node, node)):
                 told[device] = codec.decode_evaluation(codec.content_of(reply))
         return told
+
+    def _answers(
+        self, exchange: Exchange, round_: int, kind: str, enough: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[int, Message]]:
+        """Nodes and their replies to the messages of a round and kind, until `enough` or all are there."""
+        patience = self.options.patience
+        for asked, reply in exchange.collect(patience, lambda: enough() or not exchange.waiting(round_, kind)):
+            if (asked.round, asked.kind) == (round_, kind):
+                yield asked.node, reply
+            else:
+                self._greet(asked, reply)
 
     def _greet(self, asked: Asked, reply: Message) -> None:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
             self._membership.introduce(asked, reply)
-        elif asked.kind == TRAIN and self._secure is None:
+        elif asked.kind == TRAIN and self.sums is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
             with self._refusals.naming(self._membership.online.get(asked.node, asked.node)):
@@ -245,3 +259,77 @@ class FedkeepStrategy:
             if (refusal := self.server.receive(device, report)) is not None:
                 raise RefusedError(refusal.reason, refusal.detail)
             self._sound += 1
+
+    def _play_sum(
+        self, exchange: Exchange, sums: SumBook, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]
+    ) -> tuple[RoundSummary, bool]:
+        """Plays a round by a secure sum: who drops out is left out; with too few it has no quorum and changes nothing.
+
+        Each of its four exchanges may take as long as `rounds.deadline`. In deterministic mode a round in which a node
+        failed is played again: all of them must be in the sum.
+        """
+        while True:
+            self._failed = False
+            try:
+                return self._sum(exchange, sums, chosen, nodes), True
+            except RefusedError as error:
+                log.warning("round %d: %s", self.server.round, error)
+            if not (self.options.deterministic and self._failed):
+                self.server.open_round(chosen)
+                return self.server.close_round(), False
+            time.sleep(_PAUSE_SECONDS)
+
+    def _sum(
+        self, exchange: Exchange, sums: SumBook, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]
+    ) -> RoundSummary:
+        """The four exchanges; raises where too few devices are left, before anything has changed."""
+        wanted = self.options.wanted(len(nodes))
+        orders = self.server.open_round(chosen)
+        opened = sums.open(chosen)
+        asked = exchange, opened, nodes
+        contents = codec.encode_all(Participate(order, told.encode(opened.terms[d])) for d, order in orders.items())
+        asking = dict(zip(orders, contents, strict=True))
+        keys = self._ask(*asked, TRAIN, asking, told.Keys, max(wanted, opened.threshold))
+        roster = opened.open({device: answer.keys for device, answer in keys.items()})
+        sealed = self._ask(*asked, SHARE, dict.fromkeys(keys, _content(roster)), told.Envelopes)
+        asking = {device: _content(envelopes) for device, envelopes in opened.route(sealed).items()}
+        for device, words in self._ask(*asked, MASK, asking, told.MaskedWords).items():
+            with self._refusals.naming(device):
+                opened.receive(device, words)
+        survivors, least = opened.survivors(), self.options.least(wanted)
+        if len(survivors) < least:
+            raise RefusedError("too few devices", f"{len(survivors)} of {least} are in the sum")
+        asking = dict.fromkeys(survivors, _content(told.Survivors(opened.session, survivors)))
+        shares = self._ask(*asked, UNMASK, asking, told.OpenedShares, opened.threshold)
+        lost = any(answer.lost for answer in keys.values())
+        return sums.close(opened, survivors, lost=lost, total=opened.total(shares))
+
+    def _ask(
+        self,
+        exchange: Exchange,
+        opened: told.SumServer,
+        nodes: Mapping[DeviceId, int],
+        kind: str,
+        contents: Mapping[DeviceId, RecordDict],
+        expected: type[Answer],
+        enough: float = np.inf,
+    ) -> dict[DeviceId, Answer]:
+        """The sound answers of the devices asked: of all, or of the first `enough`; the others are named, and out."""
+        round_, most = self.server.round, 8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms))
+        exchange.send([Message(c, nodes[d], kind, group_id=str(round_)) for d, c in contents.items()], round_)
+        devices = {node: device for device, node in nodes.items()}
+        answers: dict[DeviceId, Answer] = {}
+        for node, reply in self._answers(exchange, round_, kind, lambda: len(answers) >= enough):
+            self._failed |= reply.has_error()
+            with self._refusals.naming(devices[node]):
+                answer: Answer = told.decode(codec.decode_answer(codec.content_of(reply), most), expected)
+                if answer.session != opened.session:
+                    raise RefusedError("replayed", "it answers to another sum")
+                if isinstance(answer, told.Keys):
+                    told.require_usable(answer.keys)
+                answers[devices[node]] = answer
+        return answers
+
+
+def _content(request: told.Request) -> RecordDict:
+    return codec.encode(AskSum(told.encode(request)))

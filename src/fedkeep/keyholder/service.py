@@ -1,32 +1,184 @@
-"""The key-holder's port: answers the fleet's server, and nobody else, with its public key and with plans."""
+"""Both ends of the key-holder's port: the server asks there for plans that it cannot make, and nobody else is answered.
+
+The key-holder alone can open the profiles that plans need. Both show a certificate of the fleet's CA, and their
+messages go over the wire of all messages.
+"""
 
 import logging
 import secrets
 import socket
 import ssl
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from fedkeep.core.coordination import Coordinator, Greedy
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.fleet import Fleet
+from fedkeep.core.plan import Plan
 from fedkeep.core.rounds import Refusal, credible
 from fedkeep.core.types import DeviceId, Profile
-from fedkeep.keyholder import planner
 from fedkeep.keyholder.sealing import NONCE_BYTES, public_half, unseal
 from fedkeep.link.addresses import Address, is_loopback
 from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.messages import Failed
+from fedkeep.link.messages import Answer, Failed, ProfileRequest, expect
 from fedkeep.link.wire import from_bytes, to_bytes
 
 log = logging.getLogger("fedkeep.keyholder")
 
+_CONNECT_SECONDS = 5.0
 _HANDSHAKE_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
 """How long the server may be silent; whoever else connects has less time to show that it is the server."""
+_WELCOME_SECONDS = 30.0
+"""Longer than the key-holder gives to whoever is silent: it may have to see some of them off first."""
+_ANSWER_SECONDS = 300.0
+_RETRY_SECONDS = 5.0
 _CONNECTIONS = 4
 """At a time: there is one server, and each connection may hold a message of some hundred megabytes."""
+KEYHOLDER, PLANNER = "fedkeep key-holder", "fedkeep planner"
+"""The names in the certificates of the two sides; `fedkeep provision --key-holder` makes both."""
+
+
+class AskKey(msgspec.Struct, frozen=True, tag=True):
+    """The public key, and a fresh nonce for which devices are to seal their profiles. Answered by `PublishedKey`."""
+
+
+class AskPlan(msgspec.Struct, frozen=True, tag=True):
+    """Plan from these profiles, which only the key-holder can read. Answered by `Planned`."""
+
+    nonce: bytes
+    labels: int
+    profiles: dict[DeviceId, bytes]
+    greedy: Greedy
+    before: Plan | None = None
+
+
+class PublishedKey(msgspec.Struct, frozen=True, tag=True):
+    key: bytes
+    nonce: bytes
+    """The only one that counts from now on."""
+
+
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    plan: Plan
+    refused: tuple[Refusal, ...]
+    """Whose profiles could not be used, and why: they are not in the plan."""
+
+
+KeyRequest: TypeAlias = AskKey | AskPlan
+KeyReply: TypeAlias = PublishedKey | Planned | Failed
+
+
+class KeyHolderClient:
+    """The key-holder at an address; without TLS on loopback only."""
+
+    def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
+        if tls is None and not is_loopback(address.host):
+            raise ConfigError(f"without TLS the key-holder must be on loopback, and {address} is not")
+        self.address, self._tls = address, tls
+
+    def ask(self, request: KeyRequest, expected: type[Answer]) -> Answer:
+        """The key-holder's reply, which must be of that kind; its refusal is raised."""
+        where = (self.address.host, self.address.port)
+        try:
+            with socket.create_connection(where, _CONNECT_SECONDS) as plain, self._secured(plain) as connection:
+                connection.settimeout(_ANSWER_SECONDS)
+                send_frame(connection, to_bytes(request))
+                answer = receive_frame(connection)
+            if answer is None:
+                raise EOFError("it closed the connection")
+        except (OSError, EOFError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise FedkeepError(f"the key-holder at {self.address} does not answer ({why})") from error
+        return expect(from_bytes(answer, KeyReply), expected, "the key-holder")
+
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        """The connection, once TLS has shown that the key-holder is at its other end."""
+        if self._tls is None:
+            return plain
+        plain.settimeout(_WELCOME_SECONDS)
+        connection = self._tls.wrap_socket(plain, server_hostname=self.address.host)
+        if peer_name(connection) != KEYHOLDER:
+            connection.close()
+            raise ssl.SSLError(0, f"its certificate is not the {KEYHOLDER}'s")
+        return connection
+
+
+@dataclass(frozen=True)
+class KeyHolderOptions:
+    """`keyholder`: where the key-holder of encrypted profiles answers."""
+
+    address: str = ""
+    """HOST:PORT of `fedkeep keyholder serve`."""
+    credentials: str = ""
+    """A directory with ca.crt, planner.crt and planner.key, made by `fedkeep provision --key-holder HOST`."""
+    insecure: bool = False
+    """No TLS: loopback only."""
+
+    def client(self) -> KeyHolderClient:
+        if not self.address:
+            raise ConfigError(
+                "privacy.encrypted-profiles needs keyholder.address: where `fedkeep keyholder serve` runs"
+            )
+        if self.insecure == bool(self.credentials):
+            raise ConfigError("set keyholder.credentials, or keyholder.insecure=true on loopback, and not both")
+        tls = None if self.insecure else secured(Path(self.credentials), "planner")
+        return KeyHolderClient(Address.parse(self.address), tls)
+
+
+class RemotePlanner:
+    """Greedy plans, made by the key-holder of sealed profiles; what fails is said once, and tried again later."""
+
+    def __init__(self, client: KeyHolderClient, coordinator: Coordinator) -> None:
+        if type(coordinator) is not Greedy:  # one derived from it would be planned as if it were not
+            raise ConfigError("encrypted profiles are planned by coordinator 'greedy' only")
+        self._client, self._greedy = client, coordinator
+        self._request: ProfileRequest | None = None
+        self._next_attempt, self._last_trouble = 0.0, ""
+        self.profiles: dict[DeviceId, bytes] = {}
+        """What devices sealed for the present request."""
+
+    def request(self, now: float) -> ProfileRequest | None:
+        """What every device is asked; None while the key-holder does not answer. A new one needs all answers anew."""
+        if self._request is None and (issued := self._ask(now, AskKey(), PublishedKey)) is not None:
+            self._request, self.profiles = ProfileRequest(issued.key, issued.nonce), {}
+        return self._request
+
+    def plan(self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int) -> Planned | None:
+        """The key-holder's plan for these devices, and whose profiles it could not use; None if it makes none now."""
+        if self._request is None:
+            return None
+        profiles = {device: self.profiles[device] for device in sorted(present)}
+        asked = AskPlan(self._request.nonce, labels, profiles, self._greedy, before)
+        return self._ask(now, asked, Planned)
+
+    def _ask(self, now: float, request: KeyRequest, expected: type[Answer]) -> Answer | None:
+        """The sound answer; else why there is none is said once, and it is tried again later."""
+        if now < self._next_attempt:
+            return None
+        try:
+            answer = self._client.ask(request, expected)
+            if isinstance(request, AskPlan) and isinstance(answer, Planned):
+                planned = [*sound_plan(answer.plan).devices.tolist(), *{refusal.device for refusal in answer.refused}]
+                if sorted(planned) != sorted(request.profiles) or answer.plan.quotas.shape[1] != request.labels:
+                    raise RefusedError("malformed plan", "it is not for the devices and labels it was asked for")
+        except FedkeepError as error:
+            self._next_attempt = now + _RETRY_SECONDS
+            if str(error) != self._last_trouble:
+                log.warning("no plan from encrypted profiles yet: %s; trying again, and nothing in the clear", error)
+            self._last_trouble = str(error)
+            if isinstance(error, RefusedError) and error.reason == "outdated":
+                self._request = None
+            return None
+        self._last_trouble = ""
+        return answer
 
 
 class KeyService:
@@ -64,8 +216,8 @@ class KeyService:
         plain.settimeout(_HANDSHAKE_SECONDS)
         try:
             with plain, self._tls.wrap_socket(plain, server_side=True) if self._tls else plain as connection:
-                name = planner.peer_name(connection) if isinstance(connection, ssl.SSLSocket) else planner.PLANNER
-                if name != planner.PLANNER:
+                name = peer_name(connection) if isinstance(connection, ssl.SSLSocket) else PLANNER
+                if name != PLANNER:
                     raise RefusedError("not the server", f"its certificate is that of '{name}'")
                 connection.settimeout(_PATIENCE_SECONDS)
                 while (payload := receive_frame(connection)) is not None:
@@ -75,21 +227,21 @@ class KeyService:
         finally:
             self._free.release()
 
-    def answer(self, payload: bytes, peer: str) -> planner.KeyReply:
+    def answer(self, payload: bytes, peer: str) -> KeyReply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         try:
-            request: planner.KeyRequest = from_bytes(payload, planner.KeyRequest)
+            request: KeyRequest = from_bytes(payload, KeyRequest)
             with self._planning:
-                if isinstance(request, planner.AskPlan):
+                if isinstance(request, AskPlan):
                     return self._plan(request, peer)
                 self._nonce = secrets.token_bytes(NONCE_BYTES)
-                return planner.PublishedKey(public_half(self._secret), self._nonce)
+                return PublishedKey(public_half(self._secret), self._nonce)
         except (FedkeepError, ValueError, OverflowError, OSError) as error:
             refusal = error if isinstance(error, RefusedError) else RefusedError("error", str(error))
         log.warning("%s refused: %s", peer, refusal)
         return Failed(refusal.reason, refusal.detail)
 
-    def _plan(self, request: planner.AskPlan, peer: str) -> planner.Planned:
+    def _plan(self, request: AskPlan, peer: str) -> Planned:
         """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""
         if request.nonce != self._nonce:
             raise RefusedError("outdated", "its nonce is not the one given out last: ask for all profiles anew")
@@ -110,6 +262,42 @@ class KeyService:
         if request.before is None:
             plan = request.greedy.plan(fleet)
         else:
-            plan = request.greedy.replan(planner.sound_plan(request.before), fleet)
+            plan = request.greedy.replan(sound_plan(request.before), fleet)
         log.info("planned for %d devices and %d labels, asked by %s%s", len(fleet), fleet.labels, peer, named)
-        return planner.Planned(plan, tuple(refused))
+        return Planned(plan, tuple(refused))
+
+
+def sound_plan(plan: Plan) -> Plan:
+    """The plan that was received, if its parts fit each other."""
+    devices, quotas, weights = plan.devices, plan.quotas, plan.label_weights
+    fits = devices.ndim == weights.ndim == 1 and quotas.shape == (len(devices), len(weights))
+    kinds = devices.dtype == np.int64 and quotas.dtype.kind in "iu" and weights.dtype == np.float64
+    if not (fits and kinds) or (np.diff(devices) <= 0).any() or (quotas < 0).any():
+        raise RefusedError("malformed plan", "its devices, quotas and weights do not fit each other")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and 0 <= plan.mass_per_slot < np.inf):
+        raise RefusedError("malformed plan", "its weights are not finite numbers of at least 0")
+    return plan
+
+
+def secured(credentials: Path, name: str) -> ssl.SSLContext:
+    """TLS for the side of this name, "keyholder" or "planner"; each asks for the other's certificate."""
+    serves = name == "keyholder"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_mode, context.minimum_version = ssl.CERT_REQUIRED, ssl.TLSVersion.TLSv1_3
+    authority, certificate, key = (credentials / file for file in ("ca.crt", f"{name}.crt", f"{name}.key"))
+    for path in (authority, certificate, key):
+        if not path.exists():
+            raise ConfigError(f"{path} is not there: run `fedkeep provision DIR --key-holder HOST` and copy it here")
+    try:
+        context.load_verify_locations(authority)
+        context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise ConfigError(f"the certificates in {credentials} do not fit each other: {error.reason}") from error
+    return context
+
+
+def peer_name(connection: ssl.SSLSocket) -> str:
+    """The common name in the other side's certificate, which TLS has verified."""
+    certificate: Any = connection.getpeercert() or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return str(names[0]) if names else ""

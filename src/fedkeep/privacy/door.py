@@ -76,12 +76,10 @@ class Door:
         return self._masking().terms(payload)
 
     def see(self, ids: IntArray) -> None:
-        """These samples have entered the estimate that grows."""
         if self._options.counts_samples:
             self._ledger.see(ids)
 
     def close_estimate(self) -> None:
-        """That estimate is finished, and what is released next."""
         self._ledger.close()
 
     def release(self, report: Report, order: TrainOrder) -> Report:

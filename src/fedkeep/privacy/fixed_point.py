@@ -11,7 +11,6 @@ from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import AnyArray, FloatArray, State
 
 Words: TypeAlias = NDArray[np.uint64]
-"""Integers modulo 2^64."""
 WORD = np.dtype("<u8")
 WIDEST = 1e30
 """No limit is that wide, and no grid: the sum over a fleet must stay a number."""

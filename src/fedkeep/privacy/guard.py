@@ -120,7 +120,6 @@ class Guard:
         return replace(profile, velocity=self._sent["told"])
 
     def spending(self) -> Spending:
-        """What has been spent so far, for people and gauges."""
         options, delta = self._options, self._options.delta
         sample, device = self._ledger.epsilon("sample", delta), self._ledger.epsilon("device", delta)
         return Spending(options.unit, options.epsilon, delta, sample, device)

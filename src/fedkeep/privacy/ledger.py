@@ -79,12 +79,21 @@ class Ledger:
 
     def charge(self, *charges: Charge) -> None:
         """Adds the costs of releases that are about to be sent together."""
+        accounts = self._accounts
         for charge in charges:
             is_estimator = charge.stream == "estimator"
-            self._accounts["releases"][_STREAMS.index(charge.stream)] += 1
-            self._accounts["composed"] += (0.0 if is_estimator else charge.sample, charge.device)
-            if is_estimator:
-                self._charge_samples(charge)
+            accounts["releases"][_STREAMS.index(charge.stream)] += 1
+            accounts["composed"] += (0.0 if is_estimator else charge.sample, charge.device)
+            if not is_estimator:
+                continue
+            pending, worst = accounts["estimator"]
+            pending = charge.sample + (pending if charge.resends else 0.0)
+            for row in self._samples.values():  # one that is in it n times costs n^2
+                before = row[_SENT] if charge.resends else 0.0
+                row[_COST] += charge.sample * (row[_CLOSED] ** 2 + before**2)
+                row[_SENT], row[_CLOSED] = max(row[_CLOSED], before), 0.0
+            worst = max(worst, pending, *(row[_COST] for row in self._samples.values()))
+            accounts["estimator"][:], accounts["last_round"][:] = (pending, worst), charge.round
 
     def awaits_acceptance(self, accepted_round: int | None) -> bool:
         """Whether the last estimator sent is newer than the last report the server says it accepted."""
@@ -124,17 +133,6 @@ class Ledger:
         for id_, row in charged.items():
             kept = self._samples.setdefault(id_, [0.0] * 4)
             kept[_COST] = max(kept[_COST], row[_COST])
-
-    def _charge_samples(self, charge: Charge) -> None:
-        """The part of an estimator's charge that is about samples; one that is in it n times costs n^2."""
-        pending, worst = self._accounts["estimator"]
-        pending = charge.sample + (pending if charge.resends else 0.0)
-        for row in self._samples.values():
-            before = row[_SENT] if charge.resends else 0.0
-            row[_COST] += charge.sample * (row[_CLOSED] ** 2 + before**2)
-            row[_SENT], row[_CLOSED] = max(row[_CLOSED], before), 0.0
-        worst = max(worst, pending, *(row[_COST] for row in self._samples.values()))
-        self._accounts["estimator"][:], self._accounts["last_round"][:] = (pending, worst), charge.round
 
     def _total(self, unit: Unit) -> float:
         sample, device = self._accounts["composed"]

@@ -10,7 +10,6 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.privacy.gaussian import budget_cost
 
 Unit: TypeAlias = Literal["sample", "device"]
-"""Whose presence the noise hides: one sample's, or all that one device has."""
 Stream: TypeAlias = Literal["estimator", "model", "profile"]
 """The three things that leave a device."""
 
@@ -75,11 +74,6 @@ class PrivacyOptions:
     def counts_samples(self) -> bool:
         """Whether a sample that enters two estimators must be charged for both."""
         return self.unit == "sample" and self.protects("estimator")
-
-    @property
-    def may_end_in_silence(self) -> bool:
-        """Whether a device with its budget spent takes no part any more."""
-        return self.epsilon is not None and (self.when_spent == "absent" or "model" in self.protect)
 
     @property
     def least_in_sum(self) -> int:

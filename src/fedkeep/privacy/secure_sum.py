@@ -69,7 +69,6 @@ class SumTerms(_Told, frozen=True):
     """The number under which the others know this device."""
     threshold: int
     summands: int
-    """How many devices are asked."""
     update_norm: float
     gradient_norm: float
     gradient_size: int
@@ -143,7 +142,6 @@ class OpenedShares(_Told, frozen=True):
 
 
 Request: TypeAlias = PartyKeys | Envelopes | Survivors
-Reply: TypeAlias = Keys | Declined | Envelopes | MaskedWords | OpenedShares
 
 encode = msgspec.msgpack.encode
 

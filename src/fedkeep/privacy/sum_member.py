@@ -80,16 +80,16 @@ class SumMember:
         held = self._held
         if held is None or held.session != request.session:
             raise RefusedError("another sum", "this device is not in the sum it is asked about: nothing was sent")
-        reply: told.Reply
         match request:
             case told.PartyKeys(session, roster):
                 if len(roster) < self._options.least_in_sum:
                     raise RefusedError("too few devices", f"{len(roster)} are fewer than privacy.sum_least")
                 if self._keys is not None:
                     self._keys.require_members(roster, session)
-                reply = held.share({d: replace(keys, member=b"", signature=b"") for d, keys in roster.items()})
+                bare = {d: replace(keys, member=b"", signature=b"") for d, keys in roster.items()}
+                return told.encode(held.share(bare))
             case told.Envelopes(_, envelopes):
-                reply = held.mask(envelopes)
+                return told.encode(held.mask(envelopes))
             case told.Survivors(_, devices):
                 reply, self._held = held.unmask(devices), None
         return told.encode(reply)

@@ -14,8 +14,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.regions import Regions
 from fedkeep.data import TASKS, StreamOptions, Task
-from fedkeep.fleet.method import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, plain_parts, with_preset
 from fedkeep.fleet.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
+from fedkeep.fleet.specification import METHOD_KEYS, METHOD_TABLES, Method, method_parts, named, parts_of, with_preset
 from fedkeep.loading import find_component
 
 _DATA_TABLES: dict[str, type[Any]] = {
@@ -78,7 +78,7 @@ def resolve(table: Table) -> Experiment:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
     table = with_preset(table)
     method, (name, options) = method_parts(table), named(table, "task")
-    data, own = plain_parts(_DATA_TABLES, table)
+    data, own = parts_of(_DATA_TABLES, table)
     method["names"] |= {"task": name, **own}
     return Experiment(
         task=build(find_component(TASKS, name), options, "task"),
