@@ -15,8 +15,6 @@ from lab.programme import Contest, Programme, read_programme
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
-PREQUENTIAL = (("record.prequential", True),)
-"""The setting in which runs are also tested on what arrives."""
 LEVEL, SLIGHT = 1.0, 0.5
 """Points of accuracy within which two methods count as level, and a gap as none."""
 
@@ -141,7 +139,7 @@ def arena(found: Findings) -> Table:
     table: Table = {}
     for row in (Contest(task, method) for task in found.tasks() for method in found.methods(task)):
         shared, own = found.runs(row), found.own_runs(row)
-        tested_first = found.runs(replace(row, setting=PREQUENTIAL))
+        tested_first = found.runs(replace(row, setting=(("record.prequential", True),)))
         shown = own or shared or tested_first
         if not shown:
             continue

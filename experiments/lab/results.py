@@ -18,9 +18,6 @@ from fedkeep.records.runs import versions
 from lab.curves import Curve, ExperimentSummary, read_summary
 from lab.findings import LEVEL, Interval, finals
 
-_TABLES = {"curves", "gist"}
-"""Folders of the programmes, which have tables of their own."""
-
 
 class Paper:
     """The tables of `paper.toml`: no number of the paper is written anywhere else."""
@@ -52,7 +49,8 @@ class Results:
     """What has been run so far, and what the paper says of it."""
 
     def __init__(self, directory: Path, paper: Paper) -> None:
-        paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in _TABLES)
+        # The programmes have tables of their own.
+        paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in {"curves", "gist"})
         self.summaries: dict[str, ExperimentSummary] = {(s := read_summary(path)).experiment: s for path in paths}
         self.directory, self.paper = directory, paper
         self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
@@ -73,10 +71,6 @@ class Results:
         chosen = self.settings(experiment)[:1] if setting is None else [setting]
         curves = self.summaries[experiment].curves
         return {c.seed: c for c in curves if c.method == method and c.setting in chosen and c.rounds}
-
-    def accuracy(self, experiment: str, method: str, setting: str | None = None) -> Interval | None:
-        """A method's final accuracy in percent; None where it did not run."""
-        return finals(self.runs(experiment, method, setting))
 
     def speedup(self, experiment: str, method: str) -> Ratio:
         """How much sooner than FIFO a method gets to where FIFO ends."""
@@ -99,9 +93,6 @@ def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     heights = zip(*(curve.accuracy for curve in curves), strict=False)
     rounds = min((curve.rounds for curve in curves), key=len)
     return [(float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at)) for r, at in zip(rounds, heights, strict=True)]
-
-
-_TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
 
 
 Finding = tuple[bool | None, str]
@@ -173,9 +164,9 @@ def storage_costs(results: Results) -> Iterator[Finding]:
 
 @claim("FB and SLD are above HL and GN, but below random")
 def filters_between(results: Results) -> Iterator[Finding]:
-    for task in _TASKS:
+    for task in ("st", "st-converging", "st-all-labels", "ic", "har", "tc"):
         names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
-        found = [reached.mean for name in names if (reached := results.accuracy(f"table2/{task}", name))]
+        found = [reached.mean for name in names if (reached := finals(results.runs(f"table2/{task}", name)))]
         if len(found) == len(names):
             fb, sld, hl, gn, fifo = found
             holds = min(fb, sld) > max(hl, gn) and max(fb, sld) < fifo
