@@ -18,8 +18,6 @@ from fedkeep.data import Federation
 
 _SUMMARISED = 200
 """Samples of a device, and devices of a fleet, that agreeing on clusters takes into account."""
-
-
 Summary: TypeAlias = tuple[FloatArray, IntArray]
 """What a device tells of its samples: centroids, (k, d), and how many samples lie around each, (k,)."""
 

@@ -231,12 +231,11 @@ def _programs(results: Results) -> Iterator[Block]:
     }
     for name, (title, write) in parts.items():
         yield f"## {title}"
-        figures = results.figures.get(name)
-        if figures is None:
+        if figures := results.figures.get(name):
+            yield from write(figures, results.paper)
+            yield f"Made by `{figures['command']}`."
+        else:
             yield f"Not run yet: `experiments/{name}.py`."
-            continue
-        yield from write(figures, results.paper)
-        yield f"Made by `{figures['command']}`."
 
 
 def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:

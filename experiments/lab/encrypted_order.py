@@ -125,12 +125,9 @@ class OrderedFleet(Fleet):
 class Contexts:
     """The two contexts of a fleet: one to compare in, one to add up in; with the secret key or, `public`, without."""
 
-    def __init__(self, scheme: Scheme, comparing: Ciphertext, summing: Ciphertext) -> None:
-        self.scheme, self._comparing, self._summing = scheme, comparing, summing
-
-    @staticmethod
-    def create(scheme: Scheme) -> "Contexts":
-        return Contexts(scheme, scheme.new_context(), _SUMS.new_context())
+    def __init__(self, scheme: Scheme, *contexts: Ciphertext) -> None:
+        self.scheme = scheme
+        self._comparing, self._summing = contexts or (scheme.new_context(), _SUMS.new_context())
 
     def public(self) -> "Contexts":
         """What everybody but the key-holder has."""

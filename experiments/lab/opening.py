@@ -140,11 +140,10 @@ def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Pictur
         yield Picture("by-bytes", line_chart(title, series, "kB at rest", "accuracy, %"), title)
     methods = arena.get(SHOWN, {})
     fifo = methods.get(FIFO, {}).get("forward_passes")
-    crosses = {
-        method: [(row["forward_passes"] / fifo, (row["own_rate"] or row["shared_rate"])[0])]
-        for method, row in methods.items()
-        if fifo and not method.startswith(UNLIMITED) and (row["own_rate"] or row["shared_rate"])
-    }
+    crosses = {}
+    for method, row in methods.items():
+        if fifo and not method.startswith(UNLIMITED) and (reached := row["own_rate"] or row["shared_rate"]):
+            crosses[method] = [(row["forward_passes"] / fifo, reached[0])]
     if crosses:
         title = f"{SHOWN}: accuracy by device compute, FIFO's forward passes being 1"
         yield Picture("by-compute", line_chart(title, crosses, "times FIFO's forward passes", "accuracy, %"), title)

@@ -149,14 +149,12 @@ for _name, _method in (("ODE-Est", "ode-est"), ("ODE-Exact", "ode-exact")):
 @claim("Limited storage costs up to 4 times the training time and 7 % accuracy")
 def storage_costs(results: Results) -> Iterator[Finding]:
     """Against unlimited storage; where that ran once or not at all, against a larger store too."""
-    unlimited = [found for folder in ("table2", "motivation") for found in results.pairs(folder, "full-data", "fifo")]
-    known = {task for task, _, margin in unlimited if margin.half_width is not None}
-    larger = [
-        (f"{task} with 20 slots", most, margin)
-        for task, most, margin in results.pairs("motivation", "fifo-20", "fifo")
-        if task not in known
-    ]
-    for task, most, margin in unlimited + larger:
+    stores = [found for folder in ("table2", "motivation") for found in results.pairs(folder, "full-data", "fifo")]
+    known = {task for task, _, margin in stores if margin.half_width is not None}
+    for task, most, margin in results.pairs("motivation", "fifo-20", "fifo"):
+        if task not in known:
+            stores.append((f"{task} with 20 slots", most, margin))
+    for task, most, margin in stores:
         speed = most.value or 0.0
         yield (margin.ahead if margin.mean >= 5 else False, f"{task} {margin} points")
         yield (speed >= 3, f"{task} {speed:.1f}x")

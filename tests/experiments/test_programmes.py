@@ -33,8 +33,6 @@ methods = "methods.toml"
 [tasks]
 small = { base = "task.toml" }
 absent = { base = "absent.toml" }
-[choice]
-seeds = [100, 101]
 [[stages]]
 tasks = ["small"]
 methods = ["fifo", "gist-local", "full-data"]
@@ -81,7 +79,7 @@ def tell(curves: Curves, runs: Sequence[PlannedRun], *accuracy: float) -> None:
 @pytest.mark.parametrize("path", sorted((EXPERIMENTS / "programmes").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_programme_is_sound_and_keeps_the_seeds_apart(path: Path, tmp_path: Path) -> None:
     found = read_programme(path)
-    assert all(seed >= 100 for seed in found.choice.seeds)
+    assert all(seed >= 100 for seed in found.trial_seeds)
     for stage in found.stages:
         assert all((seed >= 100) == (path.stem == "choice") for seed in stage.seeds)
         runs = list(found.wanted(stage, Curves(tmp_path)))
