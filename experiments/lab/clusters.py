@@ -37,7 +37,6 @@ class Clusters:
     """
 
     count: int = 10
-    """How many regions to make."""
     method: Literal["k-means", "hierarchical"] = "k-means"
     space: Literal["features", "activations"] = "features"
     """Where clusters lie: in the inputs, or in the inputs of the model's last layer."""

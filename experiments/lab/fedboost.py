@@ -51,12 +51,7 @@ class FedBoost:
         if sampled is not None and not sampled > 0:
             raise ConfigError(f"model.sampled must be above 0, got {sampled}")
         self._sampled, self._sampling = sampled, sampling
-
-    @property
-    def size(self) -> int:
-        return len(self._models)
-
-    gradient_size = size
+        self.size = self.gradient_size = len(self._models)
 
     def tail(self, layers: int | None) -> int:  # noqa: ARG002 - there is one layer
         return self.size

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,7 +135,7 @@ def arena(found: Findings) -> Table:
     for row in (Contest(task, method) for task in found.tasks() for method in found.methods(task)):
         times = found.programme.own_rate(row, found.curves)
         shared, own = found.runs(row), found.runs(row, times)
-        tested_first = found.runs(replace(row, setting=(("record.prequential", True),)))
+        tested_first = found.runs(row._replace(setting=(("record.prequential", True),)))
         shown = own or shared or tested_first
         if not shown:
             continue
@@ -200,7 +200,7 @@ def settings_table(found: Findings) -> Table:
     table: Table = {}
     for row, runs in found.ran():
         place = table.setdefault(row.task, {}).setdefault(row.setting_name or "as it is", {})
-        place[row.method] = _beside(runs, found.runs(replace(row, method=FIFO))) | {"seeds": len(runs)}
+        place[row.method] = _beside(runs, found.runs(row._replace(method=FIFO))) | {"seeds": len(runs)}
     return table
 
 

@@ -16,8 +16,6 @@ _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
 _COMPARED = (*GISTS, BALANCED, "ode-est", "ode-default", "draw", "reservoir", *_LOSS_BASED, *_CORRECTIONS, UNLIMITED)
 _RIVALS = (FIFO, BALANCED)
-_NAMED = 3
-"""Up to so many tasks a line of the verdict names."""
 
 
 def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
@@ -60,7 +58,7 @@ def _both_rates(arena: Table, method: str) -> str:
 
 
 def _leads(arena: Table, method: str, key: str) -> str:
-    """Who is ahead where, by the interval of the difference; tasks are named where they are few."""
+    """Who is ahead where, by the interval of the difference; up to three tasks are named."""
     found = {task: Interval(*lead) for task, row in arena.items() if (lead := row.get(method, {}).get(key))}
     if not found:
         return "not run yet"
@@ -68,7 +66,7 @@ def _leads(arena: Table, method: str, key: str) -> str:
     for word, ahead in {"ahead": True, "behind": False, "undecided": None}.items():
         leads = {task: lead.mean for task, lead in found.items() if lead.ahead is ahead}
         where = f"{len(leads)}"
-        if len(leads) <= _NAMED:
+        if len(leads) <= 3:
             where = " and ".join(f"{task} ({lead:+.1f})" for task, lead in leads.items()) or "none"
         elif word != "undecided":
             low, high = sorted((min(leads.values()), max(leads.values())), key=abs)

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -46,8 +46,7 @@ class Stage:
     """Keys of an experiment, each with the values that it takes: all combinations are run."""
 
 
-@dataclass(frozen=True)
-class Contest:
+class Contest(NamedTuple):
     """One method on one task in one setting: what a table has a line for."""
 
     task: str
@@ -59,8 +58,7 @@ class Contest:
         return " ".join(f"{key}={value}" for key, value in self.setting)
 
 
-@dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(NamedTuple):
     """A run, and the task of the programme that it belongs to."""
 
     task: str
@@ -146,7 +144,7 @@ class Programme:
             for run in self._tried(row, rate):
                 if (curve := curves.find(run.digest)) is None:
                     return None
-                trained = [evaluation.accuracy or 0.0 for evaluation in curve.evaluations if evaluation.round > 0]
+                trained = [e.accuracy or 0.0 for e in curve.evaluations if e.round > 0]
                 areas[rate] += sum(trained) / max(1, len(trained))
         return max(areas, key=lambda rate: areas[rate])
 
@@ -168,8 +166,7 @@ class Programme:
 def read_programme(path: Path) -> Programme:
     """The programme in a file; `methods` names another file, `tasks` may, and a task's `base` is what it changes."""
     table = read_toml(path)
-    unknown = table.keys() - {"about", "note", "methods", "tasks", "stages"}
-    if unknown:
+    if unknown := table.keys() - {"about", "note", "methods", "tasks", "stages"}:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
     common = read_experiment(path.parent / str(table["methods"]))
     methods = common.pop("methods")

@@ -15,7 +15,7 @@ from typing import Any
 from fedkeep.config import read_toml
 from fedkeep.records.measures import Ratio, ratio
 from fedkeep.records.runs import versions
-from lab.curves import Curve, ExperimentSummary, read_summary
+from lab.curves import Curve, read_summary
 from lab.findings import LEVEL, Interval, finals
 
 
@@ -51,10 +51,10 @@ class Results:
     def __init__(self, directory: Path, paper: Paper) -> None:
         # The programmes have tables of their own.
         paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in {"curves", "gist"})
-        self.summaries: dict[str, ExperimentSummary] = {(s := read_summary(path)).experiment: s for path in paths}
+        self.summaries = {(summary := read_summary(path)).experiment: summary for path in paths}
         self.directory, self.paper = directory, paper
-        self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
-        self.measured: dict[str, dict[str, Any]] = self.figures.get("claims", {}).get("tasks", {})
+        self.figures = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
+        self.measured: dict[str, Any] = self.figures.get("claims", {}).get("tasks", {})
         """What `claims.py` found, by task."""
 
     def methods(self, experiment: str) -> list[str]:
@@ -186,8 +186,7 @@ def importance_fails(results: Results) -> Iterator[Finding]:
 
 @claim("Simplified ODE saves 44 % memory and 83 % delay for at most a point")
 def simplified_is_cheap(results: Results) -> Iterator[Finding]:
-    cost = results.figures.get("table3", {}).get("tasks", {}).get("tc")
-    if cost:
+    if cost := results.figures.get("table3", {}).get("tasks", {}).get("tc"):
         full, simple = cost["ode-est"], cost["ode-simplified"]
         time = 1 - simple["one_ms"] / full["one_ms"]
         yield (time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")
