@@ -87,7 +87,7 @@ def encrypted(scheme: Any, devices: int, labels: int) -> Run:
     from lab.encrypted_order import Comparisons, Contexts, OrderedFleet
 
     capacities, velocities = fleet_of(devices, labels)
-    holder, comparisons, encrypting, size = Contexts.create(scheme), Comparisons(devices, labels), 0.0, 0
+    holder, comparisons, encrypting, size = Contexts(scheme), Comparisons(devices, labels), 0.0, 0
     public = holder.public()
 
     def answers() -> Iterator[list[bytes]]:

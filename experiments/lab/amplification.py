@@ -3,24 +3,19 @@
 The server draws the participants, so against the server nothing is amplified, and no ledger counts on this.
 """
 
-from typing import Literal, TypeAlias
-
 import dp_accounting as accounting
 from dp_accounting import pld, rdp
 
-Sampling: TypeAlias = Literal["poisson", "without-replacement"]
-
 
 def amplified_epsilon(
-    multiplier: float, rounds: int, delta: float, *, participants: int, population: int, sampling: Sampling
+    multiplier: float, rounds: int, delta: float, *, participants: int, population: int, poisson: bool
 ) -> float:
     """The device-level epsilon over `rounds` rounds, with so many participants of the population in each.
 
-    "poisson": each device flips its own coin (add or remove a device); "without-replacement": a fixed number is drawn
-    (replace one).
+    `poisson`: each device flips its own coin (add or remove a device); otherwise a fixed number is drawn (replace one).
     """
     release = accounting.GaussianDpEvent(multiplier)
-    if sampling == "poisson":
+    if poisson:
         accountant = pld.PLDAccountant()
         event = accounting.PoissonSampledDpEvent(participants / population, release)
     else:

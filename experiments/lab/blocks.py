@@ -4,9 +4,8 @@ Charts are SVG text, without a drawing library; their text takes the colour of i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import markdown as renderer
 
@@ -25,8 +24,7 @@ _COLOURS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     name: str
     """A file name without its ending."""
     svg: str
@@ -115,10 +113,8 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 def _ticks(low: float, high: float) -> list[float]:
     """Three to six round numbers between the ends."""
-    power = 10.0**-20
-    while (high - low) / power > 100:
-        power *= 10
-    step = next(s for s in (power * f for f in (1, 2, 5, 10, 20, 50, 100)) if (high - low) / s <= 6)
+    steps = (factor * 10.0**power for power in range(-20, 300) for factor in (1, 2, 5))
+    step = next(step for step in steps if (high - low) / step <= 6)
     first = -(-low // step)
     return [round((first + k) * step, 12) for k in range(int((high - first * step) / step + 1e-9) + 1)]
 

@@ -18,8 +18,6 @@ from fedkeep.data import Federation
 
 _SUMMARISED = 200
 """Samples of a device, and devices of a fleet, that agreeing on clusters takes into account."""
-
-
 Summary: TypeAlias = tuple[FloatArray, IntArray]
 """What a device tells of its samples: centroids, (k, d), and how many samples lie around each, (k,)."""
 
@@ -39,7 +37,6 @@ class Clusters:
     """
 
     count: int = 10
-    """How many regions to make."""
     method: Literal["k-means", "hierarchical"] = "k-means"
     space: Literal["features", "activations"] = "features"
     """Where clusters lie: in the inputs, or in the inputs of the model's last layer."""

@@ -11,6 +11,7 @@ import msgspec
 
 from fedkeep.core.encoding import SCALE_BYTES, SampleCodec
 from fedkeep.core.errors import DataError
+from fedkeep.core.gist import packed_bytes
 from fedkeep.files import alone_in
 from fedkeep.records import Evaluation, Run
 from fedkeep.records.measures import LAST, late_accuracy
@@ -21,8 +22,6 @@ from fedkeep.sim.experiment import Experiment
 _DIGITS = 5
 _FORWARD, _GRADIENT = 1, 3
 _LOSSES, _GRADIENTS = {"high-loss", "fedbalancer"}, {"ode", "gradient-norm", "sld"}
-_FLOAT, _BLOCK = 4, 64
-"""Bytes of a number in full, and numbers that share a scale in int8."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,9 +101,8 @@ class ExperimentSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_summary(path: Path, summary: ExperimentSummary) -> None:
     """Writes one line a run, so that a change shows as a change."""
-    head = msgspec.to_builtins(msgspec.structs.replace(summary, curves=()))
-    del head["curves"]
-    lines = ",\n".join(msgspec.json.encode(curve).decode() for curve in summary.curves)
+    head = msgspec.structs.asdict(summary)
+    lines = ",\n".join(msgspec.json.encode(curve).decode() for curve in head.pop("curves"))
     body = msgspec.json.format(msgspec.json.encode(head), indent=1).decode().rstrip("}\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{body},\n "curves": [\n{lines}\n]}}\n', encoding="utf-8")
@@ -127,9 +125,6 @@ class Curves:
     def find(self, digest: str) -> Curve | None:
         """The run with these settings, if it was made."""
         return next((curves[digest] for curves in self._tasks.values() if digest in curves), None)
-
-    def all(self) -> list[Curve]:
-        return [curve for curves in self._tasks.values() for curve in curves.values()]
 
     def add(self, task: str, curve: Curve) -> None:
         """Takes a run in and writes its task's file at once: a kill costs the run under way and no other."""
@@ -184,10 +179,4 @@ def bytes_at_rest(experiment: Experiment) -> int:
     samples += SCALE_BYTES * math.prod(data.sample_shape) if codec.quantised else 0
     if experiment.gist.name == "none":
         return samples
-    return samples + vector_bytes(build_learner(experiment, data).gradient_size, experiment.gist.encoding)
-
-
-def vector_bytes(numbers: int, encoding: str) -> int:
-    if encoding == "int8":
-        return numbers + _FLOAT * math.ceil(numbers / _BLOCK)
-    return numbers * (_FLOAT if encoding == "float32" else _FLOAT // 2)
+    return samples + packed_bytes(build_learner(experiment, data).gradient_size, experiment.gist.encoding)

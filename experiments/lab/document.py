@@ -11,10 +11,9 @@ from typing import Any
 
 from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.records.measures import Ratio
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
-from lab.findings import Findings, in_words
+from lab.findings import Findings, finals, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
 from lab.programme import read_programme
 from lab.results import Paper, Results, mean_curve, verdicts
@@ -94,8 +93,8 @@ def readme_table(results: Path) -> str:
     return f"\n{head}{''.join(lines)}\n{_README_NOTE}\n"
 
 
-def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Path]:
-    """Writes RESULTS.md with its pictures, and RESULTS.html, into `out`; returns both paths."""
+def write_results(experiments: Path, results: Path, out: Path) -> None:
+    """Writes RESULTS.md with its pictures, and RESULTS.html, into `out`."""
     blocks = [*_document(experiments, Results(results, Paper(experiments / "paper.toml")))]
     pictures = results / "plots"
     try:
@@ -105,12 +104,11 @@ def write_results(experiments: Path, results: Path, out: Path) -> tuple[Path, Pa
         for block in blocks:
             if isinstance(block, Picture):
                 (pictures / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
-        page, text = out / "RESULTS.html", out / "RESULTS.md"
-        text.write_text(markdown(blocks, pictures.relative_to(out).as_posix()), encoding="utf-8")
-        page.write_text(html(blocks, TITLE), encoding="utf-8")
+        text = markdown(blocks, pictures.relative_to(out).as_posix())
+        (out / "RESULTS.md").write_text(text, encoding="utf-8")
+        (out / "RESULTS.html").write_text(html(blocks, TITLE), encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write the results to {out}: {error.strerror}") from error
-    return text, page
 
 
 def _document(experiments: Path, results: Results) -> Iterator[Block]:
@@ -162,14 +160,13 @@ def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]
 
 def _picture(name: str, settings: list[str], results: Results) -> Picture:
     """Accuracy by round; of a sweep over one number, the final accuracy by that number."""
-    key = settings[0].partition("=")[0]
     swept = {s: float(s.partition("=")[2]) for s in settings if " " not in s and "=" in s}
     if len(settings) > 1 and len(swept) == len(settings):
         series = {
-            method: [(x, reached.mean) for s, x in swept.items() if (reached := results.accuracy(name, method, s))]
+            method: [(x, reached.mean) for s, x in swept.items() if (reached := finals(results.runs(name, method, s)))]
             for method in results.methods(name)
         }
-        across = key.rpartition(".")[2].replace("_", " ")
+        across = settings[0].partition("=")[0].rpartition(".")[2].replace("_", " ")
     else:
         series = {
             f"{method} {_short(setting)}".strip(): mean_curve(list(runs.values()))
@@ -188,21 +185,19 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
     settings = results.settings(name)
     for method in results.methods(name):
         printed = results.paper.of(table, "accuracy", task, method)
-        reached = [results.accuracy(name, method, setting) for setting in settings]
+        reached = [finals(results.runs(name, method, setting)) for setting in settings]
         theirs = "" if printed is None else f" ({printed:g})"
         cells = [method, *(in_words(mean) + (theirs if mean else "") for mean in reached)]
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
-            cells.append("" if margin is None else str(margin))
-            cells.append(_speedup(results.speedup(name, method), results.paper.of(table, "speedup", task, method)))
+            found, printed = results.speedup(name, method), results.paper.of(table, "speedup", task, method)
+            speed = "-" if found.value is None else f"{found.value:.2f}x"
+            if 0 < found.reached < found.seeds:
+                speed += f" [{found.reached} of {found.seeds} seeds]"
+            if printed is not None:
+                speed += f" ({printed:.2f}x)" if printed else " (-)"
+            cells += ["" if margin is None else str(margin), speed]
         yield tuple(cells)
-
-
-def _speedup(found: Ratio, printed: float | None) -> str:
-    ours = "-" if found.value is None else f"{found.value:.2f}x"
-    if 0 < found.reached < found.seeds:
-        ours += f" [{found.reached} of {found.seeds} seeds]"
-    return ours + ("" if printed is None else f" ({printed:.2f}x)" if printed else " (-)")
 
 
 def _short(setting: str) -> str:
@@ -214,15 +209,16 @@ def _short(setting: str) -> str:
 def _scale(name: str, results: Results) -> str:
     """How much was run, so that nobody takes a reduced run for a full one."""
     summary = results.summaries[name]
-    of_methods = {m: sorted({c.seed for c in summary.curves if c.method == m}) for m in results.methods(name)}
     seeds = sorted({curve.seed for curve in summary.curves})
     rounds = sorted({curve.planned for curve in summary.curves})
     changed = [s for s in summary.changed if not s.startswith(("seed", "sweep.seed"))]
     reduced = f"; reduced: {', '.join(changed)}" if changed else ""
     unfinished = sum(not curve.finished for curve in summary.curves)
     short = f"; {unfinished} runs unfinished" if unfinished else ""
-    few = {method: ", ".join(map(str, own)) for method, own in of_methods.items() if own != seeds}
-    fewer = "".join(f"; {method} only with {own}" for method, own in few.items())
+    fewer = ""
+    for method in results.methods(name):
+        own = sorted({curve.seed for curve in summary.curves if curve.method == method})
+        fewer += f"; {method} only with {', '.join(map(str, own))}" if own != seeds else ""
     return f"seeds {', '.join(map(str, seeds))}{fewer}; {', '.join(map(str, rounds))} rounds{reduced}{short}"
 
 
@@ -235,12 +231,11 @@ def _programs(results: Results) -> Iterator[Block]:
     }
     for name, (title, write) in parts.items():
         yield f"## {title}"
-        figures = results.figures.get(name)
-        if figures is None:
+        if figures := results.figures.get(name):
+            yield from write(figures, results.paper)
+            yield f"Made by `{figures['command']}`."
+        else:
             yield f"Not run yet: `experiments/{name}.py`."
-            continue
-        yield from write(figures, results.paper)
-        yield f"Made by `{figures['command']}`."
 
 
 def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:

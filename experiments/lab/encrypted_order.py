@@ -23,16 +23,11 @@ from fedkeep.core.types import FloatArray, IntArray
 
 Ciphertext: TypeAlias = Any
 """A vector or a context of TenSEAL, which has no types."""
-_OUTER_BITS = 60
 _EXPAND = [4589 / 1024, -16577 / 1024, 25614 / 1024, -12860 / 1024]
 """g_3 of Cheon et al. (Asiacrypt'20): pushes small numbers away from 0."""
 _FLATTEN = [35 / 16, -35 / 16, 21 / 16, -5 / 16]
 """f_3 of the same: pulls what is near 1 or -1 closer to it."""
-_CLEAR = 0.9
-"""The least magnitude that a sign must come out with on the grid."""
 _SLOWEST, _FASTEST = 1e-3, 1e4
-_DECIMALS = 6
-"""Totals are rounded to these, so that the errors of CKKS do not break ties between labels."""
 _ZERO = -1
 
 
@@ -47,9 +42,9 @@ class Scheme:
 
     @cached_property
     def levels(self) -> int:
-        """The finest grid on [-1, 1] of which every step has a clear sign."""
+        """The finest grid on [-1, 1] of which every step has a clear sign, of 0.9 or more."""
         fine = np.linspace(0.0, 1.0, 200_001)[1:]
-        return int(1 / fine[self.sign(fine) < _CLEAR].max())
+        return int(1 / fine[self.sign(fine) < 0.9].max())
 
     def sign(self, x: Any) -> Any:
         """Signs of numbers or of ciphertexts, by c0 x + c1 x^3 + c2 x^5 + c3 x^7, three multiplications deep each."""
@@ -61,7 +56,7 @@ class Scheme:
 
     def new_context(self) -> Ciphertext:
         """A context with fresh keys, the secret one among them."""
-        bits = [_OUTER_BITS, *[self.scale_bits] * (3 * (self.expansions + 1)), _OUTER_BITS]
+        bits = [60, *[self.scale_bits] * (3 * (self.expansions + 1)), 60]
         context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, self.degree, coeff_mod_bit_sizes=bits)
         context.global_scale = 2**self.scale_bits
         return context
@@ -130,12 +125,9 @@ class OrderedFleet(Fleet):
 class Contexts:
     """The two contexts of a fleet: one to compare in, one to add up in; with the secret key or, `public`, without."""
 
-    def __init__(self, scheme: Scheme, comparing: Ciphertext, summing: Ciphertext) -> None:
-        self.scheme, self._comparing, self._summing = scheme, comparing, summing
-
-    @staticmethod
-    def create(scheme: Scheme) -> "Contexts":
-        return Contexts(scheme, scheme.new_context(), _SUMS.new_context())
+    def __init__(self, scheme: Scheme, *contexts: Ciphertext) -> None:
+        self.scheme = scheme
+        self._comparing, self._summing = contexts or (scheme.new_context(), _SUMS.new_context())
 
     def public(self) -> "Contexts":
         """What everybody but the key-holder has."""
@@ -166,7 +158,8 @@ class Contexts:
         if not (np.abs(values - signs).max() < 0.25 and np.abs(signs).max() <= 1):
             raise RefusedError("unclear comparison", "the ciphertexts do not hold differences within the grid")
         order = comparisons.table(signs.astype(np.int64))
-        totals = np.where((order > 0).any(axis=0), np.maximum(totals.round(_DECIMALS), 0.0), 0.0)
+        totals = np.maximum(totals.round(6), 0.0)  # or the errors of CKKS would break ties between labels
+        totals = np.where((order > 0).any(axis=0), totals, 0.0)
         devices = np.arange(comparisons.devices)
         return greedy.plan(OrderedFleet(devices, capacities, order.astype(np.float64), totals))
 

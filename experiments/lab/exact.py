@@ -36,9 +36,7 @@ class Exact(LabelLimits):
     """The time the solver may take; without a proven optimum by then, planning fails."""
 
     def plan(self, fleet: Fleet) -> Plan:
-        problem = Problem(fleet, self)
-        solution = problem.solve(unbiased=self.unbiased, seconds=self.seconds)
-        return self.settle(fleet, problem.table(solution[problem.slots]))
+        return self.settle(fleet, Problem(fleet, self).table(unbiased=self.unbiased, seconds=self.seconds))
 
     def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - an optimum knows no history
         return self.plan(fleet)
@@ -50,14 +48,15 @@ def quantities(fleet: Fleet, held: BoolArray) -> AnyArray:
     >>> quantities(Fleet.numbered([10, 10], [[40, 5], [20, 15]]), np.ones((2, 2), dtype=bool)).tolist()
     [[9, 1], [7, 3]]
     """
-    problem = Problem(fleet, LabelLimits(None, None), held)
-    return problem.table(problem.solve(unbiased=True)[problem.slots])
+    return Problem(fleet, LabelLimits(None, None), held).table(unbiased=True)
 
 
 class Problem:
     """The rows and columns of problem (9): per owned pair (c, y) its slots D and whether it is held, then slacks.
 
-    Where S is settled already, the pairs are those that are `held`, and all of them stay so.
+    Where S is settled already, the pairs are those that are `held`, and all of them stay so. A held label has a slot,
+    an unheld one none; devices use up their capacity within their limit (9c). Holders enough (9b), and (9d) to the
+    slot; what is beyond that is slack: whole slots seldom meet it.
     """
 
     def __init__(self, fleet: Fleet, limits: LabelLimits, held: BoolArray | None = None) -> None:
@@ -66,7 +65,6 @@ class Problem:
         self.stages = limits.stages(fleet)
         pairs = len(self.rows)
         self.slots: AnyArray = np.arange(pairs)
-        """The columns of D."""
         self.held: AnyArray = pairs + self.slots
         self.slack: AnyArray = 2 * pairs + np.arange((len(self.stages) + 1) * fleet.labels).reshape(-1, fleet.labels)
         """A column a label: the holders missing at each stage and, last, the distance from (9d)."""
@@ -74,31 +72,24 @@ class Problem:
         of_held = np.isin(np.arange(self.size), self.held)
         self.bounds = Bounds(of_held * (held is not None), np.where(of_held, 1, np.inf))
         self.constraints: list[Any] = []
-        self._constrain(limits)
+        pair, capacity = self.slots, fleet.capacities[self.rows]
+        self._add(pairs, [(pair, self.slots, 1), (pair, self.held, -1)], 0, np.inf)
+        self._add(pairs, [(pair, self.slots, 1), (pair, self.held, -capacity)], -np.inf, 0)
+        full = np.where(np.isin(np.arange(len(fleet)), self.rows), fleet.capacities, 0)
+        self._add(len(fleet), [(self.rows, self.slots, 1)], full, full)
+        self._add(len(fleet), [(self.rows, self.held, 1)], 0, limits.of_devices(fleet))
+        *missing, distance = self.slack
+        count, label, mass = fleet.labels, np.arange(fleet.labels), fleet.label_mass
+        for slack, least in zip(missing, self.stages, strict=True):
+            self._add(count, [(self.labels, self.held, 1), (label, slack, 1)], least, np.inf)
+        target = mass / max(mass.sum(), 1e-300) * fleet.capacities.sum()
+        self._add(count, [(self.labels, self.slots, 1), (label, distance, 1)], target - _ROUNDING, np.inf)
+        self._add(count, [(self.labels, self.slots, 1), (label, distance, -1)], -np.inf, target + _ROUNDING)
 
     def objective(self) -> FloatArray:
         cost = np.zeros(self.size)
         cost[self.slots] = -self.fleet.velocities[self.rows, self.labels]
         return cost
-
-    def _constrain(self, limits: LabelLimits) -> None:
-        """A held label has a slot, an unheld one none; devices use up their capacity within their limit (9c).
-
-        Holders enough (9b), and (9d) to the slot; what is beyond that is slack: whole slots seldom meet it.
-        """
-        pair, capacity = self.slots, self.fleet.capacities[self.rows]
-        self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -1)], 0, np.inf)
-        self._add(len(pair), [(pair, self.slots, 1), (pair, self.held, -capacity)], -np.inf, 0)
-        full = np.where(np.isin(np.arange(len(self.fleet)), self.rows), self.fleet.capacities, 0)
-        self._add(len(self.fleet), [(self.rows, self.slots, 1)], full, full)
-        self._add(len(self.fleet), [(self.rows, self.held, 1)], 0, limits.of_devices(self.fleet))
-        *missing, distance = self.slack
-        count, label, mass = self.fleet.labels, np.arange(self.fleet.labels), self.fleet.label_mass
-        for slack, least in zip(missing, self.stages, strict=True):
-            self._add(count, [(self.labels, self.held, 1), (label, slack, 1)], least, np.inf)
-        target = mass / max(mass.sum(), 1e-300) * self.fleet.capacities.sum()
-        self._add(count, [(self.labels, self.slots, 1), (label, distance, 1)], target - _ROUNDING, np.inf)
-        self._add(count, [(self.labels, self.slots, 1), (label, distance, -1)], -np.inf, target + _ROUNDING)
 
     def _add(self, count: int, parts: list[tuple[AnyArray, AnyArray, Any]], low: Any, high: Any) -> None:
         """So many rows, of entries (row, column, value)."""
@@ -125,8 +116,8 @@ class Problem:
             constraints.append(LinearConstraint(goal[None, :], -np.inf, float(goal @ solution) + _TOLERANCE))
         return solution
 
-    def table(self, values: FloatArray) -> AnyArray:
-        """One value per owned pair, as a (C, Y) table of whole numbers."""
+    def table(self, *, unbiased: bool, seconds: float = 60.0) -> AnyArray:
+        """The slots at the optimum, (C, Y)."""
         table = np.zeros(self.fleet.velocities.shape, dtype=np.int64)
-        table[self.rows, self.labels] = np.rint(values).astype(np.int64)
+        table[self.rows, self.labels] = np.rint(self.solve(unbiased=unbiased, seconds=seconds)[self.slots])
         return table

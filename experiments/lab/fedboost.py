@@ -8,7 +8,7 @@ trains on the mixture by alpha_k / gamma_k of those that it got, which is right 
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fedkeep.core.ports import Job, Measurements
 from fedkeep.core.seeds import generator
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
-from fedkeep.learn.backends import minibatches
+from fedkeep.learn.backends import BatchMeasurements, FrozenModel, minibatches
 from fedkeep.learn.dense_learner import DenseLearner
 
 _TINY = 1e-12
@@ -51,12 +51,7 @@ class FedBoost:
         if sampled is not None and not sampled > 0:
             raise ConfigError(f"model.sampled must be above 0, got {sampled}")
         self._sampled, self._sampling = sampled, sampling
-
-    @property
-    def size(self) -> int:
-        return len(self._models)
-
-    gradient_size = size
+        self.size = self.gradient_size = len(self._models)
 
     def tail(self, layers: int | None) -> int:  # noqa: ARG002 - there is one layer
         return self.size
@@ -64,11 +59,11 @@ class FedBoost:
     def initial(self, seed: int) -> Vector:  # noqa: ARG002 - all predictors alike
         return np.full(self.size, 1 / self.size, dtype=np.float32)
 
-    def probe(self, model: Vector) -> "MixtureProbe":
-        return MixtureProbe(self, model.astype(np.float64))
+    def probe(self, model: Vector) -> FrozenModel:
+        return FrozenModel(self, model)
 
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list["MixtureMeasurements"]:
-        return [self.probe(model).measure(batch) for model, batch in zip(models, batches, strict=True)]
+        return [MixtureMeasurements(self, *pair) for pair in zip(models, batches, strict=True)]
 
     def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         return [self.train(model, job, local) for job in jobs]
@@ -114,24 +109,14 @@ def slopes(given: FloatArray, alpha: FloatArray) -> FloatArray:
     return -given / np.maximum(given @ alpha, _TINY)[:, None]
 
 
-class MixtureProbe(NamedTuple):
-    """A mixture that measures samples, by all predictors: a device that values by gradients has them all."""
+class MixtureMeasurements(BatchMeasurements):
+    """By all predictors: a device that values by gradients has them all. Few parameters: the gradients are small."""
 
-    learner: FedBoost
-    model: FloatArray
-
-    def measure(self, batch: Batch) -> "MixtureMeasurements":
-        return MixtureMeasurements(self.learner, self.model, batch)
-
-
-class MixtureMeasurements:
-    """Few parameters: here the matrix of the samples' gradients is as small as can be."""
-
-    def __init__(self, learner: FedBoost, model: FloatArray, batch: Batch) -> None:
-        given = learner.given(batch)
-        self.gradients = slopes(given, model)
-        self._losses: Scores = -np.log(np.maximum(given @ model, _TINY))
-        self._learner, self._x = learner, batch.x
+    def __init__(self, learner: FedBoost, model: Vector, batch: Batch) -> None:
+        given, alpha = learner.given(batch), model.astype(np.float64)
+        self.gradients = slopes(given, alpha)
+        self._losses: Scores = -np.log(np.maximum(given @ alpha, _TINY))
+        self._learner, self._x, self._n = learner, batch.x, len(batch)
 
     def losses(self) -> Scores:
         return self._losses
@@ -142,13 +127,7 @@ class MixtureMeasurements:
     def inner(self, other: Measurements) -> Scores:
         return np.asarray((self.gradients * of_kind(MixtureMeasurements, other).gradients).sum(axis=1))
 
-    def norms(self) -> Scores:
-        return np.sqrt(self.inner(self))
-
-    head_norms = norms
-
-    def mean_gradient(self) -> Vector:
-        return self.weighted_gradient(np.ones(len(self.gradients)))
+    head_norms = BatchMeasurements.norms
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         return np.asarray(weights @ self.gradients / len(weights), dtype=np.float32)

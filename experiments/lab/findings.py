@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +15,6 @@ from lab.programme import Contest, Programme, read_programme
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
-PREQUENTIAL = (("record.prequential", True),)
-"""The setting in which runs are also tested on what arrives."""
 LEVEL, SLIGHT = 1.0, 0.5
 """Points of accuracy within which two methods count as level, and a gap as none."""
 
@@ -58,9 +56,9 @@ class Findings:
     def methods(self, task: str) -> list[str]:
         return list(dict.fromkeys(m for stage in self.programme.stages if task in stage.tasks for m in stage.methods))
 
-    def runs(self, row: Contest, rate: float = 1.0) -> dict[int, Curve]:
+    def runs(self, row: Contest, rate: float | None = 1.0) -> dict[int, Curve]:
         """By seed, at this many times the task's learning rate; none of what the programme does not have."""
-        if row.task not in self.programme.tasks or row.method not in self.programme.methods:
+        if rate is None or row.task not in self.programme.tasks or row.method not in self.programme.methods:
             return {}
         seeds = sorted({seed for stage in self.programme.stages for seed in stage.seeds})
         wanted = self.programme.reported(row, rate, seeds)
@@ -70,11 +68,6 @@ class Findings:
         """Every row of the stages that has runs at the task's rate."""
         rows = (row for stage in self.programme.stages for row in self.programme.rows(stage))
         yield from ((row, runs) for row in rows if (runs := self.runs(row)))
-
-    def own_runs(self, row: Contest) -> dict[int, Curve]:
-        """At the method's own rate; none until it is found."""
-        own = self.programme.own_rate(row, self.curves)
-        return {} if own is None else self.runs(row, own)
 
     def experiment(self, row: Contest) -> Experiment:
         """The row's settings, at any seed."""
@@ -140,19 +133,20 @@ def arena(found: Findings) -> Table:
     """By task and method: accuracy at the task's rate and at the method's own, and the lead over FIFO at own rates."""
     table: Table = {}
     for row in (Contest(task, method) for task in found.tasks() for method in found.methods(task)):
-        shared, own = found.runs(row), found.own_runs(row)
-        tested_first = found.runs(replace(row, setting=PREQUENTIAL))
+        times = found.programme.own_rate(row, found.curves)
+        shared, own = found.runs(row), found.runs(row, times)
+        tested_first = found.runs(row._replace(setting=(("record.prequential", True),)))
         shown = own or shared or tested_first
         if not shown:
             continue
         fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
-        times = found.programme.own_rate(row, found.curves)
+        fifos_own = found.runs(fifo, found.programme.own_rate(fifo, found.curves))
         table.setdefault(row.task, {})[row.method] = {
             "own_rate": rounded(own),
             "shared_rate": rounded(shared),
             "rate": None if times is None else experiment.train.learning_rate * times,
             "seeds": len(shown),
-            "over_fifo": rounded(own, found.own_runs(fifo)),
+            "over_fifo": rounded(own, fifos_own),
             "over_fifo_shared": rounded(shared, found.runs(fifo)),
             "rounds": max(curve.planned for curve in shown.values()),
             "worst_tenth": mean_of((curve.worst_tenth for curve in shown.values()), 2, 100),
@@ -167,7 +161,7 @@ def gist_rows(found: Findings, task: str) -> Table:
     """Every method of a task at every rate: the finals of all seeds, and the lead over FIFO at the same rate."""
     table: Table = {}
     for method in found.methods(task):
-        for rate in found.programme.choice.rates:
+        for rate in found.programme.rates:
             if runs := found.runs(Contest(task, method), rate):
                 row = _beside(runs, found.runs(Contest(task, FIFO), rate)) | {"seeds": list(runs)}
                 row["finals"] = [round(curve.final, 2) for curve in runs.values()]
@@ -206,7 +200,7 @@ def settings_table(found: Findings) -> Table:
     table: Table = {}
     for row, runs in found.ran():
         place = table.setdefault(row.task, {}).setdefault(row.setting_name or "as it is", {})
-        place[row.method] = _beside(runs, found.runs(replace(row, method=FIFO))) | {"seeds": len(runs)}
+        place[row.method] = _beside(runs, found.runs(row._replace(method=FIFO))) | {"seeds": len(runs)}
     return table
 
 

@@ -16,8 +16,6 @@ _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
 _COMPARED = (*GISTS, BALANCED, "ode-est", "ode-default", "draw", "reservoir", *_LOSS_BASED, *_CORRECTIONS, UNLIMITED)
 _RIVALS = (FIFO, BALANCED)
-_NAMED = 3
-"""Up to so many tasks a line of the verdict names."""
 
 
 def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
@@ -60,7 +58,7 @@ def _both_rates(arena: Table, method: str) -> str:
 
 
 def _leads(arena: Table, method: str, key: str) -> str:
-    """Who is ahead where, by the interval of the difference; tasks are named where they are few."""
+    """Who is ahead where, by the interval of the difference; up to three tasks are named."""
     found = {task: Interval(*lead) for task, row in arena.items() if (lead := row.get(method, {}).get(key))}
     if not found:
         return "not run yet"
@@ -68,7 +66,7 @@ def _leads(arena: Table, method: str, key: str) -> str:
     for word, ahead in {"ahead": True, "behind": False, "undecided": None}.items():
         leads = {task: lead.mean for task, lead in found.items() if lead.ahead is ahead}
         where = f"{len(leads)}"
-        if len(leads) <= _NAMED:
+        if len(leads) <= 3:
             where = " and ".join(f"{task} ({lead:+.1f})" for task, lead in leads.items()) or "none"
         elif word != "undecided":
             low, high = sorted((min(leads.values()), max(leads.values())), key=abs)
@@ -140,11 +138,10 @@ def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Pictur
         yield Picture("by-bytes", line_chart(title, series, "kB at rest", "accuracy, %"), title)
     methods = arena.get(SHOWN, {})
     fifo = methods.get(FIFO, {}).get("forward_passes")
-    crosses = {
-        method: [(row["forward_passes"] / fifo, (row["own_rate"] or row["shared_rate"])[0])]
-        for method, row in methods.items()
-        if fifo and not method.startswith(UNLIMITED) and (row["own_rate"] or row["shared_rate"])
-    }
+    crosses = {}
+    for method, row in methods.items():
+        if fifo and not method.startswith(UNLIMITED) and (reached := row["own_rate"] or row["shared_rate"]):
+            crosses[method] = [(row["forward_passes"] / fifo, reached[0])]
     if crosses:
         title = f"{SHOWN}: accuracy by device compute, FIFO's forward passes being 1"
         yield Picture("by-compute", line_chart(title, crosses, "times FIFO's forward passes", "accuracy, %"), title)

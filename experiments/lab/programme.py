@@ -8,13 +8,12 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -28,19 +27,10 @@ from lab.curves import Curve, Curves, bytes_at_rest, curve_of
 
 EVALUATIONS = 20
 """How often a run is evaluated, whatever its length."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a method's own learning rate is found: the largest area under the curve, on seeds of its own."""
-
-    rates: tuple[float, ...] = (1 / 3, 1.0, 3.0)
-    """Times the task's rate."""
-    farther: float = 10.0
-    """Tried too where the largest of them wins."""
-    seeds: tuple[int, ...] = (100, 101)
-    rounds: int = 300
-    """At most; a shorter task is run to its end."""
+FARTHER = 10.0
+"""Times the task's rate: tried too where the largest of a programme's rates wins."""
+TRIAL_ROUNDS = 300
+"""At most, of a run that finds a method's own rate; a shorter task is run to its end."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +40,13 @@ class Stage:
     tasks: tuple[str, ...]
     methods: tuple[str, ...]
     rates: Literal["shared", "own", "each"] = "shared"
-    """`shared`: the task's rate; `own`: each method's own; `each`: all of the choice's."""
+    """`shared`: the task's rate; `own`: each method's own; `each`: all of the programme's."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of an experiment, each with the values that it takes: all combinations are run."""
 
 
-@dataclass(frozen=True)
-class Contest:
+class Contest(NamedTuple):
     """One method on one task in one setting: what a table has a line for."""
 
     task: str
@@ -69,8 +58,7 @@ class Contest:
         return " ".join(f"{key}={value}" for key, value in self.setting)
 
 
-@dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(NamedTuple):
     """A run, and the task of the programme that it belongs to."""
 
     task: str
@@ -87,9 +75,11 @@ class Programme:
     tasks: dict[str, Table]
     methods: dict[str, Table]
     stages: tuple[Stage, ...]
-    choice: Choice
     note: str = ""
     """What a reader of its table should know."""
+    rates: tuple[float, ...] = (1 / 3, 1.0, 3.0)
+    """Times the task's rate: a method's own has the largest area under the curve, on seeds that are for choosing."""
+    trial_seeds: tuple[int, ...] = (100, 101)
 
     def only(self, tasks: Sequence[str], methods: Sequence[str]) -> Self:
         """The part of it on these tasks with these methods; all of them where none are named."""
@@ -106,14 +96,14 @@ class Programme:
             name: merged(table, {"task": smaller.get(str(table["task"]["name"]), {}), "train": {"rounds": 2}})
             for name, table in self.tasks.items()
         }
-        once = Choice(self.choice.rates[:1], self.choice.farther, self.choice.seeds[:1], rounds=2)
         stages: list[Stage] = []
         for stage in self.stages:
             settings = {key: values[:1] for key, values in stage.settings.items()}
             first = replace(stage, seeds=stage.seeds[:1], settings=settings, tasks=stage.tasks[:1])
             others = stage.tasks[1:] if everywhere else ()
             stages += [first, replace(first, tasks=others, methods=stage.methods[:1])]
-        return replace(self, tasks=tasks, stages=tuple(stages), choice=once)
+        rates, seeds = self.rates[:1], self.trial_seeds[:1]
+        return replace(self, tasks=tasks, stages=tuple(stages), rates=rates, trial_seeds=seeds)
 
     def rows(self, stage: Stage) -> Iterator[Contest]:
         for task in stage.tasks:
@@ -129,7 +119,7 @@ class Programme:
                 if (own := self.own_rate(row, curves)) is not None:
                     yield from self.reported(row, own, stage.seeds)
             else:
-                for rate in (1.0,) if stage.rates == "shared" else self.choice.rates:
+                for rate in (1.0,) if stage.rates == "shared" else self.rates:
                     yield from self.reported(row, rate, stage.seeds)
 
     def reported(self, row: Contest, rate: float, seeds: Sequence[int]) -> list[PlannedRun]:
@@ -137,16 +127,15 @@ class Programme:
 
     def choosing(self, row: Contest, curves: Curves) -> list[PlannedRun]:
         """The runs that find the method's own rate: the farther one only where the largest of the others wins."""
-        rates = self.choice.rates
-        if self._best(row, rates, curves) == max(rates):
-            rates = (*rates, self.choice.farther)
-        return [run for rate in rates for run in self._tried(row, rate)]
+        return [run for rate in self._rates(row, curves) for run in self._tried(row, rate)]
 
     def own_rate(self, row: Contest, curves: Curves) -> float | None:
         """Times the task's rate; None until it is found."""
-        rates = self.choice.rates
-        best = self._best(row, rates, curves)
-        return self._best(row, (*rates, self.choice.farther), curves) if best == max(rates) else best
+        return self._best(row, self._rates(row, curves), curves)
+
+    def _rates(self, row: Contest, curves: Curves) -> tuple[float, ...]:
+        farther = self._best(row, self.rates, curves) == max(self.rates)
+        return (*self.rates, FARTHER) if farther else self.rates
 
     def _best(self, row: Contest, rates: Sequence[float], curves: Curves) -> float | None:
         """The rate with the largest area under the curve: the mean accuracy over all evaluations after the start."""
@@ -155,12 +144,12 @@ class Programme:
             for run in self._tried(row, rate):
                 if (curve := curves.find(run.digest)) is None:
                     return None
-                trained = [evaluation.accuracy or 0.0 for evaluation in curve.evaluations if evaluation.round > 0]
+                trained = [e.accuracy or 0.0 for e in curve.evaluations if e.round > 0]
                 areas[rate] += sum(trained) / max(1, len(trained))
         return max(areas, key=lambda rate: areas[rate])
 
     def _tried(self, row: Contest, rate: float) -> list[PlannedRun]:
-        return [self._planned(row, rate, seed, self.choice.rounds) for seed in self.choice.seeds]
+        return [self._planned(row, rate, seed, TRIAL_ROUNDS) for seed in self.trial_seeds]
 
     @cache  # noqa: B019 - settings are resolved once; a program reads few programmes
     def _planned(self, row: Contest, rate: float, seed: int, most_rounds: int | None) -> PlannedRun:
@@ -177,8 +166,7 @@ class Programme:
 def read_programme(path: Path) -> Programme:
     """The programme in a file; `methods` names another file, `tasks` may, and a task's `base` is what it changes."""
     table = read_toml(path)
-    unknown = table.keys() - {"about", "note", "methods", "tasks", "stages", "choice"}
-    if unknown:
+    if unknown := table.keys() - {"about", "note", "methods", "tasks", "stages"}:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
     common = read_experiment(path.parent / str(table["methods"]))
     methods = common.pop("methods")
@@ -193,8 +181,7 @@ def read_programme(path: Path) -> Programme:
         for kind, named, known in (("task", stage.tasks, tasks), ("method", stage.methods, methods)):
             for name in (name for name in named if name not in known):
                 raise ConfigError(f"{path}: a stage names the {kind} '{name}', which the file does not have")
-    choice = build(Choice, table.get("choice", {}), f"{path.name}: choice")
-    return Programme(path.stem, tasks, methods, stages, choice, str(table.get("note", "")))
+    return Programme(path.stem, tasks, methods, stages, str(table.get("note", "")))
 
 
 def run_programme(programme: Programme, curves: Curves, records: Path, *, jobs: int, minutes: float | None) -> None:
@@ -234,9 +221,7 @@ def estimated(programme: Programme, curves: Curves) -> Iterator[str]:
             if curves.find(run.digest) is None:
                 lacking.setdefault(run.task, []).append(run)
         for task, runs in lacking.items():
-            methods = Counter(run.cell.experiment.label for run in runs)
-            first = {run.cell.experiment.label: run.cell for run in reversed(runs)}
-            minutes = sum(estimate_seconds([first[method]], 1) * count for method, count in methods.items()) / 60
+            minutes = estimate_seconds([Cell(run.cell.table, "") for run in runs], jobs=1) / 60
             yield f"stage {number}, {task}: {len(runs)} runs, {minutes:.1f} minutes of one core"
 
 

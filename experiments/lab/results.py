@@ -15,11 +15,8 @@ from typing import Any
 from fedkeep.config import read_toml
 from fedkeep.records.measures import Ratio, ratio
 from fedkeep.records.runs import versions
-from lab.curves import Curve, ExperimentSummary, read_summary
+from lab.curves import Curve, read_summary
 from lab.findings import LEVEL, Interval, finals
-
-_TABLES = {"curves", "gist"}
-"""Folders of the programmes, which have tables of their own."""
 
 
 class Paper:
@@ -52,11 +49,12 @@ class Results:
     """What has been run so far, and what the paper says of it."""
 
     def __init__(self, directory: Path, paper: Paper) -> None:
-        paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in _TABLES)
-        self.summaries: dict[str, ExperimentSummary] = {(s := read_summary(path)).experiment: s for path in paths}
+        # The programmes have tables of their own.
+        paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in {"curves", "gist"})
+        self.summaries = {(summary := read_summary(path)).experiment: summary for path in paths}
         self.directory, self.paper = directory, paper
-        self.figures: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
-        self.measured: dict[str, dict[str, Any]] = self.figures.get("claims", {}).get("tasks", {})
+        self.figures = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
+        self.measured: dict[str, Any] = self.figures.get("claims", {}).get("tasks", {})
         """What `claims.py` found, by task."""
 
     def methods(self, experiment: str) -> list[str]:
@@ -73,10 +71,6 @@ class Results:
         chosen = self.settings(experiment)[:1] if setting is None else [setting]
         curves = self.summaries[experiment].curves
         return {c.seed: c for c in curves if c.method == method and c.setting in chosen and c.rounds}
-
-    def accuracy(self, experiment: str, method: str, setting: str | None = None) -> Interval | None:
-        """A method's final accuracy in percent; None where it did not run."""
-        return finals(self.runs(experiment, method, setting))
 
     def speedup(self, experiment: str, method: str) -> Ratio:
         """How much sooner than FIFO a method gets to where FIFO ends."""
@@ -99,9 +93,6 @@ def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     heights = zip(*(curve.accuracy for curve in curves), strict=False)
     rounds = min((curve.rounds for curve in curves), key=len)
     return [(float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at)) for r, at in zip(rounds, heights, strict=True)]
-
-
-_TASKS = ("st", "st-converging", "st-all-labels", "ic", "har", "tc")
 
 
 Finding = tuple[bool | None, str]
@@ -158,14 +149,12 @@ for _name, _method in (("ODE-Est", "ode-est"), ("ODE-Exact", "ode-exact")):
 @claim("Limited storage costs up to 4 times the training time and 7 % accuracy")
 def storage_costs(results: Results) -> Iterator[Finding]:
     """Against unlimited storage; where that ran once or not at all, against a larger store too."""
-    unlimited = [found for folder in ("table2", "motivation") for found in results.pairs(folder, "full-data", "fifo")]
-    known = {task for task, _, margin in unlimited if margin.half_width is not None}
-    larger = [
-        (f"{task} with 20 slots", most, margin)
-        for task, most, margin in results.pairs("motivation", "fifo-20", "fifo")
-        if task not in known
-    ]
-    for task, most, margin in unlimited + larger:
+    stores = [found for folder in ("table2", "motivation") for found in results.pairs(folder, "full-data", "fifo")]
+    known = {task for task, _, margin in stores if margin.half_width is not None}
+    for task, most, margin in results.pairs("motivation", "fifo-20", "fifo"):
+        if task not in known:
+            stores.append((f"{task} with 20 slots", most, margin))
+    for task, most, margin in stores:
         speed = most.value or 0.0
         yield (margin.ahead if margin.mean >= 5 else False, f"{task} {margin} points")
         yield (speed >= 3, f"{task} {speed:.1f}x")
@@ -173,9 +162,9 @@ def storage_costs(results: Results) -> Iterator[Finding]:
 
 @claim("FB and SLD are above HL and GN, but below random")
 def filters_between(results: Results) -> Iterator[Finding]:
-    for task in _TASKS:
+    for task in ("st", "st-converging", "st-all-labels", "ic", "har", "tc"):
         names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
-        found = [reached.mean for name in names if (reached := results.accuracy(f"table2/{task}", name))]
+        found = [reached.mean for name in names if (reached := finals(results.runs(f"table2/{task}", name)))]
         if len(found) == len(names):
             fb, sld, hl, gn, fifo = found
             holds = min(fb, sld) > max(hl, gn) and max(fb, sld) < fifo
@@ -197,8 +186,7 @@ def importance_fails(results: Results) -> Iterator[Finding]:
 
 @claim("Simplified ODE saves 44 % memory and 83 % delay for at most a point")
 def simplified_is_cheap(results: Results) -> Iterator[Finding]:
-    cost = results.figures.get("table3", {}).get("tasks", {}).get("tc")
-    if cost:
+    if cost := results.figures.get("table3", {}).get("tasks", {}).get("tc"):
         full, simple = cost["ode-est"], cost["ode-simplified"]
         time = 1 - simple["one_ms"] / full["one_ms"]
         yield (time >= 0.5, f"TC saves {100 * time:.0f} % of the delay")

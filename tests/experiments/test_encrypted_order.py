@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def holder() -> Contexts:
-    return Contexts.create(COARSE)
+    return Contexts(COARSE)
 
 
 def velocities() -> np.ndarray:
@@ -62,7 +62,7 @@ def test_only_the_key_holder_reads_anything_and_what_is_damaged_is_refused(holde
     with pytest.raises(ValueError, match="secret_key"):
         public.plan(COMPARISONS, compared, CAPACITIES, Greedy())
     with pytest.raises(RefusedError, match="unclear comparison"):
-        Contexts.create(COARSE).plan(COMPARISONS, compared, CAPACITIES, Greedy())
+        Contexts(COARSE).plan(COMPARISONS, compared, CAPACITIES, Greedy())
     with pytest.raises(RefusedError, match="unreadable ciphertext"):
         public.compare([[compared[0][:-50], compared[1]]])
 

@@ -129,22 +129,22 @@ def test_a_claim_that_more_seeds_must_decide_somewhere_is_not_called_reproduced(
 def test_the_document_has_our_number_beside_the_papers_and_says_what_did_not_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
     write_summary(results / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70)))
-    text, page = write_results(EXPERIMENTS, results, tmp_path)
-    words = text.read_text()
+    write_results(EXPERIMENTS, results, tmp_path)
+    words, page = (tmp_path / "RESULTS.md").read_text(), (tmp_path / "RESULTS.html").read_text()
 
     assert re.search(r"\| ode-est \| 70\.\d ± \d\.\d \(70\.39\) \| \+10\.0 ± 0\.0 \| 1\.00x \(1\.55x\) \|", words)
     assert "`experiments/table2/ic.toml`" in words.partition("Not run yet")[2]
     assert "fedkeep run experiments/table2/har.toml" in words
     assert "not run: reservoir, high-loss" in words, "a row that is missing is named"
     assert (results / "plots" / "table2-har.svg").exists()
-    assert "<svg" in page.read_text()
-    assert "http://" not in page.read_text().replace("http://www.w3.org/2000/svg", "")
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_a_method_that_ran_with_fewer_seeds_is_named_with_them(tmp_path: Path) -> None:
     write_summary(tmp_path / "results" / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71)))
-    text, _ = write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
-    assert "seeds 0, 1, 2; ode-est only with 0, 1; 30 rounds" in text.read_text()
+    write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
+    assert "seeds 0, 1, 2; ode-est only with 0, 1; 30 rounds" in (tmp_path / "RESULTS.md").read_text()
 
 
 def test_a_swept_value_heads_its_column_in_full(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_a_swept_value_heads_its_column_in_full(tmp_path: Path) -> None:
     swept = [replace(c, setting=f"train.participation={v}") for v in (0.05, 0.1) for c in summary.curves]
     swept_summary = replace(summary, experiment="motivation/labels-tc", curves=tuple(swept))
     write_summary(tmp_path / "results" / "motivation" / "labels-tc.json", swept_summary)
-    text, _ = write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
-    assert "| method | participation 0.05 | participation 0.1 |" in text.read_text()
+    write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
+    assert "| method | participation 0.05 | participation 0.1 |" in (tmp_path / "RESULTS.md").read_text()
 
 
 def test_a_chart_of_one_flat_line_is_drawn() -> None:
