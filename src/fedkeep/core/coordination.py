@@ -1,5 +1,6 @@
 """Profiles to a plan: which labels each device stores, how many samples of each, and what they count (steps 1, 2)."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,11 +68,9 @@ class LabelLimits:
         """
         most, slots = self.clients_per_label, int(self.of_devices(fleet).sum())
         wanted = fleet.owners if most is None else np.minimum(fleet.owners, most)
-        low, high = 1, int(wanted.max(initial=1))
-        while low < high:
-            level = (low + high + 1) // 2
-            low, high = (level, high) if np.minimum(wanted, level).sum() <= slots else (low, level - 1)
-        modest = np.minimum(wanted, low)
+        levels = range(2, int(wanted.max(initial=1)) + 1)
+        level = 1 + bisect_right(levels, slots, key=lambda level: np.minimum(wanted, level).sum())
+        modest = np.minimum(wanted, level)
         return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
     def settle(self, fleet: Fleet, quotas: AnyArray) -> Plan:

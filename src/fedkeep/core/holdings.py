@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedkeep.core.fleet import Velocities
 from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray
 
 _ROWS = 1 << 12
@@ -27,7 +26,7 @@ _CANDIDATES = 512
 class Holdings:
     """Labels held by devices, with the room each device has left; every step keeps within the limits."""
 
-    def __init__(self, velocity: Velocities, limits: IntArray, held: BoolArray | None = None) -> None:
+    def __init__(self, velocity: AnyArray, limits: IntArray, held: BoolArray | None = None) -> None:
         self.velocity = velocity
         self.held: BoolArray = np.zeros(velocity.shape, dtype=bool) if held is None else held
         self.room: IntArray = limits - self.held.sum(axis=1)
