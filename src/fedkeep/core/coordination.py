@@ -1,17 +1,16 @@
 """Profiles to a plan: which labels each device stores, how many samples of each, and what they count (steps 1, 2)."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.holdings import Holdings, improve, largest_per_row
+from fedkeep.core.holdings import QUANTITIES, Holdings, improve, largest_per_row
 from fedkeep.core.names import Registry, find
 from fedkeep.core.plan import Plan, Shortfall, make_plan
-from fedkeep.core.quantities import QUANTITIES
 from fedkeep.core.types import AnyArray, BoolArray, IntArray
 
 
@@ -38,7 +37,7 @@ class Uncoordinated:
     def plan(self, fleet: Fleet) -> Plan:
         velocities = fleet.velocities.sum(axis=1, dtype=np.float64)[:, None]
         whole = Fleet(fleet.devices, fleet.capacities, velocities)
-        return make_plan(whole, fleet.capacities[:, None], weights=np.ones(1))
+        return replace(make_plan(whole, fleet.capacities[:, None]), label_weights=np.ones(1))
 
     def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - nothing of the old plan matters
         return self.plan(fleet)
@@ -94,7 +93,7 @@ class LabelLimits:
             wanted, fitting = int(labels[crowded].sum()), int(fleet.capacities[crowded].sum())
             devices = tuple(fleet.devices[crowded].tolist())
             short.append(Shortfall(None, wanted, fitting, "every label held needs a slot", devices))
-        return make_plan(fleet, quotas, shortfalls=tuple(short))
+        return make_plan(fleet, quotas, tuple(short))
 
 
 @dataclass(frozen=True)
