@@ -68,8 +68,8 @@ class LabelLimits:
         most, slots = self.clients_per_label, int(self.of_devices(fleet).sum())
         wanted = fleet.owners if most is None else np.minimum(fleet.owners, most)
         levels = range(2, int(wanted.max(initial=1)) + 1)
-        level = 1 + bisect_right(levels, slots, key=lambda level: np.minimum(wanted, level).sum())
-        modest = np.minimum(wanted, level)
+        fitting = bisect_right(levels, slots, key=lambda level: np.minimum(wanted, level).sum())
+        modest = np.minimum(wanted, 1 + fitting)
         return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
     def settle(self, fleet: Fleet, quotas: AnyArray) -> Plan:

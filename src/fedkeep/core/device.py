@@ -321,8 +321,9 @@ class Device:
         state["counters"] = np.array([self._selection.arrivals, self._round])
         known = {"model": self.model, "direction": self.direction, "declared": self._declared}
         state |= {name: array for name, array in known.items() if array is not None}
-        plan = self._selection.assignment
-        return state | ({} if plan is None else {f"assignment.{k}": np.asarray(v) for k, v in vars(plan).items()})
+        if (plan := self._selection.assignment) is not None:
+            state |= put_under("assignment", {name: np.asarray(part) for name, part in vars(plan).items()})
+        return state
 
     def restore(self, state: State) -> None:
         """Becomes the device that `snapshot` described."""
