@@ -18,9 +18,8 @@ import numpy as np
 
 from fedkeep.core.coordination import Greedy, LabelLimits
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.holdings import largest_per_row
+from fedkeep.core.holdings import frequent, largest_per_row
 from fedkeep.core.plan import Plan, make_plan
-from fedkeep.core.quantities import frequent
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))
 from lab.exact import Exact, Problem

@@ -21,9 +21,8 @@ COMPONENTS: dict[str, Registry[Any]] = {
 }
 """By the table of an experiment that they stand in."""
 AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation", base=Aggregation)
-"""Those of one's own; fedkeep's own go by the table's `name`."""
 REGIONS: Registry[type[Regions]] = Registry("division into regions", methods=("assign",))
-"""The same."""
+"""Of both, those of one's own; fedkeep's own go by the table's `name`."""
 
 
 def find_policy(name: str) -> type[SelectionPolicy]:

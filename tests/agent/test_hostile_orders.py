@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import FedkeepError, RefusedError
-from fedkeep.core.orders import FASTEST_RATE, LARGEST_PARAMETER, LAST_ROUND, MOST_EPOCHS
+from fedkeep.core.screening import FASTEST_RATE, LARGEST_PARAMETER, LAST_ROUND, MOST_EPOCHS
 from fedkeep.core.types import LocalTraining, TrainOrder, Vector
 from fedkeep.deploy.credentials import provision
 from fedkeep.link.client import AgentClient

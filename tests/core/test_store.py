@@ -129,8 +129,9 @@ def test_a_stored_sample_that_is_refused_when_it_comes_again_leaves_and_is_named
 
 
 def test_tells_the_score_of_each_offer() -> None:
-    outcome = offer(MemoryStore(np.array([1, 1, 1])), [Arrival(0, 0, 2.0), Arrival(3, 0, 1.0)], 0)
-    assert Outcome.concatenate([Outcome.of_none(), outcome]).scores.tolist() == [2.0, 1.0]
+    store = MemoryStore(np.array([1, 1, 1]))
+    parts = [offer(store, [Arrival(0, 0, 2.0)], 0), offer(store, [Arrival(3, 0, 1.0)], 1)]
+    assert Outcome.concatenate(parts).scores.tolist() == [2.0, 1.0]
 
 
 def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.quantities import apportion
+from fedkeep.core.holdings import apportion
 from fedkeep.data import PARTITIONS, Ownership, partition_from
 from fedkeep.data.federation import hold_out
 

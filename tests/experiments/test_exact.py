@@ -11,7 +11,7 @@ from benchmarks.coordination import Relaxed
 from fedkeep.core.coordination import Greedy
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.quantities import frequent
+from fedkeep.core.holdings import frequent
 
 pytest.importorskip("scipy")
 from lab.exact import Exact, quantities

@@ -12,7 +12,7 @@ from fedkeep.agent.durable_store import COPIES, RANKS, SOURCE_NAMES
 from fedkeep.agent.ledgers import CHUNK, ROW_BYTES
 from fedkeep.agent.record import META_BYTES, SampleForm
 from fedkeep.core.bounds import within
-from fedkeep.core.encoding import SCALE_BYTES, VERSIONS, EncodingName
+from fedkeep.core.encoding import SCALE_BYTES, EncodingName
 from fedkeep.core.errors import ConfigError
 
 _ALIGNMENT = 4
@@ -103,7 +103,7 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
     cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
-    scales = VERSIONS * SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
+    scales = SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
     needed = COPIES * (-(-(scales + 128) // payload) + -(-(SOURCE_NAMES + 64) // payload))
     state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
 

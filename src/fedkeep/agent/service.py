@@ -17,8 +17,7 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.connections import Listener
 from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError, needing
-from fedkeep.core.orders import screen_parameters
-from fedkeep.core.screening import screen_samples
+from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.judging import judge
 from fedkeep.link import messages

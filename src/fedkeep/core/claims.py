@@ -32,7 +32,6 @@ class _Record(NamedTuple):
     fill: float = 0.0
     """The share of its slots that is filled, a running mean."""
     rate: float = 0.0
-    """As declared."""
     arrivals: float = 0.0
     """Arrivals counted, earlier ones less and less."""
     declared: float = 0.0

@@ -1,16 +1,16 @@
 """Profiles to a plan: which labels each device stores, how many samples of each, and what they count (steps 1, 2)."""
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from fedkeep.core.bounds import within
 from fedkeep.core.fleet import Fleet
-from fedkeep.core.holdings import Holdings, improve, largest_per_row
+from fedkeep.core.holdings import QUANTITIES, Holdings, improve, largest_per_row
 from fedkeep.core.names import Registry, find
 from fedkeep.core.plan import Plan, Shortfall, make_plan
-from fedkeep.core.quantities import QUANTITIES
 from fedkeep.core.types import AnyArray, BoolArray, IntArray
 
 
@@ -37,7 +37,7 @@ class Uncoordinated:
     def plan(self, fleet: Fleet) -> Plan:
         velocities = fleet.velocities.sum(axis=1, dtype=np.float64)[:, None]
         whole = Fleet(fleet.devices, fleet.capacities, velocities)
-        return make_plan(whole, fleet.capacities[:, None], weights=np.ones(1))
+        return replace(make_plan(whole, fleet.capacities[:, None]), label_weights=np.ones(1))
 
     def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - nothing of the old plan matters
         return self.plan(fleet)
@@ -67,11 +67,9 @@ class LabelLimits:
         """
         most, slots = self.clients_per_label, int(self.of_devices(fleet).sum())
         wanted = fleet.owners if most is None else np.minimum(fleet.owners, most)
-        low, high = 1, int(wanted.max(initial=1))
-        while low < high:
-            level = (low + high + 1) // 2
-            low, high = (level, high) if np.minimum(wanted, level).sum() <= slots else (low, level - 1)
-        modest = np.minimum(wanted, low)
+        levels = range(2, int(wanted.max(initial=1)) + 1)
+        fitting = bisect_right(levels, slots, key=lambda level: np.minimum(wanted, level).sum())
+        modest = np.minimum(wanted, 1 + fitting)
         return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
     def settle(self, fleet: Fleet, quotas: AnyArray) -> Plan:
@@ -95,7 +93,7 @@ class LabelLimits:
             wanted, fitting = int(labels[crowded].sum()), int(fleet.capacities[crowded].sum())
             devices = tuple(fleet.devices[crowded].tolist())
             short.append(Shortfall(None, wanted, fitting, "every label held needs a slot", devices))
-        return make_plan(fleet, quotas, shortfalls=tuple(short))
+        return make_plan(fleet, quotas, tuple(short))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A device of the fleet: values what arrives, keeps the best, trains when asked (steps 3-6)."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,11 +11,10 @@ from fedkeep.core.bounds import within
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import LocalGradientEstimator, Window
 from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
-from fedkeep.core.orders import screen_order
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
 from fedkeep.core.regions import Regions, regions_for
-from fedkeep.core.screening import screen_samples
+from fedkeep.core.screening import screen_order, screen_samples
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.selection import Selection, Shares
 from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
@@ -59,7 +58,6 @@ class Prepared:
     mending: Mending | None = None
     """What the gist has to say of this participation; None without one."""
     stored: StoredGradients | None = None
-    """What that rests on."""
 
     @cached_property
     def ahead(self) -> Vector | None:
@@ -80,11 +78,11 @@ class Prepared:
 
     def mend(self, mending: Mending, valued: int) -> None:
         """Lets a gist add to each step, over all that is valued; it may cover the last layers alone."""
-        correction, job = mending.correction, self.job
+        correction = mending.correction
         if correction is not None and len(correction) < valued:
             correction = np.pad(correction, (valued - len(correction), 0))
         self.mending = mending
-        self.job = Job(job.batch, job.weights, job.seed, correction)
+        self.job = replace(self.job, correction=correction)
 
 
 class Device:
@@ -205,7 +203,8 @@ class Device:
     def take_in(self, batch: Batch, time: float | FloatArray, measurements: Measurements | None) -> Outcome:
         """Takes in sound samples that came at `time`, measured: all count for g_hat_c, the best are stored."""
         if not len(batch):
-            return Outcome.of_none()
+            none = np.empty(0, dtype=np.int64)
+            return Outcome(none, none, np.empty(0), np.empty(0))
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
         if measurements is not None:
@@ -322,8 +321,9 @@ class Device:
         state["counters"] = np.array([self._selection.arrivals, self._round])
         known = {"model": self.model, "direction": self.direction, "declared": self._declared}
         state |= {name: array for name, array in known.items() if array is not None}
-        assignment = self._selection.assignment
-        return state if assignment is None else state | put_under("assignment", assignment.snapshot())
+        if (plan := self._selection.assignment) is not None:
+            state |= put_under("assignment", {name: np.asarray(part) for name, part in vars(plan).items()})
+        return state
 
     def restore(self, state: State) -> None:
         """Becomes the device that `snapshot` described."""
@@ -332,8 +332,9 @@ class Device:
         selection.memory = take_under("memory", state)
         selection.arrivals, self._round = state["counters"].tolist()
         self._declared = state.get("declared")
-        assignment = take_under("assignment", state)
-        selection.assignment = Assignment.from_snapshot(assignment) if assignment else None
+        selection.assignment = None
+        if plan := take_under("assignment", state):
+            selection.assignment = Assignment(plan["quotas"], plan["label_weights"], float(plan["mass_per_slot"]))
         if selection.divides and selection.shares.targets.any():
             self.store.configure(selection.shares.targets)
         self.model = selection.direction = self._probe = None

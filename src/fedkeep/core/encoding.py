@@ -17,9 +17,8 @@ _FITS = (1, 8, 64)
 _SLACK = 1.004
 """Half a level beyond the range is still within it: so a decoded sample gets the gain that it had."""
 _LEAST = 1e-12
-SCALE_BYTES = 8
-"""What a quantising codec keeps for each feature, once; a store that learns them, up to `VERSIONS` times."""
-VERSIONS = len(_FITS)
+SCALE_BYTES = 8 * len(_FITS)
+"""What a quantising codec keeps for each feature, at most."""
 _RAW_DEFLATE = -15
 _LEAST_SHARE = 16
 """A sample is deflated to a sixteenth of its bytes at the least: even one that is all noise keeps a shape."""
@@ -236,5 +235,4 @@ def _rounded(numbers: AnyArray, bits: int) -> AnyArray:
     else:
         rounded = (numbers.astype(np.int64) + (1 << bits - 1)) >> bits << bits
         low, high = np.iinfo(numbers.dtype.str).min, np.iinfo(numbers.dtype.str).max
-    coarser: AnyArray = rounded.clip(low, high).astype(numbers.dtype)
-    return coarser
+    return np.asarray(rounded.clip(low, high), numbers.dtype)

@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedkeep.core.errors import RefusedError
-from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile
+from fedkeep.core.types import AnyArray, DeviceId, FloatArray, IntArray, Profile
 
-Velocities: TypeAlias = NDArray[np.floating[Any]]
-"""V: (C, Y), float32 or float64; a million devices and a hundred labels take 0.4 GB as float32."""
 FASTEST = 1e30
 """A velocity beyond this is no measurement, and sums of such might overflow."""
 
@@ -23,7 +20,8 @@ class Fleet:
 
     devices: IntArray
     capacities: IntArray
-    velocities: Velocities
+    velocities: AnyArray
+    """V: (C, Y), float32 or float64; a million devices and a hundred labels take 0.4 GB as float32."""
 
     def __post_init__(self) -> None:
         count = len(self.devices)

@@ -125,7 +125,6 @@ class Mending:
     gist: Vector | None
     """m, carried over to the new model."""
     making: Making | None
-    """What that is made of."""
 
     @property
     def correction(self) -> Vector | None:

@@ -85,12 +85,8 @@ class Plan:
         return rows
 
 
-def make_plan(
-    fleet: Fleet, quotas: AnyArray, *, weights: FloatArray | None = None, shortfalls: tuple[Shortfall, ...] = ()
-) -> Plan:
-    """The plan of these quotas, with gamma of Eq. 11 unless other weights are given."""
+def make_plan(fleet: Fleet, quotas: AnyArray, shortfalls: tuple[Shortfall, ...] = ()) -> Plan:
+    """The plan of these quotas, with gamma of Eq. 11."""
     stored, mass = quotas.sum(axis=0, dtype=np.int64), fleet.label_mass
-    if weights is None:
-        weights = label_weights(mass, stored)
-    slots = int(stored.sum())
+    slots, weights = int(stored.sum()), label_weights(mass, stored)
     return Plan(fleet.devices, quotas, weights, float(mass.sum()) / slots if slots else 0.0, shortfalls)

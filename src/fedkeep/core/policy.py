@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, TypeVar, dataclass_transform
+from typing import ClassVar, Literal, dataclass_transform
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from fedkeep.core.errors import FedkeepError, where
-from fedkeep.core.names import Registry
+from fedkeep.core.names import Registered, Registry
 from fedkeep.core.ports import Measurements
 from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, State, Vector
 
@@ -128,13 +128,11 @@ class FilteringPolicy(SelectionPolicy):
         return self.variant == "authors"
 
 
-Policy = TypeVar("Policy", bound=type[SelectionPolicy])
-
 POLICIES: Registry[type[SelectionPolicy]] = Registry("policy", base=SelectionPolicy)
 
 
 @dataclass_transform(frozen_default=True)
-def policy(name: str) -> Callable[[Policy], Policy]:
+def policy(name: str) -> Callable[[Registered], Registered]:
     """Registers a policy under its name in TOML files and tables, and makes it a frozen dataclass."""
     return POLICIES.register(name)
 

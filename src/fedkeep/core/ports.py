@@ -118,10 +118,6 @@ class Outcome:
     scores: Scores
 
     @staticmethod
-    def of_none() -> "Outcome":
-        return Outcome(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
-
-    @staticmethod
     def concatenate(parts: "Sequence[Outcome]") -> "Outcome":
         columns = zip(*((p.fates, p.displaced, p.floors, p.scores) for p in parts), strict=True)
         return Outcome(*map(np.concatenate, columns))

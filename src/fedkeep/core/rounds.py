@@ -16,21 +16,13 @@ _WORST_LOSS = 100.0
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(LocalTraining):
     """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds.
 
     >>> [round(Schedule(0.1, epochs=5, decay=0.5).local(round_).learning_rate, 3) for round_ in (0, 99, 100, 200)]
     [0.1, 0.1, 0.05, 0.025]
     """
 
-    learning_rate: float
-    """eta of Eq. 1 and 12: the step of local training in the first rounds."""
-    epochs: int
-    """m of Eq. 1: passes over what is stored when a device takes part."""
-    batch_size: int | None = None
-    """Samples a step; left out: all that is stored at once, as in Eq. 12."""
-    proximal: float = 0.0
-    """mu of FedProx: how hard a device is pulled back to the model it began with; 0 is FedAvg."""
     decay: float = 0.95
     """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
     decay_every: int = 100

@@ -19,12 +19,6 @@ class SliceOf:
     def __getattr__(self, quantity: str) -> Callable[..., Any]:
         return lambda *by: getattr(self._whole, quantity)(*by)[self._part]
 
-    def inner(self, other: Measurements) -> Scores:
-        same = of_kind(SliceOf, other)
-        if same._part != self._part:
-            raise TypeError("two parts of measured batches have inner products only if they are the same part")
-        return self._whole.inner(same._whole)[self._part]
-
     def mean_gradient(self, *_: Scores) -> Vector:
         raise TypeError("a part of a measured batch has no mean gradient; measure it as a batch of its own")
 

@@ -68,24 +68,19 @@ class Assignment:
     label_weights: FloatArray
     mass_per_slot: float
 
-    def snapshot(self) -> State:
-        return {name: np.asarray(value) for name, value in vars(self).items()}
-
-    @staticmethod
-    def from_snapshot(state: State) -> "Assignment":
-        return Assignment(state["quotas"], state["label_weights"], float(state["mass_per_slot"]))
-
 
 @dataclass(frozen=True)
 class LocalTraining:
     """How a device trains in one round (Eq. 12)."""
 
     learning_rate: float
+    """eta of Eq. 1 and 12: the step of local training in the first rounds."""
     epochs: int
+    """m of Eq. 1: passes over what is stored when a device takes part."""
     batch_size: int | None = None
-    """None is the paper's full batch: one step per epoch."""
+    """Samples a step; left out: all that is stored at once, as in Eq. 12."""
     proximal: float = 0.0
-    """mu of FedProx; 0 is plain SGD."""
+    """mu of FedProx: how hard a device is pulled back to the model it began with; 0 is FedAvg."""
 
 
 @dataclass(frozen=True, eq=False)

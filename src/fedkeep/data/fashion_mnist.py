@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.quantities import apportion
+from fedkeep.core.holdings import apportion
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data.cache import Progress, RemoteFile, obtain, read_idx

@@ -13,8 +13,8 @@ import numpy as np
 from fedkeep.config import build
 from fedkeep.core.bounds import within
 from fedkeep.core.errors import DataError
+from fedkeep.core.holdings import apportion
 from fedkeep.core.names import Registry
-from fedkeep.core.quantities import apportion
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data.federation import Ownership

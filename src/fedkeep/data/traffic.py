@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.bounds import within
-from fedkeep.core.quantities import apportion
+from fedkeep.core.holdings import apportion
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.data.cache import Progress, RemoteFile, obtain, read_idx

@@ -19,9 +19,9 @@ from fedkeep.config import build
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.orders import screen_order
 from fedkeep.core.ports import Fate, Learner
 from fedkeep.core.regions import LabelRegions
+from fedkeep.core.screening import screen_order
 from fedkeep.core.state import put_under, take_under
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
