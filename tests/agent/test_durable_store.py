@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.cells import decode_root
-from fedkeep.agent.disk import StoreError
 from fedkeep.agent.layout import StoreOptions, plan
 from fedkeep.agent.ledgers import DAY, AgeClock, DecisionLog, Verdict
 from fedkeep.agent.opening import Opened, copies_of, open_file

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from fedkeep.agent.cellfile import CellFile
+from fedkeep.agent.cellfile import CellFile, FileDisk
 from fedkeep.agent.cells import Geometry, Label
-from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.layout import StoreLayout, StoreOptions, plan
 from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict

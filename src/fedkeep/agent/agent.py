@@ -183,7 +183,7 @@ class Agent:
         that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
         """
         self._last_commit = time.monotonic()
-        whole = whole or self.store.needs_whole
+        whole = whole or (bool(self.store.staged) and not self.store.readable)
         if whole:
             self._last_whole = self._last_commit
         self.counters.update(self.intake.counted())

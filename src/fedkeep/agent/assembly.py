@@ -3,16 +3,15 @@
 import math
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
+from fedkeep.agent.layout import StoreOptions, least_budget, plan
 from fedkeep.agent.ledgers import REMEMBERED, AgeClock, DecisionLog
 from fedkeep.agent.opening import carried_over, check_model, model_name, open_file
 from fedkeep.agent.record import SampleForm
@@ -34,10 +33,8 @@ from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.options import MetricsOptions, learner_of
 from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
+from fedkeep.privacy import ledger
 from fedkeep.privacy.door import Door
-from fedkeep.privacy.ledger import REMEMBERED as COSTED
-from fedkeep.privacy.ledger import ROW_BYTES as COST_BYTES
-from fedkeep.privacy.ledger import LedgerFile
 from fedkeep.privacy.options import PrivacyOptions
 
 assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
@@ -166,13 +163,7 @@ def parse_config(table: Table) -> AgentConfig:
     return config
 
 
-class AssembledAgent(NamedTuple):
-    agent: Agent
-    layout: StoreLayout
-    disk: FileDisk
-
-
-def assemble(config: AgentConfig) -> AssembledAgent:
+def assemble(config: AgentConfig) -> Agent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     shape, labels = config.samples.shape, config.samples.labels
     learner, regions = learner_of(config.model, shape, labels), regions_for(config.policy, labels)
@@ -198,7 +189,8 @@ def assemble(config: AgentConfig) -> AssembledAgent:
             weighting=config.weights,
             options=config.device,
             gist=config.gist,
-            clip=_clip(privacy),
+            # Each sample's gradient is shortened to it before it is told, as the noise needs it.
+            clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
             seed=config.agent.seed,
         )
         agent = Agent(device, store, layout.reserve, config)
@@ -212,7 +204,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     except BaseException:
         opened.file.disk.close()
         raise
-    return AssembledAgent(agent, layout, opened.file.disk)
+    return agent
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:
@@ -230,10 +222,10 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     """
     by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
-    counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
+    counted = ledger.REMEMBERED * ledger.ROW_BYTES if privacy is not None and privacy.counts_samples else 0
     kept = config.gist
     gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding) if kept.kept else 0
-    told = 8 if _clip(privacy) is not None else 0
+    told = 8 if privacy is not None and privacy.protects("estimator") else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     return vectors + by_label + counted + 8 * REMEMBERED + 4096
 
@@ -250,18 +242,13 @@ def privacy_options(table: Table, device: DeviceOptions, gist: GistOptions) -> P
     return options
 
 
-def _clip(privacy: PrivacyOptions | None) -> float | None:
-    """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
-    return privacy.clip if privacy is not None and privacy.protects("estimator") else None
-
-
 def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool) -> None:
     """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
     # Beside the store, since neither may take the other with it.
-    file = LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
+    file = ledger.LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
     said = take_under("gate.ledger", state)
     try:
-        ledger = file.found(said, damaged=damaged and not said)
+        spendings = file.found(said, damaged=damaged and not said)
     except RefusedError as refusal:
         raise ConfigError(str(refusal)) from None
 
@@ -273,4 +260,4 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
             raise RefusedError("disk", why) from error
 
     size = agent.device.learner.gradient_size
-    agent.door = Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
+    agent.door = Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=spendings, keep=keep)

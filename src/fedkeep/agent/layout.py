@@ -90,7 +90,7 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayo
 
 def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
     """The smallest budget, in whole pages, that holds this many samples."""
-    pages = range(9, (8 * state_bytes + 64 * (form.nbytes + 512) * (samples + 64)) // PAGE + 1024)
+    pages = range(9, (8 * state_bytes + 64 * (form.codec().nbytes + 512) * (samples + 64)) // PAGE + 1024)
 
     def capacity(count: int) -> int:
         return _layout(replace(options, budget=count * PAGE), form, state_bytes).capacity
@@ -100,7 +100,7 @@ def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samp
 
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = HEADER + (OVERHEAD if options.key_file or options.key_env else 0)
-    cell_size = -(-(overhead + META_BYTES + form.nbytes) // _ALIGNMENT) * _ALIGNMENT
+    cell_size = -(-(overhead + META_BYTES + form.codec().nbytes) // _ALIGNMENT) * _ALIGNMENT
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
     scales = VERSIONS * SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0

@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -33,12 +34,12 @@ class CounterBook(Counter[str]):
         self.update(json.loads(state["json"].tobytes()))
 
 
+@dataclass
 class ModelDate:
     """Of which round the present model and g_hat are, and when they came by the age clock."""
 
-    def __init__(self) -> None:
-        self.round = -1
-        self.received: float | None = None
+    round: int = -1
+    received: float | None = None
 
     def snapshot(self) -> State:
         return {"date": np.array([self.round, self.received], dtype=np.float64)}  # None becomes NaN

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.agent.cellfile import Blob, CellFile
+from fedkeep.agent.cellfile import Blob, CellFile, FileDisk, StoreError
 from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
 from fedkeep.agent.cipher import Cipher, check_key, cipher_of
-from fedkeep.agent.disk import FileDisk, StoreError
 from fedkeep.agent.layout import StoreLayout, least_budget
 from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
 from fedkeep.config import Table
@@ -145,8 +144,9 @@ def _check_form(path: Path, found: Label, wanted: Label) -> None:
 def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
     """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
     lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
-    least = form.nbytes if form.deflate_to is None else 1
-    if not blobs or not all(least <= length <= form.nbytes for length in lengths):
+    most = form.codec().nbytes
+    least = most if form.deflate_to is None else 1
+    if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
             "left untouched; set them as they were when it was made"

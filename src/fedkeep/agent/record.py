@@ -78,11 +78,6 @@ class SampleForm:
     discounts: bool = False
     """Whether its score counts for less after use: then there is more to keep of its rank."""
 
-    @property
-    def nbytes(self) -> int:
-        """Of a stored sample, at most."""
-        return self.codec().nbytes
-
     def codec(self) -> SampleCodec:
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
 
@@ -105,16 +100,6 @@ class SampleForm:
         return array.reshape(self.shape) if array.ndim == 1 and array.size == np.prod(self.shape) else None
 
 
-def encode_array(name: str, array: AnyArray) -> bytes:
-    """Any array of numbers or of fixed-width text, by name; Python objects are not arrays here."""
-    array = np.asarray(array)
-    if array.dtype.hasobject:
-        raise TypeError(f"the state '{name}' holds Python objects, which cannot be stored")
-    kind = array.dtype.descr if array.dtype.names else array.dtype.str
-    head = json.dumps([name, kind, array.shape]).encode()
-    return _LENGTH.pack(len(head)) + head + array.tobytes()
-
-
 def decode_array(data: bytes) -> tuple[str, AnyArray]:
     (length,) = _LENGTH.unpack_from(data)
     name, kind, shape = json.loads(data[4 : 4 + length])
@@ -134,8 +119,14 @@ def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
 
 
 def encode_arrays(state: State) -> dict[str, tuple[int, bytes]]:
-    """The blobs of arrays, by name; those that are small are one."""
-    encoded = {name: encode_array(name, array) for name, array in state.items()}
+    """The blobs of arrays of numbers or of fixed-width text, by name; those that are small are one."""
+    encoded: dict[str, bytes] = {}
+    for name, array in state.items():
+        if array.dtype.hasobject:
+            raise TypeError(f"the state '{name}' holds Python objects, which cannot be stored")
+        kind = array.dtype.descr if array.dtype.names else array.dtype.str
+        head = json.dumps([name, kind, array.shape]).encode()
+        encoded[name] = _LENGTH.pack(len(head)) + head + array.tobytes()
     small = [name for name in sorted(state) if state[name].nbytes <= _SMALL and not name.startswith(APART)]
     pack = b"".join(_LENGTH.pack(len(data)) + data for data in map(encoded.pop, small))
     kinds = {name: FAR if name.startswith(f"{APART}1") else ARRAY for name in encoded}

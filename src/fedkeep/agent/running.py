@@ -87,8 +87,8 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
-        agent, _, disk = assemble(config)
-        stack.callback(disk.close)
+        agent = assemble(config)
+        stack.callback(agent.store.file.disk.close)
         stack.callback(serve_metrics(agent))
         for source in config.sources:
             source.open()

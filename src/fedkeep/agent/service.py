@@ -36,7 +36,6 @@ _PATIENCE = 600.0
 _CHUNK = 256
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
-"""Of the metrics: seconds that a client may be silent, and clients at a time."""
 _GIST = {
     "worth": "Samples that the gist is worth",
     "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
