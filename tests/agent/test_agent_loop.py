@@ -203,7 +203,6 @@ def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> No
 def served(tmp_path: Path) -> Any:
     assembly = make_agent(tmp_path)
     service = Service(assembly.agent)
-    service.start()
     yield assembly, tmp_path / "a.sock"
     service.close()
     assembly.disk.close()

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Magnitudes
+from fedkeep.agent.assembly import check_model
 from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.connections import listen_unix
-from fedkeep.agent.opening import check_model
 from fedkeep.agent.sources.folder import FolderSource, read_npz
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RefusedError
 from fedkeep.core.types import Batch

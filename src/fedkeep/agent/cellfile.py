@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedkeep.agent.cells import FAR, HEADER, SEQUENCE_SHIFT, FileCell, Geometry, Label, Root, decode_cell, decode_root
-from fedkeep.agent.cipher import OVERHEAD, Cipher
+from fedkeep.agent.cells import FAR, OVERHEAD, SHIFT, Cipher, FileCell, Geometry, Label, Root, decode_cell, decode_root
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import BoolArray
 from fedkeep.files import sync
@@ -138,7 +137,7 @@ class CellFile:
     def __init__(self, disk: FileDisk, geometry: Geometry, cipher: Cipher | None = None) -> None:
         self.disk, self.geometry, self._cipher = disk, geometry, cipher
         self.damage = Damage()
-        self._room = geometry.cell_size - HEADER - (OVERHEAD if cipher else 0)
+        self._room = geometry.cell_size - OVERHEAD[cipher is not None]
         """Bytes of a blob per cell."""
         self._live: BoolArray = np.zeros(geometry.cells, dtype=bool)
         self._soiled = self._live.copy()
@@ -300,7 +299,7 @@ class CellFile:
             self._write_root(self._live)
         self._sequence += 1
         cells = []
-        first = self._sequence << SEQUENCE_SHIFT
+        first = self._sequence << SHIFT
         for number, ((kind, _), pieces) in enumerate(zip(add, split, strict=True), first):
             for part, piece in enumerate(pieces):
                 cell = FileCell(kind, number, part, len(pieces), piece)

@@ -68,11 +68,6 @@ class Tombstones:
 DAY = 86_400.0
 
 
-def _boot_name() -> str:
-    file = Path("/proc/sys/kernel/random/boot_id")
-    return file.read_text().strip() if file.exists() else ""
-
-
 class AgeClock:
     """Seconds of the agent's life, as far as they are sure to have passed."""
 
@@ -81,11 +76,11 @@ class AgeClock:
         tolerance: float = DAY,
         wall: Callable[[], float] = time.time,
         boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
-        boot_name: Callable[[], str] = _boot_name,
+        boot_id: Path = Path("/proc/sys/kernel/random/boot_id"),
     ) -> None:
         self._tolerance, self.wall, self._boot = tolerance, wall, boot
         """`wall` is what the device takes for the time of day; for people to read."""
-        self._boot_name = boot_name()
+        self._boot_name = boot_id.read_text().strip() if boot_id.exists() else ""
         self._age_at_start, self._start = 0.0, boot()
 
     def now(self) -> float:

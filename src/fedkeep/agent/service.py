@@ -51,8 +51,6 @@ class Service:
         self._agent, self._held_out = agent, _held_out(agent)
         self._path = Path(agent.config.agent.socket)
         self._listener = Listener(self._path, _CONNECTIONS)
-
-    def start(self) -> None:
         self._listener.start(self._serve)
 
     def close(self) -> None:
