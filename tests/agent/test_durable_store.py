@@ -8,9 +8,8 @@ import pytest
 
 from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.cells import decode_root
-from fedkeep.agent.ledgers import DAY, AgeClock, DecisionLog, Verdict
 from fedkeep.agent.opening import Opened, StoreOptions, copies_of, open_file, plan
-from fedkeep.agent.record import SAMPLE, Note, SampleForm
+from fedkeep.agent.record import DAY, SAMPLE, AgeClock, DecisionLog, Note, SampleForm, Verdict
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome
 from fedkeep.core.seeds import uniform_keys

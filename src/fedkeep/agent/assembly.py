@@ -14,9 +14,8 @@ import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.ledgers import REMEMBERED, AgeClock, DecisionLog
 from fedkeep.agent.opening import Opened, StoreOptions, least_budget, open_file, plan
-from fedkeep.agent.record import SampleForm
+from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.bounds import within

@@ -7,8 +7,7 @@ import numpy as np
 
 from fedkeep.agent import record
 from fedkeep.agent.cellfile import Blob, CellFile
-from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
-from fedkeep.agent.record import APART, META_BYTES, Note, SampleForm
+from fedkeep.agent.record import APART, META_BYTES, AgeClock, DecisionLog, Note, SampleForm, Verdict
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome

@@ -16,8 +16,7 @@ import numpy as np
 from fedkeep.agent.cellfile import Blob, CellFile, FileDisk, StoreError
 from fedkeep.agent.cells import LABEL_MAGIC, OVERHEAD, PAGE, Cipher, Geometry, Label, check_key, cipher_of, decode_label
 from fedkeep.agent.durable_store import COPIES, RANKS, SOURCE_NAMES
-from fedkeep.agent.ledgers import CHUNK, ROW_BYTES
-from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
+from fedkeep.agent.record import CHUNK, META_BYTES, ROW_BYTES, SAMPLE, SampleForm, decode_note, newest_of
 from fedkeep.core.bounds import within
 from fedkeep.core.encoding import SCALE_BYTES, VERSIONS, EncodingName
 from fedkeep.core.errors import ConfigError
