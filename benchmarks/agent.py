@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.disk import FileDisk
+from fedkeep.agent.cellfile import FileDisk
 
 TARGETS = {
     "samples_per_s": (">=", 5000.0),
@@ -200,8 +200,7 @@ def _filled(folder: Path, name: str, accepted: float, policy: dict[str, str] | N
         "store": {"path": str(folder / f"{name}.store"), "budget": 9_000_000},
         "policy": policy or {"name": "ode"},
     }
-    assembly = assemble(parse_config(table))
-    agent = assembly.agent
+    agent = assemble(parse_config(table))
     rng = np.random.default_rng(1)
     learner = agent.device.learner
     direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
@@ -209,7 +208,7 @@ def _filled(folder: Path, name: str, accepted: float, policy: dict[str, str] | N
     plan = Assignment(quotas, np.ones(LABELS), 1.0)
     agent.participate(TrainOrder(0, learner.initial(0), direction, LocalTraining(0.01, 1), None, plan))
     _fill(agent, rng, direction, accepted)
-    return agent, assembly.disk
+    return agent, agent.store.file.disk
 
 
 def _pour(agent: Agent, count: int, rate: float | None = None) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.agent.assembly import AgentOptions, SampleOptions
-from fedkeep.agent.layout import StoreOptions
+from fedkeep.agent.opening import StoreOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.core.device import DeviceOptions
 from fedkeep.core.gist import GistOptions

@@ -15,7 +15,7 @@ import fedkeep
 from fedkeep.advice.trial import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, Trial, as_toml
 from fedkeep.advice.verdict import Look, advise, recommended, worries
 from fedkeep.agent.assembly import budget_for, read_config
-from fedkeep.agent.layout import plan as plan_store
+from fedkeep.agent.opening import plan as plan_store
 from fedkeep.cli.app import app
 from fedkeep.config import read_experiment, read_toml
 from fedkeep.core.errors import ConfigError

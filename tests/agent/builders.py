@@ -1,13 +1,14 @@
 """Agents and stores for tests, small and quick to make."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.assembly import AssembledAgent, assemble, parse_config
+from fedkeep.agent.assembly import assemble, parse_config
+from fedkeep.agent.cellfile import FileDisk
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder, Vector
 
 SHAPE, LABELS = (6,), 3
@@ -26,8 +27,18 @@ def config_table(folder: Path, **tables: Any) -> dict[str, Any]:
     return table
 
 
+class AssembledAgent(NamedTuple):
+    agent: Agent
+    disk: FileDisk
+
+
+def assembled(table: dict[str, Any]) -> AssembledAgent:
+    agent = assemble(parse_config(table))
+    return AssembledAgent(agent, agent.store.file.disk)
+
+
 def make_agent(folder: Path, **tables: Any) -> AssembledAgent:
-    return assemble(parse_config(config_table(folder, **tables)))
+    return assembled(config_table(folder, **tables))
 
 
 def arrival(id_: int, label: int | None = None, source: str = "test") -> Arrival:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
+from tests.agent.builders import assembled
 
 CASES = [
     ((4,), 2, 80_000, {}),
@@ -37,7 +37,7 @@ def test_the_largest_commit_fits(
         "policy": {"name": policy},
         "store": {"path": str(tmp_path / "s"), "budget": budget, "commit_ms": 10_000, **store},
     }
-    assembly = assemble(parse_config(table))
+    assembly = assembled(table)
     agent, rng, id_ = assembly.agent, np.random.default_rng(0), 0
     size, regions = agent.device.learner.size, agent.device.regions.count
     for round_ in range(4):
@@ -55,7 +55,7 @@ def test_the_largest_commit_fits(
     assert len(agent.store) > 0
     held = agent.store.stored().batch.ids.tolist()
     assembly.disk.close()
-    again = assemble(parse_config(table))
+    again = assembled(table)
     assert again.agent.store.stored().batch.ids.tolist() == held
     again.disk.close()
 
@@ -67,8 +67,8 @@ def test_a_budget_that_holds_nothing_says_what_it_needs(tmp_path: Path) -> None:
         "store": {"path": str(tmp_path / "s"), "budget": 100_000},
     }
     with pytest.raises(ConfigError, match=r"holds no sample beside the model: it needs (\d+)") as refusal:
-        assemble(parse_config(table))
+        assembled(table)
     table["store"]["budget"] = int(str(refusal.value).split()[-1])  # type: ignore[index]
-    assembly = assemble(parse_config(table))
-    assert assembly.layout.capacity >= 1
+    assembly = assembled(table)
+    assert assembly.agent.device.capacity >= 1
     assembly.disk.close()

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import fedkeep
-from fedkeep.agent.assembly import AssembledAgent, assemble, budget_for, parse_config
+from fedkeep.agent.assembly import budget_for, parse_config
 from fedkeep.agent.service import summarise
 from fedkeep.cli.agent import explain
 from fedkeep.cli.agent import gist as said
 from fedkeep.core.types import LocalTraining, TrainOrder
 from fedkeep.link.wire import to_bytes
-from tests.agent.builders import config_table, feed, make_agent, order
+from tests.agent.builders import AssembledAgent, assembled, config_table, feed, make_agent, order
 from tests.faults.gist_kills import opened, participations
 
 LOCAL: dict[str, Any] = {"policy": {"name": "draw"}, "gist": {"name": "local"}, "store": {"budget": 130_000}}
@@ -75,7 +75,7 @@ def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, policy:
     tables = {"model": {"name": "mlp", "hidden": [1500]}, "gist": {"name": name, "encoding": encoding}}
     table = config_table(tmp_path, policy={"name": policy}, **tables)
     table["store"]["budget"] = budget_for(parse_config(table), 4)
-    assembly = assemble(parse_config(table))
+    assembly = assembled(table)
     agent = assembly.agent
     for round_ in range(4):
         feed(agent, 100 * round_, 40)
@@ -87,7 +87,7 @@ def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, policy:
     assert gist is not None
     kept = gist.vector()
     assembly.disk.close()
-    again = assemble(parse_config(table))
+    again = assembled(table)
     restored = again.agent.device
     again.disk.close()
     assert restored.gist is not None
@@ -108,7 +108,7 @@ def test_shorter_encodings_leave_more_room(tmp_path: Path) -> None:
 def test_why_tells_of_the_draw(tmp_path: Path) -> None:
     assembly = make_agent(tmp_path, **LOCAL)
     store = assembly.agent.store
-    told, capacity = {}, assembly.layout.capacity
+    told, capacity = {}, assembly.agent.device.capacity
     for first, last in ((0, 20), (20, 3 * capacity)):
         feed(assembly.agent, first, last - first)
         for id_ in range(first, last):

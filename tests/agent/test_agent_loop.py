@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.assembly import AssembledAgent, parse_config
-from fedkeep.agent.ledgers import DAY
+from fedkeep.agent.assembly import parse_config
+from fedkeep.agent.record import DAY
 from fedkeep.agent.service import Service, summarise
 from fedkeep.core.errors import ConfigError, RefusedError
 from fedkeep.core.types import Assignment, TrainOrder
 from fedkeep.link.client import AgentClient, AgentUnreachableError
 from fedkeep.link.messages import Erase, Evaluate, Evaluated
 from fedkeep.link.wire import to_bytes
-from tests.agent.builders import LABELS, SHAPE, arrival, config_table, feed, make_agent, order
+from tests.agent.builders import LABELS, SHAPE, AssembledAgent, arrival, config_table, feed, make_agent, order
 
 
 def held(agent: Agent) -> dict[str, Any]:
@@ -203,7 +203,6 @@ def test_a_device_whose_state_is_damaged_keeps_its_samples(tmp_path: Path) -> No
 def served(tmp_path: Path) -> Any:
     assembly = make_agent(tmp_path)
     service = Service(assembly.agent)
-    service.start()
     yield assembly, tmp_path / "a.sock"
     service.close()
     assembly.disk.close()
@@ -214,7 +213,7 @@ def test_the_local_api(served: tuple[AssembledAgent, Path]) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     feed(assembly.agent, 0, 30)
     with AgentClient(str(path)) as client:
-        assert client.profile().capacity == assembly.layout.capacity
+        assert client.profile().capacity == assembly.agent.device.capacity
         assert client.profile().velocity.sum() > 0
         report = client.participate(order(assembly, 4))
         assert report.samples == 12
@@ -310,7 +309,7 @@ def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
     service.close()
     assert isinstance(result, Evaluated)
     assert (result.samples, result.accuracy, result.data) == (5, 1.0, "held-out")
-    assert result.loss == pytest.approx(np.log(LABELS))
+    assert result.total_loss == pytest.approx(5 * np.log(LABELS))
     assert summarise(assembly.agent).samples == 0
     assembly.disk.close()
     (tmp_path / "bad.npz").write_bytes(b"x")

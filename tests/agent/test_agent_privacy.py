@@ -160,7 +160,6 @@ def test_a_profile_is_sealed_to_the_key_it_was_given_and_never_sent_in_the_clear
     public = public_half(secret)
     assembly = make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_key": public.hex()})
     service = Service(assembly.agent)
-    service.start()
     try:
         for id_ in range(30):
             assembly.agent.intake.offer(arrival(id_), wait=True)

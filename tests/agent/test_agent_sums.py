@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeep.agent.assembly import AssembledAgent
 from fedkeep.agent.service import Service
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.link.messages import Answered, AskSum, Failed, Participate
 from fedkeep.link.wire import to_bytes
-from tests.agent.builders import feed, make_agent, order
+from tests.agent.builders import AssembledAgent, feed, make_agent, order
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Magnitudes
+from fedkeep.agent.assembly import check_model
+from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.connections import listen_unix
-from fedkeep.agent.disk import StoreError
-from fedkeep.agent.opening import check_model
 from fedkeep.agent.sources.folder import FolderSource, read_npz
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RefusedError
 from fedkeep.core.types import Batch
@@ -44,9 +44,9 @@ def test_a_foreign_file_as_a_store_is_refused_for_good_and_untouched(tmp_path: P
 
 def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(tmp_path: Path) -> None:
     assembly = make_agent(tmp_path)
-    feed(assembly.agent, 0, 3 * assembly.layout.capacity)
+    feed(assembly.agent, 0, 3 * assembly.agent.device.capacity)
     held = sorted(assembly.agent.store.stored().batch.ids.tolist())
-    assert len(held) == assembly.layout.capacity
+    assert len(held) == assembly.agent.device.capacity
     assembly.disk.close()
     for budget in (112_000, 150_000, 110_000):
         again = make_agent(tmp_path, store={"budget": budget})
@@ -62,12 +62,12 @@ def test_another_budget_divides_its_own_slots(tmp_path: Path, policy: str, caplo
     tables: dict[str, Any] = {"policy": {"name": policy}}
     assembly = make_agent(tmp_path, **tables, store={"budget": 200_000})
     feed(assembly.agent, 0, 30)
-    assembly.agent.participate(order(assembly, quota=assembly.layout.capacity // LABELS))
+    assembly.agent.participate(order(assembly, quota=assembly.agent.device.capacity // LABELS))
     assembly.disk.close()
     for first, budget in ((100, 110_000), (5000, 150_000)):
         assembly = make_agent(tmp_path, **tables, store={"budget": budget})
-        feed(assembly.agent, first, 4 * assembly.layout.capacity)
-        assert len(assembly.agent.store) == assembly.layout.capacity
+        feed(assembly.agent, first, 4 * assembly.agent.device.capacity)
+        assert len(assembly.agent.store) == assembly.agent.device.capacity
         assembly.disk.close()
     assert "it counts no more" in caplog.text
 
@@ -439,7 +439,7 @@ def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
 def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_path: Path) -> None:
     alone: dict[str, Any] = {"policy": {"name": "draw"}, "store": {"budget": 130_000}}
     assembly = make_agent(tmp_path, **alone)
-    agent, capacity = assembly.agent, assembly.layout.capacity
+    agent, capacity = assembly.agent, assembly.agent.device.capacity
     for id_ in range(3 * capacity):
         agent.intake.offer(arrival(id_, label=0), wait=True)
         if len(agent.intake) >= 8:

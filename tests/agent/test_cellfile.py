@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.agent.cellfile import CellFile
-from fedkeep.agent.cells import FileCell, Geometry, Label, Root, decode_cell, decode_label, decode_root
-from fedkeep.agent.cipher import Cipher
-from fedkeep.agent.disk import StoreError
+from fedkeep.agent.cellfile import CellFile, StoreError
+from fedkeep.agent.cells import Cipher, FileCell, Geometry, Label, Root, decode_cell, decode_label, decode_root
 from tests.faults.script import RamDisk
 
 GEOMETRY = Geometry.within(40_000, 256)

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.cells import decode_root
-from fedkeep.agent.disk import StoreError
-from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.ledgers import DAY, AgeClock, DecisionLog, Verdict
-from fedkeep.agent.opening import Opened, copies_of, open_file
-from fedkeep.agent.record import SAMPLE, Note, SampleForm
+from fedkeep.agent.opening import Opened, StoreOptions, copies_of, open_file, plan
+from fedkeep.agent.record import DAY, SAMPLE, AgeClock, DecisionLog, Note, SampleForm, Verdict
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome
 from fedkeep.core.seeds import uniform_keys
@@ -285,19 +283,22 @@ def test_a_label_lost_at_one_end_is_written_again(tmp_path: Path) -> None:
         assert path.read_bytes() == sound
 
 
-def test_the_age_clock_ignores_wall_clocks_within_tolerance() -> None:
+def test_the_age_clock_ignores_wall_clocks_within_tolerance(tmp_path: Path) -> None:
     wall, boot = [1e9], [50.0]
-    clock = AgeClock(DAY, lambda: wall[0], lambda: boot[0], lambda: "boot-1")
+    this, next_ = tmp_path / "boot-1", tmp_path / "boot-2"
+    for name in (this, next_):
+        name.write_text(f"{name.name}\n")
+    clock = AgeClock(DAY, lambda: wall[0], lambda: boot[0], this)
     boot[0] += 100
     wall[0] += 30 * DAY
     assert clock.now() == 100
     state = clock.snapshot()
     boot[0] += 10
-    same_boot = AgeClock(DAY, lambda: wall[0] - 40 * DAY, lambda: boot[0], lambda: "boot-1")
+    same_boot = AgeClock(DAY, lambda: wall[0] - 40 * DAY, lambda: boot[0], this)
     same_boot.restore(state)
     assert same_boot.now() == 110
     for jump, passed in ((DAY, 0.0), (-DAY, 0.0), (3 * DAY, 2 * DAY)):
-        rebooted = AgeClock(DAY, lambda j=jump: wall[0] + j, lambda: 0.0, lambda: "boot-2")  # type: ignore[misc]
+        rebooted = AgeClock(DAY, lambda j=jump: wall[0] + j, lambda: 0.0, next_)  # type: ignore[misc]
         rebooted.restore(state)
         assert rebooted.now() == 100 + passed
 

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from fedkeep.agent import cells
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.assembly import AssembledAgent
 from fedkeep.cli.agent_store import inspect
 from fedkeep.cli.agent_store import store as commands
 from fedkeep.core.errors import ConfigError
-from tests.agent.builders import LABELS, SHAPE, feed, make_agent, order
+from tests.agent.builders import LABELS, SHAPE, AssembledAgent, feed, make_agent, order
 
 
 def ask(*arguments: object) -> tuple[int, str]:
@@ -108,12 +107,12 @@ def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_
 def test_fewer_bytes_hold_more_samples_and_a_restart_changes_none(tmp_path: Path, encoding: str) -> None:
     wide: dict[str, Any] = {"samples": {"shape": [192], "labels": LABELS}, "store": {"budget": 600_000}}
     plain = make_agent(tmp_path, **wide)
-    room = plain.layout.capacity
+    room = plain.agent.device.capacity
     plain.disk.close()
     (tmp_path / "a.store").unlink()
     small = {**wide, "store": {**wide["store"], "encoding": encoding}}
     assembly = make_agent(tmp_path, **small)
-    assert assembly.layout.capacity > (1.5 if encoding == "float16" else 2.1) * room
+    assert assembly.agent.device.capacity > (1.5 if encoding == "float16" else 2.1) * room
     assembly.disk.close()
     (tmp_path / "a.store").unlink()
     assembly = make_agent(tmp_path, store={"encoding": encoding})
@@ -162,13 +161,13 @@ def test_deflated_samples_lose_nothing_unless_they_must_and_can_be_packed_anew(t
     plain: dict[str, Any] = {"samples": {"shape": [400]}, "store": {"budget": 500_000, "encoding": encoding}}
     small = {**plain, "store": {**plain["store"], "deflate_to": limit}}
     assembly = make_agent(tmp_path, **plain)
-    room = assembly.layout.capacity
+    room = assembly.agent.device.capacity
     sparse(assembly.agent, 0, 40)
     held = held_by(assembly)
     assembly.disk.close()
     assert "see [store] deflate_to" in ask("check", tmp_path / "a.store")[1]
     assembly = make_agent(tmp_path, **small)
-    assert assembly.layout.capacity > (3 if encoding == "float32" else 1.4) * room
+    assert assembly.agent.device.capacity > (3 if encoding == "float32" else 1.4) * room
     packed = held_by(assembly)
     rounded = {id_ for id_ in held if not np.array_equal(held[id_], packed[id_])}
     assert {9, 29} <= rounded <= {9, 19, 29, 39}

@@ -11,7 +11,7 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import assemble, parse_config
-from fedkeep.agent.disk import FileDisk
+from fedkeep.agent.cellfile import FileDisk
 from fedkeep.agent.opening import discard_copies
 from fedkeep.agent.running import Frugality
 from fedkeep.agent.service import summarise
@@ -28,8 +28,8 @@ def opened(folder: Path, budget: int, features: int = FEATURES) -> tuple[Agent, 
         "samples": {"shape": [features], "labels": LABELS},
         "store": {"path": str(folder / "a.store"), "budget": budget},
     }
-    assembly = assemble(parse_config(table))
-    return assembly.agent, assembly.disk
+    agent = assemble(parse_config(table))
+    return agent, agent.store.file.disk
 
 
 def make(folder: Path, budget: int, features: int = FEATURES) -> tuple[Agent, FileDisk]:

@@ -8,10 +8,8 @@ import numpy as np
 
 from fedkeep.agent.cells import PAGE, Geometry, decode_cell, decode_label
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.layout import StoreOptions, plan
-from fedkeep.agent.ledgers import AgeClock, DecisionLog
-from fedkeep.agent.opening import open_file
-from fedkeep.agent.record import SAMPLE, SampleForm
+from fedkeep.agent.opening import StoreOptions, open_file, plan
+from fedkeep.agent.record import SAMPLE, AgeClock, DecisionLog, SampleForm
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch
 from tests.faults.script import FORM, REGIONS, samples

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.agent.assembly import AssembledAgent
 from fedkeep.core.types import LocalTraining, TrainOrder
-from tests.agent.builders import feed, make_agent
+from tests.agent.builders import AssembledAgent, feed, make_agent
 
 TABLES = {"policy": {"name": "draw"}, "gist": {"name": "local", "encoding": "int8"}, "store": {"budget": 130_000}}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeep.agent.cellfile import FileDisk
 from fedkeep.agent.cells import PAGE
-from fedkeep.agent.disk import FileDisk
 from tests.faults.script import LAYOUT, Expected, Scripted
 
 POINTS = tuple(

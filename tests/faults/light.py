@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.agent.disk import FileDisk
+from fedkeep.agent.cellfile import FileDisk
 from tests.faults.kills import _fork
 from tests.faults.power_loss import RecordingDisk, crash_image
 from tests.faults.script import BATCH, LAYOUT, REGIONS, RamDisk, Scripted, sample, samples

@@ -12,7 +12,7 @@ def resize(folder: Path, times: int, seed: int = 0) -> tuple[int, int]:
     """How many budgets were tried, and how often a sample was missing afterwards."""
     rng, lost = np.random.default_rng(seed), 0
     assembly = make_agent(folder)
-    feed(assembly.agent, 0, 3 * assembly.layout.capacity)
+    feed(assembly.agent, 0, 3 * assembly.agent.device.capacity)
     held = set(assembly.agent.store.stored().batch.ids.tolist())
     assembly.disk.close()
     last = 100_000
@@ -26,7 +26,7 @@ def resize(folder: Path, times: int, seed: int = 0) -> tuple[int, int]:
         found = set(assembly.agent.store.stored().batch.ids.tolist())
         lost += len(held - found) > 0
         if number % 5 == 4:  # and full again
-            feed(assembly.agent, 10_000 * number, 2 * assembly.layout.capacity)
+            feed(assembly.agent, 10_000 * number, 2 * assembly.agent.device.capacity)
             found = set(assembly.agent.store.stored().batch.ids.tolist())
         held = found
         assembly.disk.close()

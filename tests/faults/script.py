@@ -2,13 +2,11 @@
 
 import numpy as np
 
-from fedkeep.agent.cellfile import CellFile
+from fedkeep.agent.cellfile import CellFile, FileDisk
 from fedkeep.agent.cells import Geometry, Label
-from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.layout import StoreLayout, StoreOptions, plan
-from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
-from fedkeep.agent.record import SampleForm
+from fedkeep.agent.opening import StoreLayout, StoreOptions, plan
+from fedkeep.agent.record import AgeClock, DecisionLog, SampleForm, Verdict
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State

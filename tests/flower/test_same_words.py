@@ -91,9 +91,8 @@ def test_an_agent_of_another_method_takes_no_part(tmp_path: Path, run: UserConfi
         "agent": {"socket": socket},
         "store": {"path": str(tmp_path / "store"), "budget": 200_000},
     }
-    real = assemble(parse_config(table)).agent
-    with closing(Service(real)) as service:
-        service.start()
+    real = assemble(parse_config(table))
+    with closing(Service(real)):
         device = AgentDevice(Context(1, 1, {"agent-socket": socket}, RecordDict(), run))
         if agrees:
             said = device.reply(AskProfile())

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, Intake, Magnitudes, screen
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.ledgers import DAY, CounterBook, ModelDate, Tombstones, Verdict
 from fedkeep.agent.opening import discard_copies
+from fedkeep.agent.record import DAY, CounterBook, ModelDate, Tombstones, Verdict
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RefusedError
 from fedkeep.core.ports import Kept
@@ -183,7 +183,8 @@ class Agent:
         that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
         """
         self._last_commit = time.monotonic()
-        whole = whole or self.store.needs_whole
+        if self.store.staged and not self.store.readable:
+            whole = True
         if whole:
             self._last_whole = self._last_commit
         self.counters.update(self.intake.counted())

@@ -44,8 +44,6 @@ class Arrival:
             log.exception("source '%s' could not be told of a sample's fate", self.source)
 
 
-_DIGITS = 19
-"""Of the largest id that is a number."""
 _RECORDS, _BYTES = 64, 512
 """The refusals that are shown, and how much of each."""
 _short = reprlib.Repr()
@@ -55,7 +53,7 @@ _short.maxstring = _short.maxother = _short.maxlong = _BYTES
 
 def sample_id(given: Any, content: bytes) -> int:
     """The number by which the store knows a sample: its own whole number, or a hash of its name or its content."""
-    if isinstance(given, str) and given.isdecimal() and len(given) <= _DIGITS:
+    if isinstance(given, str) and given.isdecimal() and len(given) <= len(str(1 << 63)):
         given = int(given)
     if isinstance(given, int) and not isinstance(given, bool):
         if 0 <= given < 1 << 63:

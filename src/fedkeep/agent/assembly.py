@@ -1,26 +1,26 @@
 """From a configuration file to an agent that is ready to run."""
 
+import json
+import logging
 import math
 from dataclasses import dataclass, fields, is_dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.disk import FileDisk
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.layout import StoreLayout, StoreOptions, least_budget, plan
-from fedkeep.agent.ledgers import REMEMBERED, AgeClock, DecisionLog
-from fedkeep.agent.opening import carried_over, check_model, model_name, open_file
-from fedkeep.agent.record import SampleForm
+from fedkeep.agent.opening import Opened, StoreOptions, least_budget, open_file, plan
+from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.config import Table, build, merged, read_toml
 from fedkeep.core.bounds import within
 from fedkeep.core.device import Device, DeviceOptions
-from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
 from fedkeep.core.gist import GistOptions, packed_bytes
 from fedkeep.core.names import did_you_mean
 from fedkeep.core.policy import POLICIES, SelectionPolicy
@@ -34,13 +34,12 @@ from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.fleet.options import MetricsOptions, learner_of
 from fedkeep.loading import find_component
 from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
+from fedkeep.privacy import ledger
 from fedkeep.privacy.door import Door
-from fedkeep.privacy.ledger import REMEMBERED as COSTED
-from fedkeep.privacy.ledger import ROW_BYTES as COST_BYTES
-from fedkeep.privacy.ledger import LedgerFile
 from fedkeep.privacy.options import PrivacyOptions
 
 assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
+log = logging.getLogger(__name__)
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
@@ -49,6 +48,12 @@ _BY_LABEL = 11
 three that tell what a gist is made of."""
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
+
+
+_LEARNED = (
+    "device.model", "device.direction", "device.estimator.", "device.window.", "device.told.", "device.gist.",
+    "device.memory.", "gate.clean", "gate.noisy", "sums.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -166,26 +171,20 @@ def parse_config(table: Table) -> AgentConfig:
     return config
 
 
-class AssembledAgent(NamedTuple):
-    agent: Agent
-    layout: StoreLayout
-    disk: FileDisk
-
-
-def assemble(config: AgentConfig) -> AssembledAgent:
+def assemble(config: AgentConfig) -> Agent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     shape, labels = config.samples.shape, config.samples.labels
     learner, regions = learner_of(config.model, shape, labels), regions_for(config.policy, labels)
     check_model(learner, shape, labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
-    opened = open_file(layout, labels, model_name(config.model))
+    opened = open_file(layout, labels, _model_name(config.model))
     try:
         none = np.zeros(regions.count, dtype=np.int64)
         index = MemoryStore(none, config.after_use, bends=config.device.quotas == "targets")
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
-        log = DecisionLog(config.store.decisions, config.policy_name)
-        store = DurableStore(opened.file, index, config.form, log, clock, layout.capacity)
+        decisions = DecisionLog(config.store.decisions, config.policy_name)
+        store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
         device = Device(
             learner,
             config.policy,
@@ -198,11 +197,12 @@ def assemble(config: AgentConfig) -> AssembledAgent:
             weighting=config.weights,
             options=config.device,
             gist=config.gist,
-            clip=_clip(privacy),
+            # Each sample's gradient is shortened to it before it is told, as the noise needs it.
+            clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
             seed=config.agent.seed,
         )
         agent = Agent(device, store, layout.reserve, config)
-        state = carried_over(store.load(opened.blobs), opened, learner, regions.count)
+        state = _carried_over(store.load(opened.blobs), opened, learner, regions.count)
         damaged = bool(opened.file.damage)
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
@@ -212,7 +212,7 @@ def assemble(config: AgentConfig) -> AssembledAgent:
     except BaseException:
         opened.file.disk.close()
         raise
-    return AssembledAgent(agent, layout, opened.file.disk)
+    return agent
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:
@@ -230,10 +230,10 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     """
     by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
-    counted = COSTED * COST_BYTES if privacy is not None and privacy.counts_samples else 0
+    counted = ledger.REMEMBERED * ledger.ROW_BYTES if privacy is not None and privacy.counts_samples else 0
     kept = config.gist
     gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding) if kept.kept else 0
-    told = 8 if _clip(privacy) is not None else 0
+    told = 8 if privacy is not None and privacy.protects("estimator") else 0
     vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     return vectors + by_label + counted + 8 * REMEMBERED + 4096
 
@@ -250,18 +250,13 @@ def privacy_options(table: Table, device: DeviceOptions, gist: GistOptions) -> P
     return options
 
 
-def _clip(privacy: PrivacyOptions | None) -> float | None:
-    """The length to which each sample's gradient is shortened before it is told, as the noise needs it."""
-    return privacy.clip if privacy is not None and privacy.protects("estimator") else None
-
-
 def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool) -> None:
     """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
     # Beside the store, since neither may take the other with it.
-    file = LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
+    file = ledger.LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
     said = take_under("gate.ledger", state)
     try:
-        ledger = file.found(said, damaged=damaged and not said)
+        spendings = file.found(said, damaged=damaged and not said)
     except RefusedError as refusal:
         raise ConfigError(str(refusal)) from None
 
@@ -273,4 +268,53 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
             raise RefusedError("disk", why) from error
 
     size = agent.device.learner.gradient_size
-    agent.door = Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=ledger, keep=keep)
+    agent.door = Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=spendings, keep=keep)
+
+
+def _model_name(model: Table) -> str:
+    """What a model is known by: its table, with its file's content where it has one."""
+    table = dict(model)
+    if "path" in model:
+        path = Path(str(model["path"]))
+        try:
+            table["path"] = blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error
+    return json.dumps(table, sort_keys=True, default=str)[:512]
+
+
+def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
+    """Has the model look at one sample of zeros, before anything is written."""
+    try:
+        model, sample = (np.zeros(size, dtype=np.float32) for size in (learner.size, (1, *shape)))
+        outputs = learner.logits(model, sample)
+    except FedkeepError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the model does not take such samples
+        reason = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; set the shape it was made for"
+        ) from None
+    if outputs.shape != (1, labels):
+        raise ConfigError(
+            f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: set labels to the model's"
+        )
+
+
+def _carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
+    """What of a store's state still means the same; samples always do."""
+    before, now = opened.before, opened.now
+    counts = state.get("device.shares.counts", state.get("device.store.quotas"))
+    model = state.get("device.model")
+    gone: tuple[str, ...] = ()
+    if before["labels"] != now["labels"]:
+        said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
+        log.warning(said, before["labels"], now["labels"])
+        gone = ("device.", *_LEARNED)
+    elif counts is not None and counts.shape != (regions,):
+        log.warning("[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew")
+        gone = ("device.", *_LEARNED)
+    elif before["model"] != now["model"] or (model is not None and model.shape != (learner.size,)):
+        log.warning("[model] is another than before: samples stay, what was learned begins anew")
+        gone = _LEARNED
+    return {name: array for name, array in state.items() if not name.startswith(gone)}

@@ -8,20 +8,93 @@ A commit that only puts single cells in the place of others needs no root: each 
 one no longer does. That is one sync, and not a byte beside the cells. Such cells stay untouched until the next root.
 """
 
+import errno
+import fcntl
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedkeep.agent.cells import FAR, HEADER, SEQUENCE_SHIFT, FileCell, Geometry, Label, Root, decode_cell, decode_root
-from fedkeep.agent.cipher import OVERHEAD, Cipher
-from fedkeep.agent.disk import FileDisk, StoreError
+from fedkeep.agent.cells import FAR, OVERHEAD, SHIFT, Cipher, FileCell, Geometry, Label, Root, decode_cell, decode_root
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import BoolArray
+from fedkeep.files import sync
 
 _STRIDE = 1 << 18
-"""Cells are read about this many bytes at a time, so that opening a store needs little memory."""
+"""Cells are read and a new file is filled about this many bytes at a time, so that opening a store needs little memory.
+"""
+
+
+class StoreError(FedkeepError):
+    """The store's file cannot be used now; later it may."""
+
+
+class FileDisk:
+    """A preallocated file, readable by its owner only and open in one process at a time; a write may be lost or
+    reordered until a sync returns. Without a size, a file that is only looked at."""
+
+    def __init__(self, path: Path, size: int | None = None) -> None:
+        self.path = path
+        self.written = 0
+        """Bytes handed to the file since it was opened: what the flash has to bear."""
+        self._owned = size is not None
+        access = os.O_RDWR | os.O_CREAT if self._owned else os.O_RDONLY
+        self._fd = os.open(path, access | os.O_CLOEXEC, 0o600)
+        try:
+            if size is not None:
+                self._own(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _own(self, size: int) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"{self.path} is in use by another agent: stop it first") from None
+        have = os.fstat(self._fd).st_size
+        if have >= size:
+            return
+        try:
+            os.posix_fallocate(self._fd, 0, size)
+            # Space that was never written to is booked by the file system in pieces, which take blocks of their own.
+            for start in range(have, size, _STRIDE):
+                self.write(start, bytes(min(_STRIDE, size - start)))
+            os.fsync(self._fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise StoreError(f"no room for the {size} bytes of {self.path}: free some or lower the budget") from error
+        sync(self.path.parent)  # a new file survives a power cut only once its folder is on the disk
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
+        try:
+            data = os.pread(self._fd, length, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""
+        return data.ljust(length, b"\0")
+
+    def write(self, offset: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._fd, view, offset)
+            self.written += done
+            offset += done
+            view = view[done:]
+
+    def sync(self) -> None:
+        if self._owned:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class Blob(NamedTuple):
@@ -64,7 +137,7 @@ class CellFile:
     def __init__(self, disk: FileDisk, geometry: Geometry, cipher: Cipher | None = None) -> None:
         self.disk, self.geometry, self._cipher = disk, geometry, cipher
         self.damage = Damage()
-        self._room = geometry.cell_size - HEADER - (OVERHEAD if cipher else 0)
+        self._room = geometry.cell_size - OVERHEAD[cipher is not None]
         """Bytes of a blob per cell."""
         self._live: BoolArray = np.zeros(geometry.cells, dtype=bool)
         self._soiled = self._live.copy()
@@ -226,7 +299,7 @@ class CellFile:
             self._write_root(self._live)
         self._sequence += 1
         cells = []
-        first = self._sequence << SEQUENCE_SHIFT
+        first = self._sequence << SHIFT
         for number, ((kind, _), pieces) in enumerate(zip(add, split, strict=True), first):
             for part, piece in enumerate(pieces):
                 cell = FileCell(kind, number, part, len(pieces), piece)

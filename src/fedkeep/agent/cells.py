@@ -6,16 +6,20 @@ A cell holds one part of one blob: a sample, or an array of the device's state. 
 readable without any other part of the file, which is what lets a damaged file give back all that is undamaged.
 A root lists the cells that count, as a bitmap under a sequence number; the newest one that is whole wins, in either of
 its two places. A cell newer than that root may count by itself: it says so, and which cell it takes the place of.
+Encryption at rest is AES-GCM over the content of each cell.
 """
 
 import json
+import os
 import struct
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, needing
 
 FORMAT = 4
 PAGE = 4096
@@ -26,8 +30,11 @@ _ROOT_MAGIC = b"ROOT"
 _CELL = struct.Struct("<2sBBIIIQI")
 """Behind it stands the checksum, over it and the data."""
 _CELL_MAGIC = b"FC"
-HEADER = _CELL.size + 4
-SEQUENCE_SHIFT = 20
+_HEADER = _CELL.size + 4
+_KEY, _NONCE = 32, 12
+OVERHEAD = {False: _HEADER, True: _HEADER + _NONCE + 16}
+"""Bytes of a cell beside its part of a blob, by whether that is sealed."""
+SHIFT = 20
 """A blob's number is that of its transaction, shifted by this, and its place within it."""
 FAR = 4
 """The kind of a blob that is kept half a file away from what is written with it: the copy of something dear."""
@@ -135,7 +142,7 @@ class FileCell(NamedTuple):
     @property
     def sequence(self) -> int:
         """The transaction that wrote it."""
-        return self.blob >> SEQUENCE_SHIFT
+        return self.blob >> SHIFT
 
     def encode(self) -> bytes:
         kind = self.kind | LIGHT * self.light
@@ -147,10 +154,65 @@ class FileCell(NamedTuple):
 def decode_cell(raw: bytes) -> FileCell | None:
     """The cell, or None if it is empty or damaged."""
     magic, version, kind, part, parts, freed, blob, length = _CELL.unpack_from(raw)
-    if magic != _CELL_MAGIC or version != FORMAT or length > len(raw) - HEADER or part >= parts:
+    if magic != _CELL_MAGIC or version != FORMAT or length > len(raw) - _HEADER or part >= parts:
         return None
-    data = raw[HEADER : HEADER + length]
-    if crc32(data, crc32(raw[: _CELL.size])).to_bytes(4, "little") != raw[_CELL.size : HEADER]:
+    data = raw[_HEADER : _HEADER + length]
+    if crc32(data, crc32(raw[: _CELL.size])).to_bytes(4, "little") != raw[_CELL.size : _HEADER]:
         return None
     light = bool(kind & LIGHT)
     return FileCell(kind & ~LIGHT, blob, part, parts, data, light, freed - 1 if light and freed else None)
+
+
+class Cipher:
+    """Seals and opens cells under one key; a cell moved to another blob no longer opens."""
+
+    def __init__(self, key: bytes) -> None:
+        with needing("encryption at rest", "agent"):
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        self._aead = AESGCM(key)
+        self.name = sha256(b"fedkeep store key" + key).hexdigest()[:16]
+        """Tells keys apart without telling the key."""
+
+    def seal(self, data: bytes, place: bytes) -> bytes:
+        nonce = os.urandom(_NONCE)
+        return nonce + self._aead.encrypt(nonce, data, place)
+
+    def unseal(self, sealed: bytes, place: bytes) -> bytes | None:
+        """The content, or None if it was tampered with."""
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return self._aead.decrypt(sealed[:_NONCE], sealed[_NONCE:], place)
+        except InvalidTag:
+            return None
+
+
+def cipher_of(file: str | Path | None, variable: str | None) -> Cipher | None:
+    """Under the key of a file of 64 hex digits (or 32 raw bytes), or of an environment variable; None for neither."""
+    if file is None and variable is None:
+        return None
+    place = str(file) if file is not None else f"the environment variable {variable}"
+    try:
+        key = os.environ.get(variable or "", "").encode() if file is None else Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the store's key cannot be read from {place}: {error.strerror}") from None
+    if len(key) != _KEY:
+        try:
+            key = bytes.fromhex(key.decode().strip())
+        except ValueError:
+            key = b""
+    if len(key) != _KEY:
+        raise ConfigError(f"{place} holds no key: write 64 hex digits into it, e.g. by `openssl rand -hex 32`")
+    return Cipher(key)
+
+
+def check_key(written: str | None, cipher: Cipher | None, path: Path) -> None:
+    """Refuses to go on when the file was made under another key: nothing of it could be read, nor may it be lost."""
+    given = cipher.name if cipher else None
+    if written == given:
+        return
+    if written is None:
+        raise ConfigError(f"{path} is not encrypted, but a key is set: erase the file or unset the key")
+    if given is None:
+        raise ConfigError(f"{path} is encrypted: set key_file or key_env of [store] to the key {written}")
+    raise ConfigError(f"{path} was encrypted under the key {written}, not {given}: its samples need that key")

@@ -7,8 +7,7 @@ import numpy as np
 
 from fedkeep.agent import record
 from fedkeep.agent.cellfile import Blob, CellFile
-from fedkeep.agent.ledgers import AgeClock, DecisionLog, Verdict
-from fedkeep.agent.record import APART, META_BYTES, Note, SampleForm
+from fedkeep.agent.record import APART, META_BYTES, AgeClock, DecisionLog, Note, SampleForm, Verdict
 from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.ports import Fate, Outcome
@@ -25,7 +24,6 @@ _BUCKET = 64
 _RANK = [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i4"), ("tiers", "i1")]
 RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
 """A rank, by whether the score that counts may not be the sample's own: where `after_use` is `discount`."""
-_COLUMNS = RANKS[True].names or ()
 _RANKS = "ranks."
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
@@ -65,8 +63,8 @@ class DurableStore:
         """Other blobs that go with the next commit: their samples have left, or are there anew."""
         self._samples: dict[int, bytes] = {}
         self._sources = [""]
-        self._readable = False
-        """Whether all that samples cannot be read without is on the disk."""
+        self.readable = False
+        """Whether all that samples cannot be read without is on the disk; if not, a commit of some must be whole."""
 
     def configure(self, quotas: IntArray) -> list[int]:
         self._quotas = quotas.copy()
@@ -88,7 +86,11 @@ class DurableStore:
             self.log.add(note, Verdict(int(fate)))
             if fate != Fate.REFRESHED:
                 place = self._discard(note.displaced) if fate == Fate.REPLACED else None
-                self._stage(note, batch.x[i], place)
+                row = self._settled.get(batch.x[i].tobytes()) or self.codec.encode(batch.x[i : i + 1])[0]
+                self.records[note.id], self.staged[note.id] = note, (row, place)
+                sources = [*self._sources, self.source]
+                if self.source not in self._sources and len("\n".join(sources).encode()) <= SOURCE_NAMES:
+                    self._sources, self.readable = sources, False
         return outcome
 
     def revalue(self, scores: Scores) -> list[int]:
@@ -121,17 +123,12 @@ class DurableStore:
     def __len__(self) -> int:
         return len(self._index)
 
-    @property
-    def needs_whole(self) -> bool:
-        """Whether samples staged now could not be read without the state that a whole commit writes."""
-        return bool(self.staged) and not self._readable
-
     def as_stored(self, x: AnyArray) -> AnyArray:
         """Samples as they come back from the file: what is valued and trained must be what is kept."""
         if not len(x) or self.codec.is_plain(x):
             return x.astype(np.float32, copy=False)
         if self.codec.learn(x):
-            self._readable = False
+            self.readable = False
         rows = self.codec.encode(x)
         settled = self.codec.decode(rows)
         self._settled = {sample.tobytes(): row for sample, row in zip(settled, rows, strict=True)}
@@ -155,7 +152,7 @@ class DurableStore:
         gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
-        state.update({name: state[name][keep] for name in (*_COLUMNS, "x", "y", "regions")})
+        state.update({name: column[keep] for name, column in state.items() if name != "quotas"})
         self._index.restore(state)
         self._settled = {}
         self.log.forget(gone)
@@ -171,7 +168,7 @@ class DurableStore:
         arrays = {name: blob for name, blob in newest.items() if isinstance(name, str)}
         self._written = {name: (blob.number, _digest(blob.data)) for name, blob in arrays.items()}
         self._sources = restore_codec(self.codec, state, newest)
-        self._readable = self.codec.ready
+        self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = record.decode_note(blob, self._sources)
             self.records[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
@@ -210,18 +207,10 @@ class DurableStore:
         for (name, (_, data)), number in zip(changed.items(), numbers[len(staged) :], strict=True):
             self._written[name] = (number, _digest(data))
         if state is not None:
-            self._readable = self.codec.ready
+            self.readable = self.codec.ready
         self._blobs.update((id_, number) for (id_, _), number in zip(staged, numbers, strict=False))
         self.staged.clear()
         self._obsolete.clear()
-
-    def _stage(self, note: Note, x: AnyArray, place: int | None) -> None:
-        sources = [*self._sources, note.source]
-        if note.source not in self._sources and len("\n".join(sources).encode()) <= SOURCE_NAMES:
-            self._sources = sources
-            self._readable = False
-        self.records[note.id] = note
-        self.staged[note.id] = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0], place
 
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
@@ -282,4 +271,4 @@ def rank_columns(arrays: State, notes: Iterable[Note]) -> State:
             row = (*rank.tolist(), rank["scores"])[: len(row)]
         rows.append(row)
     table = np.array(sorted(rows, key=lambda row: row[2]), dtype=RANKS[True])
-    return {name: table[name] for name in _COLUMNS}
+    return {name: table[name] for name in table.dtype.names or ()}

@@ -1,27 +1,25 @@
-"""Opening the store's file: its own and no other, under the right label, key and size, whatever a crash left of it."""
+"""The store's file: how its budget is divided, and how it is opened, whatever a crash left of it."""
 
 import errno
-import json
 import logging
+import math
+import os
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeep.agent.cellfile import Blob, CellFile
-from fedkeep.agent.cells import LABEL_MAGIC, PAGE, Geometry, Label, decode_label
-from fedkeep.agent.cipher import Cipher, check_key, cipher_of
-from fedkeep.agent.disk import FileDisk, StoreError
-from fedkeep.agent.layout import StoreLayout, least_budget
-from fedkeep.agent.record import META_BYTES, SAMPLE, SampleForm, decode_note, newest_of
-from fedkeep.config import Table
-from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.core.ports import Learner
-from fedkeep.core.types import State
+from fedkeep.agent.cellfile import Blob, CellFile, FileDisk, StoreError
+from fedkeep.agent.cells import LABEL_MAGIC, OVERHEAD, PAGE, Cipher, Geometry, Label, check_key, cipher_of, decode_label
+from fedkeep.agent.durable_store import COPIES, RANKS, SOURCE_NAMES
+from fedkeep.agent.record import CHUNK, META_BYTES, ROW_BYTES, SAMPLE, SampleForm, decode_note, newest_of
+from fedkeep.core.bounds import within
+from fedkeep.core.encoding import SCALE_BYTES, EncodingName
+from fedkeep.core.errors import ConfigError
 from fedkeep.files import beside, put_in_place
 
 log = logging.getLogger(__name__)
@@ -31,6 +29,109 @@ _FOR_GOOD = (
 """What does not mend itself; a disk that is full or fails may."""
 _AT_ONCE = 4096
 """Blobs that are moved to another file in one commit."""
+_ALIGNMENT = 4
+_SMALL_ARRAYS = 12
+"""Cells for the arrays of a device whose size is no multiple of a cell."""
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Where samples are kept, how many bytes they may take, and for how long."""
+
+    path: str = "fedkeep.store"
+    budget: int = 9_000_000
+    """Bytes of the file, with its journal, indexes and the device's state; the file has this size from the start."""
+    ttl_days: float = 30.0
+    """A sample older than this is removed and overwritten; 0 keeps samples for ever."""
+    clock_tolerance_hours: float = 24.0
+    """How wrong the wall clock may be after a reboot before a TTL could fire early."""
+    commit_ms: int = 100
+    """Samples are committed together at most this often, to spare the flash."""
+    log_length: int | None = None
+    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth of the budget."""
+    key_file: str | None = None
+    """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
+    key_env: str | None = None
+    """An environment variable with that key, instead of a file."""
+    encoding: EncodingName | None = None
+    """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
+    deflate_to: int | None = None
+    """Bytes into which each sample is deflated, without loss where that is enough, else rounded until it fits; \
+`fedkeep agent store check` says what would do. None: not deflated."""
+    damaged_bytes: int = 0
+    """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
+
+    def __post_init__(self) -> None:
+        within(self, "ttl_days", "clock_tolerance_hours", "log_length", "damaged_bytes", least=0)
+        within(self, "commit_ms", least=1, most=10_000)
+        within(self, "budget", least=8 * PAGE)
+        if self.key_file is not None and self.key_env is not None:
+            raise ValueError("key_file and key_env must not both be set")
+
+    @property
+    def decisions(self) -> int:
+        return min(2048, self.budget // (20 * ROW_BYTES)) if self.log_length is None else self.log_length
+
+    @property
+    def file(self) -> Path:
+        """Where the store really is: behind a link, so that a file that takes its place does so there."""
+        return Path(os.path.realpath(self.path))
+
+
+@dataclass(frozen=True)
+class StoreLayout:
+    options: StoreOptions
+    form: SampleForm
+    geometry: Geometry
+    capacity: int
+    reserve: int
+    """The samples that one commit may replace; there is room for both the old and the new ones."""
+    state_bytes: int
+    """What is committed besides samples."""
+
+
+def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
+    """The most samples for a budget, with room for a second copy of whatever one commit can change.
+
+    `state_bytes` is what the device commits besides samples: model, direction, estimator.
+    """
+    layout = _layout(options, form, state_bytes)
+    if layout.capacity:
+        return layout
+    least = least_budget(options, form, state_bytes, 1)
+    raise ConfigError(f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}")
+
+
+def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
+    """The smallest budget, in whole pages, that holds this many samples."""
+    pages = range(9, (8 * state_bytes + 64 * (form.codec().nbytes + 512) * (samples + 64)) // PAGE + 1024)
+
+    def capacity(count: int) -> int:
+        return _layout(replace(options, budget=count * PAGE), form, state_bytes).capacity
+
+    return PAGE * (pages.start + bisect_left(pages, samples, key=capacity))
+
+
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
+    overhead = OVERHEAD[bool(options.key_file or options.key_env)]
+    cell_size = -(-(overhead + META_BYTES + form.codec().nbytes) // _ALIGNMENT) * _ALIGNMENT
+    geometry = Geometry.within(options.budget, cell_size)
+    payload = cell_size - overhead
+    scales = SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
+    needed = COPIES * (-(-(scales + 128) // payload) + -(-(SOURCE_NAMES + 64) // payload))
+    state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
+
+    def reserve(capacity: int) -> int:
+        return max(8, min(capacity, 128, max(32, capacity // 8)))
+
+    def cells(capacity: int) -> int:
+        ranks = -(-RANKS[form.discounts].itemsize * capacity // payload) + capacity // 64 + 1
+        chunks = -(-options.decisions // CHUNK) + reserve(capacity) // CHUNK + 2
+        log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
+        return capacity + reserve(capacity) + 2 * (state + ranks) + log_cells
+
+    capacity = bisect_right(range(1, geometry.cells + 1), geometry.cells, key=cells)
+    return StoreLayout(options, form, geometry, capacity, reserve(capacity), state_bytes)
 
 
 @dataclass(frozen=True)
@@ -145,8 +246,9 @@ def _check_form(path: Path, found: Label, wanted: Label) -> None:
 def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
     """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
     lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
-    least = form.nbytes if form.deflate_to is None else 1
-    if not blobs or not all(least <= length <= form.nbytes for length in lengths):
+    most = form.codec().nbytes
+    least = most if form.deflate_to is None else 1
+    if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
             "left untouched; set them as they were when it was made"
@@ -251,58 +353,3 @@ def discard_copies(path: Path) -> None:
             disk.write(0, bytes(aside.stat().st_size))
             disk.sync()
         aside.unlink()
-
-
-_LEARNED = (
-    "device.model", "device.direction", "device.estimator.", "device.window.", "device.told.", "device.gist.",
-    "device.memory.", "gate.clean", "gate.noisy", "sums.",
-)  # fmt: skip
-
-
-def model_name(model: Table) -> str:
-    """What a model is known by: its table, with its file's content where it has one."""
-    table = dict(model)
-    if "path" in model:
-        path = Path(str(model["path"]))
-        try:
-            table["path"] = blake2b(path.read_bytes(), digest_size=16).hexdigest()
-        except OSError as error:
-            raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error
-    return json.dumps(table, sort_keys=True, default=str)[:512]
-
-
-def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
-    """Has the model look at one sample of zeros, before anything is written."""
-    try:
-        model, sample = (np.zeros(size, dtype=np.float32) for size in (learner.size, (1, *shape)))
-        outputs = learner.logits(model, sample)
-    except FedkeepError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the model does not take such samples
-        reason = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; set the shape it was made for"
-        ) from None
-    if outputs.shape != (1, labels):
-        raise ConfigError(
-            f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: set labels to the model's"
-        )
-
-
-def carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
-    """What of a store's state still means the same; samples always do."""
-    before, now = opened.before, opened.now
-    counts = state.get("device.shares.counts", state.get("device.store.quotas"))
-    model = state.get("device.model")
-    gone: tuple[str, ...] = ()
-    if before["labels"] != now["labels"]:
-        said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
-        log.warning(said, before["labels"], now["labels"])
-        gone = ("device.", *_LEARNED)
-    elif counts is not None and counts.shape != (regions,):
-        log.warning("[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew")
-        gone = ("device.", *_LEARNED)
-    elif before["model"] != now["model"] or (model is not None and model.shape != (learner.size,)):
-        log.warning("[model] is another than before: samples stay, what was learned begins anew")
-        gone = _LEARNED
-    return {name: array for name, array in state.items() if not name.startswith(gone)}

@@ -87,17 +87,16 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
-        agent, _, disk = assemble(config)
-        stack.callback(disk.close)
+        agent = assemble(config)
+        stack.callback(agent.store.file.disk.close)
         stack.callback(serve_metrics(agent))
         for source in config.sources:
             source.open()
             stack.callback(source.close)
-        # Last, so that whoever reaches the API finds all else ready.
-        service = stack.enter_context(closing(Service(agent)))
         agent.commit()
         os.nice(config.agent.nice)
-        service.start()
+        # Last, so that whoever reaches the API finds all else ready.
+        stack.enter_context(closing(Service(agent)))
         introduce(agent)
         _value(agent, stop, until_sources_end=until_sources_end)
 

@@ -20,7 +20,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError, needing
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.judging import judge
-from fedkeep.link import messages
+from fedkeep.link import messages as told
 from fedkeep.link.framing import receive_frame, send_frame
 from fedkeep.link.wire import from_bytes, to_bytes
 
@@ -35,7 +35,6 @@ _PATIENCE = 600.0
 _CHUNK = 256
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
-"""Of the metrics: seconds that a client may be silent, and clients at a time."""
 _GIST = {
     "worth": "Samples that the gist is worth",
     "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
@@ -51,8 +50,6 @@ class Service:
         self._agent, self._held_out = agent, _held_out(agent)
         self._path = Path(agent.config.agent.socket)
         self._listener = Listener(self._path, _CONNECTIONS)
-
-    def start(self) -> None:
         self._listener.start(self._serve)
 
     def close(self) -> None:
@@ -66,37 +63,37 @@ class Service:
                 self._listener.touch(connection)
                 send_frame(connection, to_bytes(self.answer(payload)))
         except RefusedError as refusal:
-            send_frame(connection, to_bytes(messages.Failed(refusal.reason, refusal.detail)))
+            send_frame(connection, to_bytes(told.Failed(refusal.reason, refusal.detail)))
 
-    def answer(self, payload: bytes) -> messages.Reply:
+    def answer(self, payload: bytes) -> told.Reply:
         """The reply to one request; a request that cannot be met is answered with the reason."""
         agent = self._agent
         try:
-            request: messages.Request = from_bytes(payload, messages.Request)
+            request: told.Request = from_bytes(payload, told.Request)
             match request:
-                case messages.AskStatus():
+                case told.AskStatus():
                     return summarise(agent)
-                case messages.AskStored():
+                case told.AskStored():
                     return stored_summary(agent)
-                case messages.AskRefused():
-                    return messages.RefusedRecords(tuple(agent.intake.refused))
-                case messages.AskWhy(name):
+                case told.AskRefused():
+                    return told.RefusedRecords(tuple(agent.intake.refused))
+                case told.AskWhy(name):
                     id_ = sample_id(name, b"")
                     with agent.lock:
-                        return messages.Reasons(id_, id_ in agent.store.records, tuple(agent.store.log.about(id_)))
-                case messages.Erase():
+                        return told.Reasons(id_, id_ in agent.store.records, tuple(agent.store.log.about(id_)))
+                case told.Erase():
                     return self._erase(request)
-            return messages.reply_of(agent, self._evaluate, request)
+            return told.reply_of(agent, self._evaluate, request)
         except RefusedError as refusal:
-            return messages.Failed(refusal.reason, refusal.detail)
+            return told.Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
-            return messages.Failed("error", str(error))
+            return told.Failed("error", str(error))
         except Exception as error:
             log.exception("a request could not be answered")
-            return messages.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
+            return told.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
 
-    def _erase(self, asked: messages.Erase) -> messages.Erased:
-        if asked == messages.Erase():
+    def _erase(self, asked: told.Erase) -> told.Erased:
+        if asked == told.Erase():
             raise RefusedError("erase", "say what to erase: an id, a label, a source or a time")
         id_ = None if asked.id is None else sample_id(asked.id, b"")
         with self._agent.lock:
@@ -111,9 +108,9 @@ class Service:
             ]
             if id_ is not None and not ids:
                 ids = [id_]  # gone already: its tombstone and its traces in the log still count
-            return messages.Erased(self._agent.erase(ids))
+            return told.Erased(self._agent.erase(ids))
 
-    def _evaluate(self, model: Vector) -> messages.Evaluated:
+    def _evaluate(self, model: Vector) -> told.Evaluated:
         """Losses summed and labels right: on held-out samples where the operator gave some, else on what is stored."""
         agent, learner = self._agent, self._agent.device.learner
         screen_parameters(model, learner.size, "model")
@@ -128,7 +125,7 @@ class Service:
             part = slice(start, start + _CHUNK)
             losses, found = judge(learner, model, x[part], y[part])
             loss, right = loss + float(losses.sum()), right + int(found.sum())
-        return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
+        return told.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
@@ -147,16 +144,16 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
     return x, y.astype(np.int64)
 
 
-def summarise(agent: Agent) -> messages.Status:
+def summarise(agent: Agent) -> told.Status:
     with agent.lock:
         device, store, gist = agent.device, agent.store, agent.device.gist
         scores, received, spending = store.ranks()["scores"], agent.model_date.received, agent.door.spending()
-        told = None
+        known = None
         if gist is not None:
             did = {name: getattr(gist.latest, name, None) for name in ("trust", "likeness", "reach")}
             taken = gist.nbytes + device.window.nbytes
-            told = messages.GistStatus(gist.options.name, gist.worth, device.window.count, taken, **did)
-        return messages.Status(
+            known = told.GistStatus(gist.options.name, gist.worth, device.window.count, taken, **did)
+        return told.Status(
             samples=len(scores),
             capacity=device.capacity,
             bytes=store.file.bytes_used,
@@ -173,11 +170,11 @@ def summarise(agent: Agent) -> messages.Status:
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
             sample_bytes=store.file.geometry.cell_size,
-            gist=told,
+            gist=known,
         )
 
 
-def vitals(agent: Agent) -> messages.Vitals:
+def vitals(agent: Agent) -> told.Vitals:
     """The store in the few numbers that a fleet's page shows."""
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
@@ -187,10 +184,10 @@ def vitals(agent: Agent) -> messages.Vitals:
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
     filled = tuple(labels[label] for label in range(agent.config.samples.labels))
     arrivals = kept + replaced + refused + counts["refreshed"]
-    return messages.Vitals(labels.total(), filled, arrivals, kept, replaced, refused, gist=gist)
+    return told.Vitals(labels.total(), filled, arrivals, kept, replaced, refused, gist=gist)
 
 
-def stored_summary(agent: Agent) -> messages.StoredSummary:
+def stored_summary(agent: Agent) -> told.StoredSummary:
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
     cell, rows, label_of = agent.store.file.geometry.cell_size, [], attrgetter("label")
@@ -198,8 +195,8 @@ def stored_summary(agent: Agent) -> messages.StoredSummary:
         found = list(same)
         low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
         ages, size = [now - note.taken for note in found], len(found) * cell
-        rows.append(messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages)))
-    return messages.StoredSummary(tuple(rows))
+        rows.append(told.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages)))
+    return told.StoredSummary(tuple(rows))
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ def run(
     read_config(config)
     arguments = [sys.executable, "-m", "fedkeep.agent", str(config), *["--until-sources-end"] * until_sources_end]
     # The command line's own libraries would stay in memory for as long as the agent runs, so it starts anew.
-    environment = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
-    os.execve(sys.executable, arguments, environment)
+    os.execve(sys.executable, arguments, {"MALLOC_ARENA_MAX": "1", **os.environ})
 
 
 @agent.command()

@@ -12,10 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedkeep.agent.cellfile import CellFile
-from fedkeep.agent.cells import Label
-from fedkeep.agent.cipher import Cipher, cipher_of
-from fedkeep.agent.disk import FileDisk
+from fedkeep.agent.cellfile import CellFile, FileDisk
+from fedkeep.agent.cells import Cipher, Label, cipher_of
 from fedkeep.agent.durable_store import rank_columns, restore_codec
 from fedkeep.agent.opening import find_label, superfluous
 from fedkeep.agent.record import META_BYTES, SAMPLE, Note, decode_arrays, decode_note, newest_of

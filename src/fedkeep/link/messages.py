@@ -125,12 +125,8 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     """None where the device's privacy leaves them to itself."""
 
     @property
-    def loss(self) -> float:
-        """The mean; NaN without a sample."""
-        return self.total_loss / self.samples if self.samples else math.nan
-
-    @property
     def accuracy(self) -> float:
+        """NaN without a sample."""
         return self.correct / self.samples if self.samples else math.nan
 
 

@@ -23,7 +23,6 @@ from fedkeep.core.errors import RefusedError
 _UNSENT = 1 << 18
 """Bytes of answers that may wait for a sender to read them."""
 _RECORD_SECONDS = 30.0
-"""How long one record may take to come in."""
 _POLL_MS = 200
 
 
