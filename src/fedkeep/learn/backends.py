@@ -216,15 +216,12 @@ class BatchMeasurements(Measurements):
 class FactoredMeasurements(BatchMeasurements):
     """Measurements of n samples from the factors of the valued layers."""
 
-    def __init__(self, gradient_size: int, n: int) -> None:
-        self._size, self._n = gradient_size, n
-
     @abstractmethod
     def _last(self, wanted: int | None = None) -> Sequence[Outer]:
         """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
-        return _summed(factors.project(own) for factors, own in self._with_parts_of(direction))
+        return _summed(factors.project(own) for factors, own in _with_parts_of(direction, self._last()))
 
     def inner(self, other: Measurements) -> Scores:
         theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
@@ -236,16 +233,11 @@ class FactoredMeasurements(BatchMeasurements):
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         shares = (weights / max(1, self._n)).astype(np.float32)
-        gradient = np.empty(self._size, dtype=np.float32)
-        for factors, own in self._with_parts_of(gradient):
+        layers = self._last()
+        gradient = np.empty(sum(factors.size for factors in layers), dtype=np.float32)
+        for factors, own in _with_parts_of(gradient, layers):
             factors.add_up(shares, own)
         return gradient
-
-    def _with_parts_of(self, vector: Vector) -> Iterator[tuple[Outer, Vector]]:
-        """Every valued layer beside its part of a vector."""
-        start = 0
-        for factors in self._last():
-            yield factors, vector[start : (start := start + factors.size)]
 
 
 class Trace(Protocol):
@@ -254,25 +246,17 @@ class Trace(Protocol):
     `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), and need no loss; `head` is the last layer.
     """
 
-    @property
-    def losses(self) -> AnyArray: ...
-
-    @property
-    def activations(self) -> AnyArray: ...
-
-    @property
-    def head(self) -> Outer: ...
-
-    @property
-    def valued(self) -> list[Outer]: ...
+    losses: AnyArray
+    activations: AnyArray
+    head: Outer
+    valued: list[Outer]
 
 
 class TracedMeasurements(FactoredMeasurements):
     """The `n` samples of device `c` of a trace."""
 
-    def __init__(self, trace: Trace, gradient_size: int, n: int, c: int = 0) -> None:
-        super().__init__(gradient_size, n)
-        self._trace, self._c = trace, c
+    def __init__(self, trace: Trace, n: int, c: int = 0) -> None:
+        self._trace, self._n, self._c = trace, n, c
 
     def losses(self) -> Scores:
         return self._trace.losses[self._c, : self._n].astype(np.float64)
@@ -327,6 +311,13 @@ class ChunkedMeasurements(BatchMeasurements):
             yield piece  # before it is asked something, it holds nothing
             if piece.nbytes + sum(kept.nbytes for kept in self._kept.values()) <= KEPT_BYTES:
                 self._kept[index] = piece
+
+
+def _with_parts_of(vector: Vector, layers: Sequence[Outer]) -> Iterator[tuple[Outer, Vector]]:
+    """Every layer beside its part of a vector."""
+    start = 0
+    for factors in layers:
+        yield factors, vector[start : (start := start + factors.size)]
 
 
 def _summed(parts: Iterable[AnyArray]) -> Scores:

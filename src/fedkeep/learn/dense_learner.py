@@ -72,7 +72,7 @@ class DenseLearner:
         layers = paired(self.layout.views(models[0][None] if shared else np.stack(models)))
         y = padded([batch.y for batch in batches])
         trace = DenseTrace(lambda: forward(layers, padded([batch.x for batch in batches])), y, layers, self._first)
-        return [TracedMeasurements(trace, self.gradient_size, len(batch), c) for c, batch in enumerate(batches)]
+        return [TracedMeasurements(trace, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         return self.train_many(model, [job], local)[0]

@@ -45,8 +45,7 @@ class OnnxMeasurements(TracedMeasurements):
 
     def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:
         # Nothing more: this is done for every single sample.
-        self._probe, self._batch = probe, batch
-        self._size, self._n, self._c = probe.head.size, len(batch.y), 0
+        self._probe, self._batch, self._n, self._c = probe, batch, len(batch.y), 0
         self._seen: list[AnyArray] | None = None
 
     @cached_property

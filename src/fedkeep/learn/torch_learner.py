@@ -72,7 +72,7 @@ class TorchLearner:
             group = small[start : start + _TRACED_MODELS]
             trace = ChainTrace(self._network, [models[c] for c in group], [batches[c] for c in group])
             for place, c in enumerate(group):
-                measured[c] = TracedMeasurements(trace, self.gradient_size, len(batches[c]), place)
+                measured[c] = TracedMeasurements(trace, len(batches[c]), place)
         return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
 
     def _alone(self, model: Vector, batch: Batch) -> BatchMeasurements:
@@ -160,7 +160,7 @@ def ways_to_measure(network: Network, model: Vector, batch: Batch) -> tuple[Meas
     closed = all(map(is_bilinear, network.valued_layers)) and is_exact(TorchMeasurements(network, model, three))
     traced = network.chain is not None and network.chain[-1][0] is Linear
     if traced:
-        traced = is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), network.valued.size, 3))
+        traced = is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), 3))
     return TorchMeasurements if closed else AutogradMeasurements, traced
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import Estimate
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner, Probe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -20,7 +21,7 @@ from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import FullFleet, Oracle, SimulatedFleet, pooled
-from fedkeep.sim.guards import Guards, guards_for
+from fedkeep.sim.guards import Guards
 from fedkeep.sim.rivals import Rival, rival_for
 
 
@@ -107,13 +108,15 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     ground = lay_ground(experiment, data)
     data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
     server = experiment.make_server(learner, ground.model, ground.regions.count)
-    guards = guards_for(experiment)
+    guards = Guards(experiment)
     if not experiment.profile.measured:
         profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
         server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
-        server.estimator.update(oracle.device_gradients(ground.model, dict(enumerate(stream.rates.tolist()))))
+        # As if every device had reported before the first round.
+        exact = {d: oracle.gradient(ground.model, data.train.of(d)) for d in range(data.devices)}
+        server.estimator.update({d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()})
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
@@ -143,9 +146,8 @@ def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federa
     # A task itself may hold tables, which cannot be looked up.
     key = (repr(task), seed)
     if key not in _latest:
-        data = task.load(seed, progress)
         _latest.clear()
-        _latest[key] = data
+        _latest[key] = task.load(seed, progress)
     return _latest[key]
 
 

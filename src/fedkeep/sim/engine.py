@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.ports import Kept, Learner
 from fedkeep.core.rounds import RoundSummary
@@ -15,10 +16,10 @@ from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import AnyArray, Batch, BoolArray, DeviceId, FloatArray, Report, State, Vector
 from fedkeep.data import Federation
 from fedkeep.learn.judging import judge
+from fedkeep.privacy.options import refuse_conflicts
 from fedkeep.sim.assembly import Assembly, assemble
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
-from fedkeep.sim.guards import refuse_alone
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 """What a run costs; a sample is trained on once an epoch."""
@@ -63,7 +64,11 @@ class Simulator:
     """
 
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
-        refuse_alone(experiment)
+        privacy = experiment.privacy
+        refuse_conflicts(privacy, experiment.aggregation)
+        if privacy.secure_sum or privacy.encrypted_profiles:
+            both = "privacy.secure_sum and privacy.encrypted_profiles"
+            raise ConfigError(f"{both} hide nothing in one process: deploy them")
         self.experiment = experiment
         self.parts: Assembly = assemble(experiment, data)
         self.server: Server = self.parts.server

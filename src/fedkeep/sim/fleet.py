@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 
 from fedkeep.core.device import Device
-from fedkeep.core.estimators import Estimate
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.ports import FleetLearner, Job, Learner, Measurements, Outcome
 from fedkeep.core.seeds import child_seed, generator
@@ -196,7 +195,3 @@ class Oracle:
             part = self._data.take(ids[start : start + _CHUNK])
             total += probe.measure(part).mean_gradient().astype(np.float64) * len(part)
         return (total / len(ids)).astype(np.float32)
-
-    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
-        """Every device's gradient over its training samples, as if each had reported before the first round."""
-        return {d: Estimate(self.gradient(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}

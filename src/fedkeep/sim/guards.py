@@ -9,15 +9,22 @@ from fedkeep.core.state import put_numbered, take_numbered
 from fedkeep.core.types import DeviceId, Profile, Report, State, TrainOrder
 from fedkeep.privacy.guard import Guard, Spending
 from fedkeep.privacy.ledger import BudgetSpentError, Ledger
-from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
+from fedkeep.privacy.options import refuse_conflicts
 from fedkeep.sim.experiment import Experiment
 
 
 class Guards:
     """Makes a guard for each device that has something to send."""
 
-    def __init__(self, options: PrivacyOptions, seed: int) -> None:
-        self._options, self._seed = options, seed
+    def __init__(self, experiment: Experiment) -> None:
+        """Options under which the guarantee would not hold are refused."""
+        options, estimator = experiment.privacy, experiment.estimator
+        refuse_conflicts(options, experiment.aggregation)
+        if options.protects("estimator") and "exact" in (estimator.name, estimator.cold_start):
+            raise ConfigError("estimator 'exact' shows the server gradients without noise: not with privacy.epsilon")
+        if options.protects("estimator") and options.unit == "sample" and estimator.name == "stored":
+            raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
+        self._options, self._seed = options, experiment.seed
         self._guards: dict[DeviceId, Guard] = {}
 
     def release(
@@ -56,22 +63,3 @@ class Guards:
             self._guards[device] = Guard(self._options, Ledger(), lambda _: None)
         self._guards[device].normal = generator(self._seed, "privacy", device, round_).standard_normal
         return self._guards[device]
-
-
-def guards_for(experiment: Experiment) -> Guards:
-    """The guards of an experiment; options under which its guarantee would not hold are refused."""
-    options, estimator = experiment.privacy, experiment.estimator
-    refuse_conflicts(options, experiment.aggregation)
-    if options.protects("estimator") and "exact" in (estimator.name, estimator.cold_start):
-        raise ConfigError("estimator 'exact' shows the server gradients without noise: not with privacy.epsilon")
-    if options.protects("estimator") and options.unit == "sample" and estimator.name == "stored":
-        raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
-    return Guards(options, experiment.seed)
-
-
-def refuse_alone(experiment: Experiment) -> None:
-    """Refuses what hides something only between machines."""
-    options = experiment.privacy
-    refuse_conflicts(options, experiment.aggregation)
-    if options.secure_sum or options.encrypted_profiles:
-        raise ConfigError("privacy.secure_sum and privacy.encrypted_profiles hide nothing in one process: deploy them")
