@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from fedkeep.core.ports import FleetLearner, Job, Measurements
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Scores, Vector
 
-Gradients: TypeAlias = Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]]
-"""From parameters, (C, *shape) each, samples (C, n, ...), labels and shares (C, n) to the gradients by each parameter
-of the models' losses, multiplied by the shares and summed."""
 KEPT_BYTES = 1 << 28
 """How much of the passes over one batch is kept for later questions; what exceeds it is computed again."""
 
@@ -91,12 +88,13 @@ def descend(
     models: Any,
     jobs: Sequence[Job],
     local: LocalTraining,
-    gradients: Gradients,
+    gradients: Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]],
 ) -> None:
     """Weighted local SGD (Eq. 12) of C models, (C, P), in place, each by its job: the one loop of all backends.
 
     Corrections are of the last `valued` numbers. Only what numpy's and torch's arrays have in common is done here;
-    `array` makes the backend's own of one of numpy's.
+    `array` makes the backend's own of one of numpy's; `gradients` makes of parameters, (C, *shape) each, samples,
+    labels and shares, (C, n), the gradients by each parameter, multiplied by the shares and summed.
     """
     parameters = layout.views(models)
     x, y = (array(padded([getattr(job.batch, name) for job in jobs])) for name in ("x", "y"))
@@ -240,29 +238,22 @@ class FactoredMeasurements(BatchMeasurements):
         return gradient
 
 
-class Trace(Protocol):
-    """One forward pass of C models, and one backward pass, each made when first asked for; short batches are padded.
+class TracedMeasurements(FactoredMeasurements):
+    """The `n` samples of device `c` of a backend's trace: passes of C models, made when asked, short batches padded.
 
-    `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), and need no loss; `head` is the last layer.
+    Its `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), `head` and `valued` the layers' factors.
     """
 
-    losses: AnyArray
-    activations: AnyArray
-    head: Outer
-    valued: list[Outer]
-
-
-class TracedMeasurements(FactoredMeasurements):
-    """The `n` samples of device `c` of a trace."""
-
-    def __init__(self, trace: Trace, n: int, c: int = 0) -> None:
+    def __init__(self, trace: Any, n: int, c: int = 0) -> None:
         self._trace, self._n, self._c = trace, n, c
 
     def losses(self) -> Scores:
-        return self._trace.losses[self._c, : self._n].astype(np.float64)
+        losses: AnyArray = self._trace.losses
+        return losses[self._c, : self._n].astype(np.float64)
 
     def activations(self) -> AnyArray:
-        return self._trace.activations[self._c, : self._n].copy()
+        activations: AnyArray = self._trace.activations
+        return activations[self._c, : self._n].copy()
 
     def _last(self, wanted: int | None = None) -> Sequence[Outer]:
         layers = [self._trace.head] if wanted == 1 else self._trace.valued

@@ -72,7 +72,7 @@ class Network:
         self.valued = self.layout.since(self._firsts[0])
         self.valued_parameters = self.parameters[self._firsts[0] :]
         self._loaded: object = None
-        self._notes: dict[int, list[tuple[Tensor, Tensor]]] | None = None
+        self._notes: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for layer in self.valued_layers:
             layer.register_forward_hook(self._note)
 
@@ -129,10 +129,10 @@ class Network:
         try:
             return self.module(x), list(self._notes.values())
         finally:
-            self._notes = None
+            self._notes = {}
 
     def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        calls = None if self._notes is None else self._notes.get(id(layer))
+        calls = self._notes.get(id(layer))
         if calls is not None:
             if isinstance(output, Tensor) and not output.requires_grad:
                 output.requires_grad_()

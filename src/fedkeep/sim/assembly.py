@@ -1,6 +1,6 @@
 """Puts an experiment's components together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,12 @@ from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity, VelocityMeter
-from fedkeep.data import Federation, Progress, Stream, Task
+from fedkeep.data import Federation, Ownership, Progress, Stream, Task
 from fedkeep.fleet.options import RegionOptions
 from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
 from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.fleet import FullFleet, Oracle, SimulatedFleet, pooled
-from fedkeep.sim.guards import Guards
+from fedkeep.sim.fleet import FullFleet, Guards, Oracle, SimulatedFleet
 from fedkeep.sim.rivals import Rival, rival_for
 
 
@@ -87,8 +86,9 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
     """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
-    if experiment.names["policy"] == "central":
-        data = pooled(data)
+    if experiment.names["policy"] == "central":  # on one device
+        train, test = (Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test))
+        data = replace(data, train=train, test=test, device_names=None)
     stream = Stream(data, experiment.stream, experiment.seed)
     learner = build_learner(experiment, data)
     model = learner.initial(experiment.model_seed)
@@ -156,7 +156,7 @@ _latest: dict[tuple[str, int], Federation] = {}
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
-    overrides: dict[str, Any] = dict(experiment.model)
+    overrides = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
     own = load_object(name) if ":" in name else None
