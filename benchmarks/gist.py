@@ -22,7 +22,7 @@ from time import process_time
 
 import numpy as np
 import torch
-from valuation import Task, forward_pass, interleaved  # type: ignore[import-not-found] # beside this script
+from valuation import Task, forward_pass, har_dnn, interleaved  # type: ignore[import-not-found] # beside this script
 
 from fedkeep.core.device import Device
 from fedkeep.core.estimators import Window
@@ -53,8 +53,10 @@ class Stored:
 
 
 TASKS = {
-    "softmax": Stored(Task("softmax", torch_models.logistic, (60,), 10), 10),
-    "mlp": Stored(Task("mlp", torch_models.har_dnn, (900,), 5), 5),
+    "softmax": Stored(
+        Task("softmax", lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)), (60,), 10), 10
+    ),
+    "mlp": Stored(Task("mlp", har_dnn, (900,), 5), 5),
     "lenet": Stored(Task("lenet", torch_models.lenet, (1, 28, 28), 10), 5),
     "traffic-cnn": Stored(Task("traffic-cnn", torch_models.traffic_cnn, (3, 64), 20), 10),
 }

@@ -14,13 +14,12 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.ports import Job, Learner
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.types import AnyArray, Assignment, Batch, LocalTraining, TrainOrder
+from fedkeep.core.types import Assignment, Batch, LocalTraining, TrainOrder
 from fedkeep.core.weighting import Weighting
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.judging import judge
 
 _FEATURES, _LABELS, _SLOTS = 6, 3, 4
-_LOCAL = LocalTraining(learning_rate=0.1, epochs=2)
 _LEARNER = DenseLearner((_FEATURES, _LABELS))
 
 
@@ -85,13 +84,13 @@ def _device(policy: SelectionPolicy) -> Device:
 
 def _order(round_: int) -> TrainOrder:
     direction = np.random.default_rng(round_).standard_normal(_LEARNER.gradient_size).astype(np.float32)
-    return TrainOrder(round_, _LEARNER.initial(round_ + 2), direction if round_ else None, _LOCAL)
+    return TrainOrder(round_, _LEARNER.initial(round_ + 2), direction if round_ else None, LocalTraining(0.1, 2))
 
 
 def _samples(n: int) -> Batch:
     """Samples of which some come twice."""
     ids = np.random.default_rng(n).integers(0, max(1, 3 * n // 4), n)
-    features: AnyArray = np.random.default_rng(7).standard_normal((n, _FEATURES)).astype(np.float32)
+    features = np.random.default_rng(7).standard_normal((n, _FEATURES)).astype(np.float32)
     return Batch(features[ids], ids % _LABELS, ids)
 
 

@@ -1,4 +1,4 @@
-"""Modules that are no plain chain of layers: one whose samples vmap measures at once, and one it cannot."""
+"""Modules of the tests: two that are no plain chain of layers, of which vmap can take the first, and two dense ones."""
 
 from torch import Tensor, nn
 
@@ -20,3 +20,13 @@ class Recurrent(nn.Module):
 
 def recurrent(classes: int) -> nn.Module:
     return Recurrent(classes)
+
+
+def har_dnn(features: int = 900, hidden: int = 100, classes: int = 5) -> nn.Module:
+    """The 900-100-5 network for (n, features) windows of motion sensors."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def logistic(features: int = 60, classes: int = 10) -> nn.Module:
+    """Softmax regression for (n, features)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))

@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 
 from fedkeep.learn.chain import FastPool, Pass, chain_of, replaced, tiling  # noqa: E402
 from fedkeep.learn.network import output_error  # noqa: E402
-from fedkeep.learn.torch_models import har_dnn, lenet, logistic, traffic_cnn  # noqa: E402
+from fedkeep.learn.torch_models import lenet, traffic_cnn  # noqa: E402
+from tests.golden.modules import har_dnn, logistic  # noqa: E402
 
 C, N = 3, 4
 

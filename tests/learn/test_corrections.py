@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import cast
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("onnxscript", reason="needs the export extra")
 
 from fedkeep.core.ports import FleetLearner, Job, Learner
 from fedkeep.core.types import LocalTraining
-from fedkeep.learn.torch_learner import TorchLearner, is_stackable
+from fedkeep.learn.torch_learner import TorchLearner
 from tests.learn.written_out import CASES, Case, WrittenOut, batch_of
 
 LOCALS = {
@@ -52,20 +53,22 @@ def test_one_device_trains_by_the_formula(name: str, how: str, folder: Path) -> 
 
 @pytest.mark.parametrize("how", LOCALS)
 @pytest.mark.parametrize("name", [name for name in CASES if name != "onnx"])
-def test_many_devices_train_by_the_formula(name: str, how: str, folder: Path) -> None:
+def test_many_devices_train_by_the_formula(name: str, how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of different sizes; one job has no correction, and one has one but samples that all weigh nothing."""
     case, local = CASES[name], LOCALS[how]
     learner = cast("FleetLearner", case.learner(folder))
     model, jobs = learner.initial(0), [job_of(case, learner, n, seed) for seed, n in enumerate((3, 1, 7, 2))]
     jobs[1] = Job(jobs[1].batch, jobs[1].weights, 1)
     jobs[3] = Job(jobs[3].batch, np.zeros(2), 3, jobs[3].correction)
-    if isinstance(learner, TorchLearner):
-        assert is_stackable(learner._network, jobs, local) == (how != "mini-batches" and "chain" in name)
+    together = MagicMock(wraps=getattr(learner, "_chained", None))
+    monkeypatch.setattr(learner, "_chained", together, raising=False)
     written = WrittenOut(case, learner.gradient_size)
     for trained, job in zip(learner.train_many(model, jobs, local), jobs, strict=True):
         np.testing.assert_allclose(trained, written.trained(model, job, local), rtol=0, atol=1e-5)
         if not job.weights.any():
             np.testing.assert_array_equal(trained, model)
+    if isinstance(learner, TorchLearner):
+        assert together.called == (how != "mini-batches" and "chain" in name)
 
 
 @pytest.mark.parametrize("name", CASES)

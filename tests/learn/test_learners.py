@@ -18,6 +18,7 @@ from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.models import learner_for
 from fedkeep.learn.torch_learner import TorchLearner
 from fedkeep.learn.torch_measurements import AutogradMeasurements
+from tests.golden.modules import har_dnn
 
 TASKS: dict[str, tuple[tuple[int, ...], int]] = {
     "softmax": ((60,), 10),
@@ -80,7 +81,7 @@ class Attentive(nn.Module):
         return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("learner", [DenseLearner((6, 5, 3)), TorchLearner(lambda: torch_models.har_dnn(6, 5, 3))])
+@pytest.mark.parametrize("learner", [DenseLearner((6, 5, 3)), TorchLearner(lambda: har_dnn(6, 5, 3))])
 def test_projections_are_directional_derivatives(learner: FleetLearner) -> None:
     model, batch = learner.initial(0), batch_of((6,), 3, 8)
     direction = np.random.default_rng(1).normal(size=model.size).astype(np.float32)
@@ -96,7 +97,7 @@ def test_projections_are_directional_derivatives(learner: FleetLearner) -> None:
     "factory",
     [
         torch_models.lenet,
-        lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(784), torch_models.har_dnn(784, 9, 10)),
+        lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(784), har_dnn(784, 9, 10)),
     ],
 )
 def test_chunks_do_not_matter(factory: Callable[[], nn.Module], last_layers: int | None) -> None:

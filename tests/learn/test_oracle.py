@@ -16,6 +16,7 @@ from fedkeep.learn import torch_models as models
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.torch_learner import TorchLearner
 from fedkeep.learn.torch_measurements import AutogradMeasurements, TorchMeasurements
+from tests.golden.modules import har_dnn, logistic
 
 RELATIVE = 1e-5
 Factory = Callable[[], torch.nn.Module]
@@ -60,8 +61,8 @@ class Strange(torch.nn.Module):
 
 
 NETWORKS: dict[str, tuple[Factory, tuple[int, ...], int]] = {
-    "logistic": (lambda: models.logistic(7, 4), (7,), 4),
-    "har-dnn": (lambda: models.har_dnn(30, 12, 5), (30,), 5),
+    "logistic": (lambda: logistic(7, 4), (7,), 4),
+    "har-dnn": (lambda: har_dnn(30, 12, 5), (30,), 5),
     "lenet": (models.lenet, (1, 28, 28), 10),
     "traffic-cnn": (models.traffic_cnn, (3, 64), 20),
     "normed": (Normed, (12,), 4),

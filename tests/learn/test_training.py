@@ -20,8 +20,9 @@ def torch_learner(name: str, last_layers: int | None = None) -> FleetLearner:
     pytest.importorskip("torch")
     from fedkeep.learn import torch_models
     from fedkeep.learn.torch_learner import TorchLearner
+    from tests.golden import modules
 
-    return TorchLearner(getattr(torch_models, name), last_layers)
+    return TorchLearner(getattr(torch_models, name, None) or getattr(modules, name), last_layers)
 
 
 def module_learner(kind: str) -> FleetLearner:

@@ -15,8 +15,8 @@ from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Vecto
 from fedkeep.learn.backends import minibatches
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.torch_learner import TorchLearner
-from fedkeep.learn.torch_models import har_dnn, lenet, traffic_cnn
-from tests.golden.modules import Recurrent, normalised
+from fedkeep.learn.torch_models import lenet, traffic_cnn
+from tests.golden.modules import Recurrent, har_dnn, normalised
 
 
 @dataclass(frozen=True)

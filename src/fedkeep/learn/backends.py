@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from fedkeep.core.ports import FleetLearner, Job, Measurements
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Scores, Vector
 
-Gradients: TypeAlias = Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]]
-"""From parameters, (C, *shape) each, samples (C, n, ...), labels and shares (C, n) to the gradients by each parameter
-of the models' losses, multiplied by the shares and summed."""
 KEPT_BYTES = 1 << 28
 """How much of the passes over one batch is kept for later questions; what exceeds it is computed again."""
 
@@ -91,12 +88,13 @@ def descend(
     models: Any,
     jobs: Sequence[Job],
     local: LocalTraining,
-    gradients: Gradients,
+    gradients: Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]],
 ) -> None:
     """Weighted local SGD (Eq. 12) of C models, (C, P), in place, each by its job: the one loop of all backends.
 
     Corrections are of the last `valued` numbers. Only what numpy's and torch's arrays have in common is done here;
-    `array` makes the backend's own of one of numpy's.
+    `array` makes the backend's own of one of numpy's; `gradients` makes of parameters, (C, *shape) each, samples,
+    labels and shares, (C, n), the gradients by each parameter, multiplied by the shares and summed.
     """
     parameters = layout.views(models)
     x, y = (array(padded([getattr(job.batch, name) for job in jobs])) for name in ("x", "y"))
@@ -216,15 +214,12 @@ class BatchMeasurements(Measurements):
 class FactoredMeasurements(BatchMeasurements):
     """Measurements of n samples from the factors of the valued layers."""
 
-    def __init__(self, gradient_size: int, n: int) -> None:
-        self._size, self._n = gradient_size, n
-
     @abstractmethod
     def _last(self, wanted: int | None = None) -> Sequence[Outer]:
         """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
-        return _summed(factors.project(own) for factors, own in self._with_parts_of(direction))
+        return _summed(factors.project(own) for factors, own in _with_parts_of(direction, self._last()))
 
     def inner(self, other: Measurements) -> Scores:
         theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
@@ -236,49 +231,29 @@ class FactoredMeasurements(BatchMeasurements):
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         shares = (weights / max(1, self._n)).astype(np.float32)
-        gradient = np.empty(self._size, dtype=np.float32)
-        for factors, own in self._with_parts_of(gradient):
+        layers = self._last()
+        gradient = np.empty(sum(factors.size for factors in layers), dtype=np.float32)
+        for factors, own in _with_parts_of(gradient, layers):
             factors.add_up(shares, own)
         return gradient
 
-    def _with_parts_of(self, vector: Vector) -> Iterator[tuple[Outer, Vector]]:
-        """Every valued layer beside its part of a vector."""
-        start = 0
-        for factors in self._last():
-            yield factors, vector[start : (start := start + factors.size)]
-
-
-class Trace(Protocol):
-    """One forward pass of C models, and one backward pass, each made when first asked for; short batches are padded.
-
-    `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), and need no loss; `head` is the last layer.
-    """
-
-    @property
-    def losses(self) -> AnyArray: ...
-
-    @property
-    def activations(self) -> AnyArray: ...
-
-    @property
-    def head(self) -> Outer: ...
-
-    @property
-    def valued(self) -> list[Outer]: ...
-
 
 class TracedMeasurements(FactoredMeasurements):
-    """The `n` samples of device `c` of a trace."""
+    """The `n` samples of device `c` of a backend's trace: passes of C models, made when asked, short batches padded.
 
-    def __init__(self, trace: Trace, gradient_size: int, n: int, c: int = 0) -> None:
-        super().__init__(gradient_size, n)
-        self._trace, self._c = trace, c
+    Its `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), `head` and `valued` the layers' factors.
+    """
+
+    def __init__(self, trace: Any, n: int, c: int = 0) -> None:
+        self._trace, self._n, self._c = trace, n, c
 
     def losses(self) -> Scores:
-        return self._trace.losses[self._c, : self._n].astype(np.float64)
+        losses: AnyArray = self._trace.losses
+        return losses[self._c, : self._n].astype(np.float64)
 
     def activations(self) -> AnyArray:
-        return self._trace.activations[self._c, : self._n].copy()
+        activations: AnyArray = self._trace.activations
+        return activations[self._c, : self._n].copy()
 
     def _last(self, wanted: int | None = None) -> Sequence[Outer]:
         layers = [self._trace.head] if wanted == 1 else self._trace.valued
@@ -327,6 +302,13 @@ class ChunkedMeasurements(BatchMeasurements):
             yield piece  # before it is asked something, it holds nothing
             if piece.nbytes + sum(kept.nbytes for kept in self._kept.values()) <= KEPT_BYTES:
                 self._kept[index] = piece
+
+
+def _with_parts_of(vector: Vector, layers: Sequence[Outer]) -> Iterator[tuple[Outer, Vector]]:
+    """Every layer beside its part of a vector."""
+    start = 0
+    for factors in layers:
+        yield factors, vector[start : (start := start + factors.size)]
 
 
 def _summed(parts: Iterable[AnyArray]) -> Scores:

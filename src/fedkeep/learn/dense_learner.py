@@ -45,14 +45,13 @@ class DenseLearner:
             raise ConfigError(f"widths must be two or more positive numbers, got {tuple(widths)}")
         self.widths = tuple(widths)
         self._first = depth - require_layers(last_layers, depth)
-        names = [f"{layer}.{part}" for layer in range(depth) for part in ("weight", "bias")]
         shapes = [shape for fan_in, fan_out in pairwise(self.widths) for shape in ((fan_out, fan_in), (fan_out,))]
-        self.layout = Layout(tuple(names), tuple(shapes))
+        self.layout = Layout((), tuple(shapes))
         self.size, self.gradient_size = self.layout.size, self.layout.since(2 * self._first).size
 
     def tail(self, layers: int | None) -> int:
-        depth = len(self.widths) - 1
-        return self.layout.since(2 * (depth - require_layers(layers, depth - self._first))).size
+        valued = len(self.widths) - 1 - self._first
+        return self.layout.since(-2 * require_layers(layers, valued)).size
 
     def initial(self, seed: int) -> Vector:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""
@@ -72,7 +71,7 @@ class DenseLearner:
         layers = paired(self.layout.views(models[0][None] if shared else np.stack(models)))
         y = padded([batch.y for batch in batches])
         trace = DenseTrace(lambda: forward(layers, padded([batch.x for batch in batches])), y, layers, self._first)
-        return [TracedMeasurements(trace, self.gradient_size, len(batch), c) for c, batch in enumerate(batches)]
+        return [TracedMeasurements(trace, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
         return self.train_many(model, [job], local)[0]

@@ -88,7 +88,6 @@ def made_module(make: "Callable[[], nn.Module]", named: str) -> "nn.Module":
 
 
 def _hidden(name: str, options: Mapping[str, Any]) -> Sequence[int]:
-    """The widths of a dense model's hidden layers."""
     allowed = ["hidden"] if DENSE[name] else []
     for option in options.keys() - allowed:
         raise ConfigError(f"model '{name}' has no option '{option}': it takes {', '.join(allowed) or 'none'}")

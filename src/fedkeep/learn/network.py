@@ -6,6 +6,7 @@ and the error of each valued layer.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -23,6 +24,8 @@ from fedkeep.learn.chain import FastPool, chain_of, replaced, tiling
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""
 _MINUS_ONE = torch.tensor(-1.0)
+losses = partial(F.cross_entropy, reduction="none")
+"""The loss of each sample, (n,), from logits and labels; autograd and vmap can go through it."""
 
 
 def as_tensor(array: AnyArray) -> Tensor:
@@ -30,11 +33,6 @@ def as_tensor(array: AnyArray) -> Tensor:
     if array.dtype.kind == "f" and array.dtype != "float32":
         array = array.astype("float32")
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def losses(logits: Tensor, y: Tensor) -> Tensor:
-    """The loss of each sample, (n,); autograd and vmap can go through it."""
-    return F.cross_entropy(logits, y, reduction="none")
 
 
 def output_error(logits: Tensor, y: Tensor) -> Tensor:
@@ -48,7 +46,12 @@ class Network:
 
     def __init__(self, module: nn.Module, last_layers: int | None) -> None:
         for name, part in module.named_modules():
-            _refuse_coupling(name, part)
+            keeps_statistics = isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None
+            if keeps_statistics and not isinstance(part, FrozenNorm):
+                raise FedkeepError(
+                    f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
+                    "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"
+                )
             if getattr(part, "inplace", False):
                 part.inplace = False  # noted outputs must stay as they were
         layers = [part for part in module.modules() if list(part.parameters(recurse=False))]
@@ -69,7 +72,7 @@ class Network:
         self.valued = self.layout.since(self._firsts[0])
         self.valued_parameters = self.parameters[self._firsts[0] :]
         self._loaded: object = None
-        self._notes: dict[int, list[tuple[Tensor, Tensor]]] | None = None
+        self._notes: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for layer in self.valued_layers:
             layer.register_forward_hook(self._note)
 
@@ -126,24 +129,14 @@ class Network:
         try:
             return self.module(x), list(self._notes.values())
         finally:
-            self._notes = None
+            self._notes = {}
 
     def _note(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        calls = None if self._notes is None else self._notes.get(id(layer))
+        calls = self._notes.get(id(layer))
         if calls is not None:
             if isinstance(output, Tensor) and not output.requires_grad:
                 output.requires_grad_()
             calls.append((args[0].detach(), output))
-
-
-def _refuse_coupling(name: str, part: nn.Module) -> None:
-    """Raises for layers in which one sample's loss depends on the others of its batch."""
-    keeps_statistics = isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None
-    if keeps_statistics and not isinstance(part, FrozenNorm):
-        raise FedkeepError(
-            f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
-            "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"
-        )
 
 
 class FrozenNorm(nn.Module):

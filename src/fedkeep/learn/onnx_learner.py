@@ -45,12 +45,11 @@ class OnnxMeasurements(TracedMeasurements):
 
     def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:
         # Nothing more: this is done for every single sample.
-        self._probe, self._batch = probe, batch
-        self._size, self._n, self._c = probe.head.size, len(batch.y), 0
+        self._probe, self._batch, self._n, self._c = probe, batch, len(batch.y), 0
         self._seen: list[AnyArray] | None = None
 
     @cached_property
-    def _trace(self) -> DenseTrace:  # type: ignore[override]
+    def _trace(self) -> DenseTrace:
         """Of the last layer, as one of C models."""
         self._seen = self._seen or self._probe.run(self._batch.x, self._batch.y, self._probe.nowhere)
         _, activations, logits = self._seen
@@ -171,9 +170,9 @@ def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, tuple[int, int, int]
 
     try:
         model = _fields(data, 0, len(data))
-        pairs = [_fields(data, start, end) for _, start, end in model.get(14, [])]
-        graphs = [_fields(data, start, end) for _, start, end in model.get(7, [])]
-        tensors = [_fields(data, start, end) for graph in graphs for _, start, end in graph.get(5, [])]
+        pairs = [_fields(data, start, end) for _, start, end in model[14]]
+        graphs = [_fields(data, start, end) for _, start, end in model[7]]
+        tensors = [_fields(data, start, end) for graph in graphs for _, start, end in graph[5]]
         notes = {text(pair, 1): text(pair, 2) for pair in pairs}
         raw = {text(tensor, 8): tensor for tensor in tensors if 2 in tensor and 9 in tensor}
     except (ValueError, IndexError) as error:

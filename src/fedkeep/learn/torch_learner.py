@@ -23,7 +23,6 @@ from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[AutogradMeasurements]
-
 _TRACED_SAMPLES, _TRACED_MODELS = 12, 32
 """With more samples each, one model after the other was as fast or faster."""
 _STACKED_SAMPLES = 24
@@ -72,7 +71,7 @@ class TorchLearner:
             group = small[start : start + _TRACED_MODELS]
             trace = ChainTrace(self._network, [models[c] for c in group], [batches[c] for c in group])
             for place, c in enumerate(group):
-                measured[c] = TracedMeasurements(trace, self.gradient_size, len(batches[c]), place)
+                measured[c] = TracedMeasurements(trace, len(batches[c]), place)
         return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
 
     def _alone(self, model: Vector, batch: Batch) -> BatchMeasurements:
@@ -92,7 +91,8 @@ class TorchLearner:
     def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
         """Where each job leads from the same model, in one call where that is possible and faster."""
         network = self._network
-        if is_stackable(network, jobs, local):
+        most = max((len(job.batch) for job in jobs), default=0)
+        if network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None:
             models = as_tensor(model).repeat(len(jobs), 1)
             self._descend(models, jobs, local, self._chained)
             return list(models.numpy())
@@ -125,12 +125,6 @@ class TorchLearner:
             return torch.cat([network.module(part) for part in torch.split(as_tensor(x), CHUNK)]).numpy()
 
 
-def is_stackable(network: Network, jobs: Sequence[Job], local: LocalTraining) -> bool:
-    """Whether one call is possible and faster than a loop: few samples each, no mini-batches to align."""
-    most = max((len(job.batch) for job in jobs), default=0)
-    return network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None
-
-
 def ways_to_measure(network: Network, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
     """The fastest measurements that are exact for this module, and whether one pass of many models is exact, too.
 
@@ -158,9 +152,8 @@ def ways_to_measure(network: Network, model: Vector, batch: Batch) -> tuple[Meas
             return False
 
     closed = all(map(is_bilinear, network.valued_layers)) and is_exact(TorchMeasurements(network, model, three))
-    traced = network.chain is not None and network.chain[-1][0] is Linear
-    if traced:
-        traced = is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), network.valued.size, 3))
+    chained = network.chain is not None and network.chain[-1][0] is Linear
+    traced = chained and is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), 3))
     return TorchMeasurements if closed else AutogradMeasurements, traced
 
 

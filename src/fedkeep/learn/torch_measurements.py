@@ -80,14 +80,13 @@ class TorchMeasurements(FactoredMeasurements):
     """The closed forms of linear and convolutional layers, from what they see in a pass of the module itself."""
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
-        super().__init__(network.valued.size, len(batch))
-        self._network, self._model, self._batch = network, model, batch
+        self._network, self._model, self._batch, self._n = network, model, batch, len(batch)
         self._logits = torch.empty(0)
         self._noted: list[Outer] = []
 
     def losses(self) -> Scores:
         self._last(1)
-        return _scores(losses(self._logits, as_tensor(self._batch.y)))
+        return losses(self._logits, as_tensor(self._batch.y)).double().numpy()
 
     def activations(self) -> AnyArray:
         return torch.as_tensor(self._last(1)[-1].a).flatten(1).numpy()
@@ -116,15 +115,11 @@ class TorchMeasurements(FactoredMeasurements):
             if below := outputs[: len(outputs) - len(errors)]:
                 # of a sum: given the error as it is, torch would first load half a second's worth of symbolic math
                 errors = [*torch.autograd.grad((graph * error).sum(), below), *errors]
-        self._noted = list(map(_factors, layers, inputs, errors))
+        self._noted = []
+        for layer, a, e in zip(layers, inputs, errors, strict=True):
+            biased, plain = layer.bias is not None, isinstance(layer, nn.Linear) and a.dim() == 2
+            self._noted.append(Outer(a.numpy(), e.numpy(), biased) if plain else Placed(a, e, biased, layer))
         return self._noted
-
-
-def _factors(layer: Any, a: Tensor, e: Tensor) -> Outer:
-    biased = layer.bias is not None
-    if isinstance(layer, nn.Linear) and a.dim() == 2:
-        return Outer(a.numpy(), e.numpy(), biased)
-    return Placed(a, e, biased, layer)
 
 
 class ChainTrace:
@@ -179,7 +174,7 @@ class AutogradMeasurements(BatchMeasurements):
 
     def losses(self) -> Scores:
         with self._loaded():
-            return _scores(self._losses())
+            return self._losses().detach().double().numpy()
 
     def projections(self, direction: Vector) -> Scores:
         """<grad_i, direction>, as the derivative of <sum_i v_i grad_i, direction> by v."""
@@ -192,7 +187,7 @@ class AutogradMeasurements(BatchMeasurements):
                 mixed = torch.autograd.grad(found, parameters, v, create_graph=True, materialize_grads=True)
             used = [(part, tangent) for part, tangent in zip(mixed, tangents, strict=True) if part.requires_grad]
             parts, along = zip(*used, strict=True)
-            return _scores(torch.autograd.grad(parts, v, along)[0])
+            return torch.autograd.grad(parts, v, along)[0].double().numpy()
 
     def inner(self, other: Measurements) -> Scores:
         return self._inner(of_kind(AutogradMeasurements, other), self._network.valued.names)
@@ -245,7 +240,3 @@ def _inner_products(mine: Iterator[list[Tensor]], theirs: Iterator[list[Tensor]]
     pairs = ((g, g) for g in mine) if theirs is None else zip(mine, theirs, strict=True)
     parts = [[(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(*pair, strict=True)] for pair in pairs]
     return torch.cat([torch.stack(part).sum(0) for part in parts]).numpy()
-
-
-def _scores(found: Tensor) -> Scores:
-    return found.detach().numpy().astype(np.float64)

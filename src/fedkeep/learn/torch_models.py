@@ -1,4 +1,4 @@
-"""The paper's architectures as torch modules; the arguments are their shape options."""
+"""The paper's convolutional networks as torch modules."""
 
 from torch import nn
 
@@ -12,11 +12,6 @@ def lenet(classes: int = 10) -> nn.Module:
     )  # fmt: skip
 
 
-def har_dnn(features: int = 900, hidden: int = 100, classes: int = 5) -> nn.Module:
-    """The 900-100-5 network for (n, features) windows of motion sensors."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-
 def traffic_cnn(classes: int = 20) -> nn.Module:
     """The CNN for (n, 3, 64) sequences: size, direction and gap of 64 packets, channels first."""
     return nn.Sequential(
@@ -26,8 +21,3 @@ def traffic_cnn(classes: int = 20) -> nn.Module:
         nn.Conv1d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2),
         nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, classes),
     )  # fmt: skip
-
-
-def logistic(features: int = 60, classes: int = 10) -> nn.Module:
-    """Softmax regression for (n, features)."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))

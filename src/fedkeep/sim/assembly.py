@@ -1,12 +1,13 @@
 """Puts an experiment's components together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import Estimate
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.ports import FleetLearner, Probe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -14,13 +15,12 @@ from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity, VelocityMeter
-from fedkeep.data import Federation, Progress, Stream, Task
+from fedkeep.data import Federation, Ownership, Progress, Stream, Task
 from fedkeep.fleet.options import RegionOptions
 from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
 from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.fleet import FullFleet, Oracle, SimulatedFleet, pooled
-from fedkeep.sim.guards import Guards, guards_for
+from fedkeep.sim.fleet import FullFleet, Guards, Oracle, SimulatedFleet
 from fedkeep.sim.rivals import Rival, rival_for
 
 
@@ -86,8 +86,9 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
     """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
-    if experiment.names["policy"] == "central":
-        data = pooled(data)
+    if experiment.names["policy"] == "central":  # on one device
+        train, test = (Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test))
+        data = replace(data, train=train, test=test, device_names=None)
     stream = Stream(data, experiment.stream, experiment.seed)
     learner = build_learner(experiment, data)
     model = learner.initial(experiment.model_seed)
@@ -107,13 +108,15 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     ground = lay_ground(experiment, data)
     data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
     server = experiment.make_server(learner, ground.model, ground.regions.count)
-    guards = guards_for(experiment)
+    guards = Guards(experiment)
     if not experiment.profile.measured:
         profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
         server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
-        server.estimator.update(oracle.device_gradients(ground.model, dict(enumerate(stream.rates.tolist()))))
+        # As if every device had reported before the first round.
+        exact = {d: oracle.gradient(ground.model, data.train.of(d)) for d in range(data.devices)}
+        server.estimator.update({d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()})
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
@@ -143,9 +146,8 @@ def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federa
     # A task itself may hold tables, which cannot be looked up.
     key = (repr(task), seed)
     if key not in _latest:
-        data = task.load(seed, progress)
         _latest.clear()
-        _latest[key] = data
+        _latest[key] = task.load(seed, progress)
     return _latest[key]
 
 
@@ -154,7 +156,7 @@ _latest: dict[tuple[str, int], Federation] = {}
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
-    overrides: dict[str, Any] = dict(experiment.model)
+    overrides = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
     own = load_object(name) if ":" in name else None

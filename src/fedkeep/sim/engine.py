@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.ports import Kept, Learner
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
-from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import AnyArray, Batch, BoolArray, DeviceId, FloatArray, Report, State, Vector
 from fedkeep.data import Federation
 from fedkeep.learn.judging import judge
-from fedkeep.sim.assembly import Assembly, assemble
+from fedkeep.privacy.options import refuse_conflicts
+from fedkeep.sim.assembly import assemble
 from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
-from fedkeep.sim.guards import refuse_alone
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 """What a run costs; a sample is trained on once an epoch."""
@@ -63,13 +63,17 @@ class Simulator:
     """
 
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
-        refuse_alone(experiment)
+        privacy = experiment.privacy
+        refuse_conflicts(privacy, experiment.aggregation)
+        if privacy.secure_sum or privacy.encrypted_profiles:
+            both = "privacy.secure_sum and privacy.encrypted_profiles"
+            raise ConfigError(f"{both} hide nothing in one process: deploy them")
         self.experiment = experiment
-        self.parts: Assembly = assemble(experiment, data)
-        self.server: Server = self.parts.server
+        self.parts = assemble(experiment, data)
+        self.server = self.parts.server
         self.tally: Counter[str] = Counter()
         """What the run has cost so far, by the names in `TALLIED`."""
-        self._population: Sequence[DeviceId] = range(self.parts.data.devices)
+        self._population = range(self.parts.data.devices)
         self._k = max(1, round(experiment.train.participation * len(self._population)))
         self._kept: dict[str, Kept] = {"server": self.server, "rival": self.parts.rival, "guards": self.parts.guards}
         if isinstance(self.parts.fleet, SimulatedFleet):
@@ -111,7 +115,6 @@ class Simulator:
         return snapshot_parts(self._kept) | {"tally": np.array([self.tally[name] for name in TALLIED])}
 
     def restore(self, state: State) -> None:
-        """Becomes the simulation that `snapshot` described."""
         restore_parts(self._kept, state)
         self.tally = Counter(dict(zip(TALLIED, state["tally"].tolist(), strict=True)))
 

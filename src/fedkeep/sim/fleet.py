@@ -4,6 +4,7 @@ And what no real fleet has: unlimited storage (FD), all data in one place (CL of
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import cast
@@ -11,14 +12,18 @@ from typing import cast
 import numpy as np
 
 from fedkeep.core.device import Device
-from fedkeep.core.estimators import Estimate
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.ports import FleetLearner, Job, Learner, Measurements, Outcome
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.slices import deferred, slice_of
 from fedkeep.core.state import put_numbered, take_numbered
-from fedkeep.core.types import Batch, DeviceId, IntArray, Report, State, TrainOrder, Vector
-from fedkeep.data import Federation, Ownership, Stream
+from fedkeep.core.types import Batch, DeviceId, IntArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.data import Federation, Stream
+from fedkeep.privacy.guard import Guard, Spending
+from fedkeep.privacy.ledger import BudgetSpentError, Ledger
+from fedkeep.privacy.options import refuse_conflicts
+from fedkeep.sim.experiment import Experiment
 
 _CHUNK = 4096
 """Samples of which an exact gradient is taken at a time."""
@@ -172,12 +177,6 @@ class FullFleet:
         return Report(order.round, model, weight, steps, n, gradient, n)
 
 
-def pooled(data: Federation) -> Federation:
-    """The same data on a single device."""
-    train, test = (Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test))
-    return replace(data, train=train, test=test, device_names=None)
-
-
 class Oracle:
     """Exact gradients of the global loss and of each device's, over all samples or a fixed seeded subset."""
 
@@ -197,6 +196,54 @@ class Oracle:
             total += probe.measure(part).mean_gradient().astype(np.float64) * len(part)
         return (total / len(ids)).astype(np.float32)
 
-    def device_gradients(self, model: Vector, rates: dict[DeviceId, float]) -> dict[DeviceId, Estimate]:
-        """Every device's gradient over its training samples, as if each had reported before the first round."""
-        return {d: Estimate(self.gradient(model, self._data.train.of(d)), rate, -1) for d, rate in rates.items()}
+
+class Guards:
+    """The guards of simulated devices, made as they have something to send; their ledgers are part of the state."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Options under which the guarantee would not hold are refused."""
+        options, estimator = experiment.privacy, experiment.estimator
+        refuse_conflicts(options, experiment.aggregation)
+        if options.protects("estimator") and "exact" in (estimator.name, estimator.cold_start):
+            raise ConfigError("estimator 'exact' shows the server gradients without noise: not with privacy.epsilon")
+        if options.protects("estimator") and options.unit == "sample" and estimator.name == "stored":
+            raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
+        self._options, self._seed = options, experiment.seed
+        self._guards: dict[DeviceId, Guard] = {}
+
+    def release(
+        self, orders: Mapping[DeviceId, TrainOrder], reports: Mapping[DeviceId, Report]
+    ) -> dict[DeviceId, Report]:
+        """What leaves the devices; those whose budget is spent may send nothing at all."""
+        if self._options.epsilon is None:
+            return dict(reports)
+        sent = {}
+        for device, report in reports.items():
+            with suppress(BudgetSpentError):
+                sent[device] = self._guard(device, report.round).release(report, orders[device])
+        return sent
+
+    def release_profiles(self, profiles: Mapping[DeviceId, Profile]) -> dict[DeviceId, Profile]:
+        """What the devices declare before the first round, as if counted over one."""
+        if not self._options.protects("profile"):
+            return dict(profiles)
+        return {d: self._guard(d, -1).release_profile(profile, window=1.0) for d, profile in profiles.items()}
+
+    def most_spent(self) -> Spending | None:
+        """The ledger of the device that has told most; None where nothing is accounted for."""
+        return max((guard.spending() for guard in self._guards.values()), key=lambda s: s.spent, default=None)
+
+    def snapshot(self) -> State:
+        return put_numbered({device: guard.snapshot() for device, guard in self._guards.items()})
+
+    def restore(self, state: State) -> None:
+        self._guards = {}
+        for device, own in take_numbered(state).items():
+            self._guard(device, -1).restore(own)
+
+    def _guard(self, device: DeviceId, round_: int) -> Guard:
+        """The device's guard; its noise depends on the seed, the device and the round alone: simulations repeat."""
+        if device not in self._guards:
+            self._guards[device] = Guard(self._options, Ledger(), lambda _: None)
+        self._guards[device].normal = generator(self._seed, "privacy", device, round_).standard_normal
+        return self._guards[device]

@@ -94,7 +94,6 @@ class Scaffold(_OfEachDevice):
 
 
 def rival_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -> Rival:
-    """The correction of this name."""
     if options.name == "momentum":
         return ServerMomentum()
     if options.name == "fedvarp":

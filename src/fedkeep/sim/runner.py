@@ -15,7 +15,7 @@ from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.errors import DataError
 from fedkeep.core.ports import Fate, Outcome, Stored
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.types import AnyArray, Batch, DeviceId
+from fedkeep.core.types import Batch, DeviceId
 from fedkeep.data import Federation
 from fedkeep.files import writing
 from fedkeep.records import Recorder, lines, read_run
@@ -37,12 +37,11 @@ def record_path(cell: Cell, directory: Path) -> Path:
 
 def is_finished(cell: Cell, directory: Path) -> bool:
     """Whether the directory holds the whole record of this very experiment."""
-    path = record_path(cell, directory)
     try:
-        run = read_run(path) if path.exists() else None
+        run = read_run(record_path(cell, directory))
     except DataError:
         return False
-    return run is not None and run.end is not None and run.header.config_hash == cell.experiment.digest()
+    return run.end is not None and run.header.config_hash == cell.experiment.digest()
 
 
 def play(cell: Cell, directory: Path, *, resume: bool = False, progress: Progress | None = None) -> Path:
@@ -111,8 +110,7 @@ def _restored(cell: Cell, path: Path) -> tuple[Simulator, float] | None:
     except FileNotFoundError:
         return None
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        where = _checkpoint(path)
-        raise DataError(f"the checkpoint {where} is damaged; delete it to start that run anew") from error
+        raise DataError(f"the checkpoint {_checkpoint(path)} is damaged; delete it to start that run anew") from error
     if str(state.pop("config_hash")) != cell.experiment.digest():
         return None
     simulator, seconds = Simulator(cell.experiment), float(state.pop("seconds"))
@@ -236,21 +234,18 @@ class Observer:
     def _device(self, round_: int, device: DeviceId, stored: Stored) -> lines.DeviceLine:
         now = self._simulator.parts.stream.position(device, round_)
         columns = (stored.batch.ids, stored.batch.y, stored.scores, stored.arrivals, stored.uses)
-        rows = zip(*(column.tolist() for column in columns), self._thumbnails(stored.batch.x), strict=True)
+        thumbnails: list[str | None] = [None] * len(stored.batch)
+        if self._greys is not None:  # on the scale of all the data
+            low, high = self._greys
+            grey = np.clip(255 * (stored.batch.x - low) / max(high - low, 1e-12), 0, 255).astype(np.uint8)
+            thumbnails = [base64.b64encode(picture.tobytes()).decode() for picture in grey]
+        rows = zip(*(column.tolist() for column in columns), thumbnails, strict=True)
         slots = tuple(
             lines.Slot(id=id_, label=label, score=score, age=now - arrival, uses=uses, thumbnail=thumbnail)
             for id_, label, score, arrival, uses, thumbnail in rows
         )
         capacity, changes = self._simulator.experiment.storage.capacity, tuple(self._changes[device])
         return lines.DeviceLine(round=round_, device=device, capacity=capacity, slots=slots, changes=changes)
-
-    def _thumbnails(self, x: AnyArray) -> list[str | None]:
-        """Pictures as 8-bit grey on the scale of all the data: one that is dim or drowned in noise looks so."""
-        if self._greys is None:
-            return [None] * len(x)
-        low, high = self._greys
-        grey = np.clip(255 * (x - low) / max(high - low, 1e-12), 0, 255).astype(np.uint8)
-        return [base64.b64encode(picture.tobytes()).decode() for picture in grey]
 
     def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
         self._fates.update(outcome.fates.tolist())

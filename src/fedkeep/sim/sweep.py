@@ -31,7 +31,6 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 Listener = Callable[[int, int, float | None], None]
 """Called with a run's place among the cells, the rounds done, and the accuracy where it was measured."""
 Place = Literal["here", "ray"]
-"""Where runs are played: in processes of this machine, or on a Ray cluster."""
 
 
 def run_sweep(
@@ -52,21 +51,19 @@ def run_sweep(
 def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
     """How long the cells will take, from a short trial of each method."""
     kinds = {(cell.experiment.label, cell.setting): cell for cell in reversed(cells)}
-    per_round = {kind: _trial(cell) for kind, cell in kinds.items()}
+    per_round = {}
+    for kind, cell in kinds.items():
+        simulator, rounds = Simulator(cell.experiment), 0
+        began = time.perf_counter()
+        while time.perf_counter() - began < _TRIAL_SECONDS or rounds < 2:
+            simulator.play_round(evaluated=False)
+            rounds += 1
+        played = time.perf_counter()
+        simulator.evaluate()
+        evaluating = (time.perf_counter() - played) / cell.experiment.record.every
+        per_round[kind] = (played - began) / rounds + evaluating
     total = sum(per_round[cell.experiment.label, cell.setting] * cell.experiment.train.rounds for cell in cells)
     return total / max(1, min(jobs, len(cells)))
-
-
-def _trial(cell: Cell) -> float:
-    """Seconds a round takes."""
-    simulator, rounds = Simulator(cell.experiment), 0
-    began = time.perf_counter()
-    while time.perf_counter() - began < _TRIAL_SECONDS or rounds < 2:
-        simulator.play_round(evaluated=False)
-        rounds += 1
-    played = time.perf_counter()
-    simulator.evaluate()
-    return (played - began) / rounds + (time.perf_counter() - played) / cell.experiment.record.every
 
 
 def _run_in_processes(
@@ -76,7 +73,7 @@ def _run_in_processes(
     before = {name: os.environ[name] for name in _THREADS if name in os.environ}
     os.environ.update(dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // jobs))))
     context = multiprocessing.get_context("spawn")
-    steps: SimpleQueue[Any] = context.SimpleQueue()
+    steps = context.SimpleQueue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_become_worker, initargs=(steps,))
     try:
         going = {pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting}
@@ -99,7 +96,6 @@ def _run_in_processes(
 
 
 _steps: SimpleQueue[Any] | None = None
-"""Where a worker tells its steps."""
 
 
 def _become_worker(steps: SimpleQueue[Any]) -> None:
