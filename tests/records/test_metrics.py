@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import MissingExtraError
-from fedkeep.records import End, Evaluation, GistLine, Header, Line, Round, Run, compare, frame
+from fedkeep.records import End, Evaluation, Header, Line, Round, Run, compare, frame
+from fedkeep.records.lines import GistLine
 from fedkeep.records.measures import (
     area,
     best_accuracy,

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.report import print_tables, write_page
+from fedkeep.cli.report import print_tables, write
 from fedkeep.cli.run import PROCESSORS, make_folder, play_all
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.experiment import expand
+from fedkeep.web.report import html
 from fedkeep.web.server import LiveServer
 
 METHODS = {
@@ -57,7 +58,7 @@ def demo(
     runs = read_runs(directory)
     comparison = compare(runs)
     print_tables(comparison)
-    write_page(directory / "report.html", runs, comparison, "fedkeep demo")
+    write(directory / "report.html", html(runs, comparison, "fedkeep demo"))
     if watch:
         typer.echo("The page stays up until you press Ctrl-C.", err=True)
         threading.Event().wait()

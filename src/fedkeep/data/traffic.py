@@ -98,7 +98,9 @@ class Traffic:
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         names: tuple[str, ...] = USTC_LABELS
         if self.dataset == "ustc":  # 784 bytes a session as an image of 28x28, so that LeNet fits
-            x, y = load_sessions(progress)
+            sessions, labels = (read_idx(obtain(file, progress)) for file in (IMAGES, LABEL_FILE))
+            masked, y = mask_sessions(sessions.reshape(len(sessions), -1)), labels.astype(np.int64)
+            x: AnyArray = (masked.astype(np.float32) / np.float32(255)).reshape(-1, 1, 28, 28)
             members, model = partition_from(self.partition).divide(y, None, seed), "lenet"
         else:
             x, y, terminals = self._flows()
@@ -165,13 +167,6 @@ def draw_flows(applications: int, labels: IntArray, terminals: IntArray, seed: i
         flows[:, 2, step] = (np.clip(np.round(gap, 2), 0.0, _LONGEST_GAP) - _USUAL_GAP) / _GAP_UNIT
         kind = (rng.random(n)[:, None] > chains[process, activity, kind, :-1]).sum(axis=1)
     return flows
-
-
-def load_sessions(progress: Progress | None = None) -> tuple[AnyArray, IntArray]:
-    """Masked sessions (n, 1, 28, 28) as bytes/255, and their labels."""
-    sessions, labels = (read_idx(obtain(file, progress)) for file in (IMAGES, LABEL_FILE))
-    x = mask_sessions(sessions.reshape(len(sessions), -1)).astype(np.float32) / np.float32(255)
-    return x.reshape(len(x), 1, 28, 28), labels.astype(np.int64)
 
 
 def mask_sessions(sessions: NDArray[np.uint8]) -> NDArray[np.uint8]:
