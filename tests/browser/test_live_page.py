@@ -11,8 +11,7 @@ pytest.importorskip("fastapi", reason="the live page needs the 'web' extra")
 
 from playwright.sync_api import expect
 
-from fedkeep.records import DeviceLine, Evaluation, Recorder, Round
-from fedkeep.records.lines import HoldingsLine, PlanLine, PrivacyLine, Slot
+from fedkeep.records import DeviceLine, Evaluation, HoldingsLine, PlanLine, PrivacyLine, Recorder, Round, Slot
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

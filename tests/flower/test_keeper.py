@@ -13,8 +13,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.flower import Keeper, Keeping
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
 from fedkeep.learn.torch_learner import add_to_gradients
-from fedkeep.records import read_run
-from fedkeep.records.lines import GistLine
+from fedkeep.records import GistLine, read_run
 from tests.flower.in_process import InProcessGrid, make_node
 
 CENTRES = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32) * 2

@@ -11,8 +11,7 @@ from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.link.messages import Evaluated, Vitals
-from fedkeep.records import Header, Members, compare, read_run
-from fedkeep.records.lines import GistLine, HoldingsLine, PlanLine
+from fedkeep.records import GistLine, Header, HoldingsLine, Members, PlanLine, compare, read_run
 from fedkeep.records.runs import versions
 from fedkeep.web.feed import DirectoryFeed
 from tests.flower.small_fleet import SmallFleet

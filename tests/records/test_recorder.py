@@ -15,8 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import DeviceLine, End, Evaluation, Header, Line, Recorder, Round, read_run, read_runs
-from fedkeep.records.lines import Change, HoldingsLine, PlanLine, PrivacyLine, Slot, Timing, decode, encode
+from fedkeep.records import (
+    Change,
+    DeviceLine,
+    End,
+    Evaluation,
+    Header,
+    HoldingsLine,
+    Line,
+    PlanLine,
+    PrivacyLine,
+    Recorder,
+    Round,
+    Slot,
+    Timing,
+    read_run,
+    read_runs,
+)
+from fedkeep.records.lines import decode, encode
 from fedkeep.records.runs import Tail, timing_path
 
 HEADER = Header(

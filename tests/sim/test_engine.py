@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from fedkeep.config import Table, merged
-from fedkeep.records import DeviceLine, read_run
-from fedkeep.records.lines import HoldingsLine, PlanLine
+from fedkeep.records import DeviceLine, HoldingsLine, PlanLine, read_run
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.experiment import Cell, expand, resolve
 from fedkeep.sim.fleet import SimulatedFleet

@@ -6,8 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.records import DeviceLine, End, Evaluation, Header, Recorder, Round
-from fedkeep.records.lines import Change, GistLine, HoldingsLine, PlanLine, PrivacyLine, Slot, Timing
+from fedkeep.records import (
+    Change,
+    DeviceLine,
+    End,
+    Evaluation,
+    GistLine,
+    Header,
+    HoldingsLine,
+    PlanLine,
+    PrivacyLine,
+    Recorder,
+    Round,
+    Slot,
+    Timing,
+)
 
 LABELS = ("shirt", "trouser", "pullover", "dress", "coat", "sandal", "blouse", "sneaker", "bag", "boot")
 METHODS = {  # final accuracy, rounds to two thirds of it

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.records import Recorder, Round, Run, read_run
-from fedkeep.records.lines import GistLine
+from fedkeep.records import GistLine, Recorder, Round, Run, read_run
 from fedkeep.web.digest import BINS, ROWS, Digest, RunView, Thinned, evenly
 from fedkeep.web.feed import DirectoryFeed, Update
 

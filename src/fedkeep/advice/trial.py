@@ -66,7 +66,6 @@ class Panel:
         return {**self.candidates, UNLIMITED: {"policy": {"name": UNLIMITED}}}
 
     def slots(self, method: str) -> int:
-        """The samples that a method's store holds."""
         return self.capacity - (self.gist_samples if method in (LOCAL, SHARED) else 0)
 
     def table(self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None) -> Table:
@@ -75,7 +74,6 @@ class Panel:
         return merged(merged(self.shared(), self.methods[method]), own)
 
     def shared(self) -> Table:
-        """What all methods have in common."""
         return {
             "task": {**self.task, "rounds_per_pass": self.rounds},
             "storage": {"capacity": self.capacity},
@@ -175,7 +173,6 @@ class Trial:
             self._play(f"seed {seed}: {', '.join(undecided)} undecided", wanted)
 
     def leader(self) -> str:
-        """The candidate with the best mean over the seeds that all of them ran."""
         return self.best_of(list(self.panel.candidates))
 
     def best_of(self, methods: Sequence[str]) -> str:

@@ -4,6 +4,8 @@ import sys
 
 from fedkeep.core.errors import FedkeepError
 
+__all__ = ["main"]
+
 
 def main() -> None:
     """Runs the command; a mistake ends in a sentence and exit code 2, Ctrl-C in no traceback, even while verbs load."""

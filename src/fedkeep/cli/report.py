@@ -51,7 +51,6 @@ def report(
 
 
 def print_tables(comparison: Comparison) -> None:
-    """The tables in the terminal, and how to read them."""
     console = Console()
     for table in words.tables(comparison):
         drawn = Table(title=Text(table.title), title_justify="left")

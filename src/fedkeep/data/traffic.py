@@ -102,27 +102,23 @@ class Traffic:
             masked, y = mask_sessions(sessions.reshape(len(sessions), -1)), labels.astype(np.int64)
             x: AnyArray = (masked.astype(np.float32) / np.float32(255)).reshape(-1, 1, 28, 28)
             members, model = partition_from(self.partition).divide(y, None, seed), "lenet"
-        else:
-            x, y, terminals = self._flows()
+        else:  # few applications make most traffic, and each terminal has its own mix
+            rng = generator(self.generator_seed, "usage")
+            popularity = 1.0 / np.arange(1, self.applications + 1)
+            shares = np.zeros((self.devices, self.applications))
+            for terminal, activity in enumerate(np.exp(0.6 * rng.normal(size=self.devices))):
+                installed = rng.permutation(self.applications)[: self.applications_per_device]
+                used = popularity[installed] * np.exp(0.6 * rng.normal(size=len(installed)))
+                shares[terminal, installed] = activity * used / used.sum()
+            cells = np.flatnonzero(shares)
+            cells = np.repeat(cells, apportion(self.samples, shares.ravel()[cells], minimum=2))
+            y, terminals = cells % self.applications, cells // self.applications
+            x = draw_flows(self.applications, y, terminals, self.generator_seed)
             members, model = Ownership.from_assignment(terminals, self.devices), "traffic-cnn"
             kinds = len(CATEGORIES)  # names like "video-1", the most used applications first
             names = tuple(f"{CATEGORIES[n % kinds]}-{n // kinds + 1}" for n in range(self.applications))
         train, test = hold_out(members, self.test_fraction, seed)
-        return Federation("traffic", x, y, train, test, names, ModelSpec(model), rounds_per_pass=500)
-
-    def _flows(self) -> tuple[AnyArray, IntArray, IntArray]:
-        """The generated flows, their labels and terminals: few make most traffic, each terminal has its own mix."""
-        rng = generator(self.generator_seed, "usage")
-        popularity = 1.0 / np.arange(1, self.applications + 1)
-        shares = np.zeros((self.devices, self.applications))
-        for terminal, activity in enumerate(np.exp(0.6 * rng.normal(size=self.devices))):
-            installed = rng.permutation(self.applications)[: self.applications_per_device]
-            used = popularity[installed] * np.exp(0.6 * rng.normal(size=len(installed)))
-            shares[terminal, installed] = activity * used / used.sum()
-        cells = np.flatnonzero(shares)
-        cells = np.repeat(cells, apportion(self.samples, shares.ravel()[cells], minimum=2))
-        labels, terminals = cells % self.applications, cells // self.applications
-        return draw_flows(self.applications, labels, terminals, self.generator_seed), labels, terminals
+        return Federation("traffic", x, y, train, test, names, ModelSpec(model))
 
 
 def draw_applications(count: int, seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
