@@ -181,7 +181,7 @@ def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     compared = compare(runs)
     assert compared.rows[0].gist == {}
     assert compared.rows[1].gist["trust"].mean == pytest.approx((0.2 + 3 * 0.6) / 4)
-    assert tables(compared)[-1].rows == (("gist-local", "50.00 %", "50.00 %", "30.0", "10.00 %"),)
+    assert list(tables(compared))[-1].rows == (("gist-local", "50.00 %", "50.00 %", "30.0", "10.00 %"),)
     assert "| gist-local | 50.00 % |" in markdown(compared)
     assert "trust is how much of it" in explanation(compared)
     assert "gist" not in explanation(compare(runs[:1]))

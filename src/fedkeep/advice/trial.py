@@ -31,7 +31,6 @@ CANDIDATES: dict[str, Table] = {
     SHARED: {"policy": {"name": "draw"}, "gist": {"name": "shared"}},
 }
 """From the simplest to the most elaborate: among equals the first is advised."""
-REFERENCE: Table = {"policy": {"name": "full-data"}}
 RATES = (0.01, 0.03, 0.1, 0.3)
 """Learning rates that every method may choose from: none is judged at another's best."""
 _EVALUATIONS, _TUNING_SEED = 15, 1000
@@ -64,10 +63,9 @@ class Panel:
 
     @property
     def methods(self) -> dict[str, Table]:
-        return {**self.candidates, UNLIMITED: REFERENCE}
+        return {**self.candidates, UNLIMITED: {"policy": {"name": UNLIMITED}}}
 
     def slots(self, method: str) -> int:
-        """The samples that a method's store holds."""
         return self.capacity - (self.gist_samples if method in (LOCAL, SHARED) else 0)
 
     def table(self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None) -> Table:
@@ -76,7 +74,6 @@ class Panel:
         return merged(merged(self.shared(), self.methods[method]), own)
 
     def shared(self) -> Table:
-        """What all methods have in common."""
         return {
             "task": {**self.task, "rounds_per_pass": self.rounds},
             "storage": {"capacity": self.capacity},
@@ -142,10 +139,9 @@ class Trial:
     on: Place = "here"
     finals: dict[str, dict[int, float]] = field(default_factory=dict)
     """The final accuracy of every finished run, by method, then by seed."""
-
-    def __post_init__(self) -> None:
-        self._began = time.monotonic()
-        self._done, self._planned = 0.0, 1.0
+    _began: float = field(default_factory=time.monotonic)
+    _done: float = 0.0
+    _planned: float = 1.0
 
     def run(self) -> bool:
         """Whether it came to its end: time and Ctrl-C end it early, and what is finished counts."""
@@ -177,7 +173,6 @@ class Trial:
             self._play(f"seed {seed}: {', '.join(undecided)} undecided", wanted)
 
     def leader(self) -> str:
-        """The candidate with the best mean over the seeds that all of them ran."""
         return self.best_of(list(self.panel.candidates))
 
     def best_of(self, methods: Sequence[str]) -> str:

@@ -13,13 +13,14 @@ from rich.console import Console
 from fedkeep.advice.trial import FIFO, Panel, Trial
 from fedkeep.advice.verdict import Look, describe, recommended
 from fedkeep.advice.verdict import advise as judge
-from fedkeep.cli.report import write_page
+from fedkeep.cli.report import write
 from fedkeep.cli.run import DESCRIPTION, PROCESSORS, Jobs, On, make_folder, place, time_in_words
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import build_learner, load_data
 from fedkeep.sim.experiment import resolve
 from fedkeep.sim.sweep import processors
+from fedkeep.web.report import html
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
 
@@ -82,7 +83,7 @@ def advise(
     for path in trial.panel.write_files(folder, recommended(trial), federation, seeds):
         typer.echo(f"wrote {path}", err=True)
     runs = [run for run in read_runs(folder / "runs") if run.end is not None]
-    write_page(folder / "advice.html", runs, compare(runs), f"Advice on {Path(data).name}", advice)
+    write(folder / "advice.html", html(runs, compare(runs), f"Advice on {Path(data).name}", advice))
     (folder / "advice.txt").write_text("\n".join([*advice, ""]), encoding="utf-8")
 
 

@@ -23,7 +23,6 @@ typer.core.HAS_RICH = False  # else it writes "\\[default: 5]" into plain help, 
 
 app = typer.Typer(
     name="fedkeep",
-    help="Decides what a federated device keeps of its stream.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -7,32 +7,31 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.cli.report import print_tables, write_page
+from fedkeep.cli.report import print_tables, write
 from fedkeep.cli.run import PROCESSORS, make_folder, play_all
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.experiment import expand
+from fedkeep.web.report import html
 from fedkeep.web.server import LiveServer
 
-METHODS = {
-    "fifo": {"policy": {"name": "fifo"}},
-    "balanced-fifo": {
-        "policy": {"name": "fifo"},
-        "coordinator": {"applies_to": "all"},
-        "storage": {"quotas": "fixed"},
-        "weights": {"client_label": 1.0},
-    },
-    "ode": {"policy": {"name": "ode"}},
-    "gist-local": {"gist": {"name": "local"}},
-    "gist-shared": {},
-    "full-data": {"policy": {"name": "full-data"}},
-}
-"""What is called `gist-shared` is the default: it has nothing to say."""
 EXPERIMENT = {
     "task": {"name": "embedded"},
     "storage": {"capacity": 10},
     "train": {"rounds": 300, "participation": 0.1, "epochs": 5, "learning_rate": 0.02},
     "record": {"every": 10, "checkpoint_every": 1000},
-    "methods": METHODS,
+    "methods": {
+        "fifo": {"policy": {"name": "fifo"}},
+        "balanced-fifo": {
+            "policy": {"name": "fifo"},
+            "coordinator": {"applies_to": "all"},
+            "storage": {"quotas": "fixed"},
+            "weights": {"client_label": 1.0},
+        },
+        "ode": {"policy": {"name": "ode"}},
+        "gist-local": {"gist": {"name": "local"}},
+        "gist-shared": {},  # the default has nothing to say
+        "full-data": {"policy": {"name": "full-data"}},
+    },
     "sweep": {"seed": [0, 1, 2]},
 }
 
@@ -57,7 +56,7 @@ def demo(
     runs = read_runs(directory)
     comparison = compare(runs)
     print_tables(comparison)
-    write_page(directory / "report.html", runs, comparison, "fedkeep demo")
+    write(directory / "report.html", html(runs, comparison, "fedkeep demo"))
     if watch:
         typer.echo("The page stays up until you press Ctrl-C.", err=True)
         threading.Event().wait()

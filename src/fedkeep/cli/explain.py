@@ -127,15 +127,13 @@ def _described(title: str, cls: type[Any] | None, said: Iterable[str]) -> Group:
     return Group(*parts, *(Padding(Text(sentence), (0, 0, 0, 2)) for sentence in said))
 
 
-def _said(
-    *, preset: str | None = None, policy: str | None = None, table: str | None = None, key: str | None = None
-) -> list[str]:
+def _said(**wanted: str) -> list[str]:
     """What presets say: one of them or all, of a policy, a table, a key or everything."""
-    found = []
-    for name, policies in PRESETS.items():
-        for of, tables in policies.items():
-            pairs = [(t, k, v) for t, keys in tables.items() for k, v in keys.items()]
-            told = [f"{t}.{k} = {toml(v)}" for t, k, v in pairs if table in (None, t) and key in (None, k)]
-            if told and preset in (None, name) and policy in (None, of):
-                found.append(f"Preset {name}, {'every policy' if of == '*' else of}: {', '.join(told)}.")
-    return found
+    found: dict[str, list[str]] = {}
+    for preset, policies in PRESETS.items():
+        for policy, tables in policies.items():
+            of = f"Preset {preset}, {'every policy' if policy == '*' else policy}"
+            for table, key, value in ((t, k, v) for t, keys in tables.items() for k, v in keys.items()):
+                if wanted.items() <= {"preset": preset, "policy": policy, "table": table, "key": key}.items():
+                    found.setdefault(of, []).append(f"{table}.{key} = {toml(value)}")
+    return [f"{of}: {', '.join(told)}." for of, told in found.items()]

@@ -1,6 +1,5 @@
 """`fedkeep report`: what a directory of runs says, in the terminal, as Markdown and as one HTML file."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.names import did_you_mean
-from fedkeep.records import Comparison, Run, compare, read_runs
+from fedkeep.records import Comparison, compare, read_runs
 from fedkeep.records import tables as words
 from fedkeep.web.report import html as page
 
@@ -42,22 +41,16 @@ def report(
     comparison = compare(runs, against or ())
     print_tables(comparison)
     if markdown is not None:
-        _write(markdown, words.markdown(comparison))
+        write(markdown, words.markdown(comparison))
     if csv is not None:
-        _write(csv, words.as_csv(runs))
+        write(csv, words.as_csv(runs))
     if json is not None:
-        _write(json, msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode() + "\n")
+        write(json, msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode() + "\n")
     if html is not None:
-        write_page(html, runs, comparison, directory.resolve().name)
-
-
-def write_page(path: Path, runs: Sequence[Run], comparison: Comparison, title: str, words: Sequence[str] = ()) -> None:
-    """The charts as one self-contained page."""
-    _write(path, page(runs, comparison, title, words))
+        write(html, page(runs, comparison, directory.resolve().name))
 
 
 def print_tables(comparison: Comparison) -> None:
-    """The tables in the terminal, and how to read them."""
     console = Console()
     for table in words.tables(comparison):
         drawn = Table(title=Text(table.title), title_justify="left")
@@ -72,7 +65,7 @@ def print_tables(comparison: Comparison) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -47,7 +47,6 @@ def run(
 
 
 def place(name: str) -> Place:
-    """Where runs are to be played, by its name."""
     if name not in get_args(Place):
         raise ConfigError(f"--on takes here or ray, got '{name}'")
     return cast(Place, name)
@@ -106,7 +105,6 @@ def _sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listene
 
 @contextmanager
 def _download_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar for each file that is being downloaded."""
     columns = (DESCRIPTION, bars.BarColumn(), bars.DownloadColumn(), bars.TimeRemainingColumn())
     with bars.Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         known: dict[str, bars.TaskID] = {}

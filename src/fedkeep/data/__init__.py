@@ -33,7 +33,6 @@ TASKS: Registry[type[Task]] = Registry(
     },
     methods=("load",),
 )
-"""Tasks by their names in TOML files."""
 
 __all__ = [
     "PARTITIONS", "TASKS", "Federation", "ModelSpec", "Ownership", "Partition", "Progress", "Stream", "StreamOptions",

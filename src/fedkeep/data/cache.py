@@ -38,12 +38,10 @@ class RemoteFile:
     """A data file, where it officially lives, and how to know it."""
 
     dataset: str
-    """Its folder in a place."""
     name: str
     url: str | None
     """None: only the user can fetch it, as `how` says."""
     checksum: str
-    """Hexadecimal digest."""
     algorithm: Literal["md5", "sha256"] = "sha256"
     of: Literal["file", "gzip content", "zipped CSV files"] = "file"
     """What the checksum covers: distributors compress anew, so it may be what is inside."""

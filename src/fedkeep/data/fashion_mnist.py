@@ -48,7 +48,7 @@ class FashionMnist:
         test = follow_labels(train, y_train, y_test, len(LABELS), seed)
         shifted = Ownership(test.indices + len(y_train), test.sizes)
         y = np.concatenate([y_train, y_test])
-        return Federation("fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"), rounds_per_pass=500)
+        return Federation("fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"))
 
 
 def follow_labels(train: Ownership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Ownership:

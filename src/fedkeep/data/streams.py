@@ -141,8 +141,14 @@ class Stream:
                 self._orders.clear()
             order = generator(self._seed, "pass", device, number).permutation(len(owned))
             if self._options.burst:
+                # In stretches of geometric length; two of one label may follow each other, so few labels last longer.
                 rng = generator(self._seed, "burst", device, number)
-                order = _in_bursts(order, self._data.y[owned[order]], self._options.burst * self.rates[device], rng)
+                labels = self._data.y[owned[order]]
+                grouped = np.argsort(labels, kind="stable")
+                begins = rng.random(len(labels)) < 1 / max(1.0, self._options.burst * self.rates[device])
+                begins |= np.diff(labels[grouped], prepend=-1) != 0
+                stretch = np.cumsum(begins) - 1
+                order = order[grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]]
             known = self._orders[device] = (number, order)
         return known[1]
 
@@ -158,15 +164,3 @@ class Stream:
                 noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(x.shape[1:], dtype=np.float32)
                 x[row] += np.float32(self._options.outlier_scale * self._deviation) * noise
         return Batch(x, y, ids)
-
-
-def _in_bursts(order: IntArray, labels: IntArray, length: float, rng: np.random.Generator) -> IntArray:
-    """The same samples, such that labels come in stretches of geometric length, `length` on average.
-
-    Two stretches of one label may follow each other: where a device has few labels, they last longer.
-    """
-    grouped = np.argsort(labels, kind="stable")
-    begins = rng.random(len(labels)) < 1 / max(1.0, length)
-    begins |= np.diff(labels[grouped], prepend=-1) != 0
-    stretch = np.cumsum(begins) - 1
-    return order[grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]]

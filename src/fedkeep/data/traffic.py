@@ -98,29 +98,27 @@ class Traffic:
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         names: tuple[str, ...] = USTC_LABELS
         if self.dataset == "ustc":  # 784 bytes a session as an image of 28x28, so that LeNet fits
-            x, y = load_sessions(progress)
+            sessions, labels = (read_idx(obtain(file, progress)) for file in (IMAGES, LABEL_FILE))
+            masked, y = mask_sessions(sessions.reshape(len(sessions), -1)), labels.astype(np.int64)
+            x: AnyArray = (masked.astype(np.float32) / np.float32(255)).reshape(-1, 1, 28, 28)
             members, model = partition_from(self.partition).divide(y, None, seed), "lenet"
-        else:
-            x, y, terminals = self._flows()
+        else:  # few applications make most traffic, and each terminal has its own mix
+            rng = generator(self.generator_seed, "usage")
+            popularity = 1.0 / np.arange(1, self.applications + 1)
+            shares = np.zeros((self.devices, self.applications))
+            for terminal, activity in enumerate(np.exp(0.6 * rng.normal(size=self.devices))):
+                installed = rng.permutation(self.applications)[: self.applications_per_device]
+                used = popularity[installed] * np.exp(0.6 * rng.normal(size=len(installed)))
+                shares[terminal, installed] = activity * used / used.sum()
+            cells = np.flatnonzero(shares)
+            cells = np.repeat(cells, apportion(self.samples, shares.ravel()[cells], minimum=2))
+            y, terminals = cells % self.applications, cells // self.applications
+            x = draw_flows(self.applications, y, terminals, self.generator_seed)
             members, model = Ownership.from_assignment(terminals, self.devices), "traffic-cnn"
             kinds = len(CATEGORIES)  # names like "video-1", the most used applications first
             names = tuple(f"{CATEGORIES[n % kinds]}-{n // kinds + 1}" for n in range(self.applications))
         train, test = hold_out(members, self.test_fraction, seed)
-        return Federation("traffic", x, y, train, test, names, ModelSpec(model), rounds_per_pass=500)
-
-    def _flows(self) -> tuple[AnyArray, IntArray, IntArray]:
-        """The generated flows, their labels and terminals: few make most traffic, each terminal has its own mix."""
-        rng = generator(self.generator_seed, "usage")
-        popularity = 1.0 / np.arange(1, self.applications + 1)
-        shares = np.zeros((self.devices, self.applications))
-        for terminal, activity in enumerate(np.exp(0.6 * rng.normal(size=self.devices))):
-            installed = rng.permutation(self.applications)[: self.applications_per_device]
-            used = popularity[installed] * np.exp(0.6 * rng.normal(size=len(installed)))
-            shares[terminal, installed] = activity * used / used.sum()
-        cells = np.flatnonzero(shares)
-        cells = np.repeat(cells, apportion(self.samples, shares.ravel()[cells], minimum=2))
-        labels, terminals = cells % self.applications, cells // self.applications
-        return draw_flows(self.applications, labels, terminals, self.generator_seed), labels, terminals
+        return Federation("traffic", x, y, train, test, names, ModelSpec(model))
 
 
 def draw_applications(count: int, seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -165,13 +163,6 @@ def draw_flows(applications: int, labels: IntArray, terminals: IntArray, seed: i
         flows[:, 2, step] = (np.clip(np.round(gap, 2), 0.0, _LONGEST_GAP) - _USUAL_GAP) / _GAP_UNIT
         kind = (rng.random(n)[:, None] > chains[process, activity, kind, :-1]).sum(axis=1)
     return flows
-
-
-def load_sessions(progress: Progress | None = None) -> tuple[AnyArray, IntArray]:
-    """Masked sessions (n, 1, 28, 28) as bytes/255, and their labels."""
-    sessions, labels = (read_idx(obtain(file, progress)) for file in (IMAGES, LABEL_FILE))
-    x = mask_sessions(sessions.reshape(len(sessions), -1)).astype(np.float32) / np.float32(255)
-    return x.reshape(len(x), 1, 28, 28), labels.astype(np.int64)
 
 
 def mask_sessions(sessions: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -27,7 +27,6 @@ MOST_SEEDS = 200
 BASES = ("fifo", "reservoir")
 """What methods are measured against unless asked otherwise: the first of these that ran."""
 GIST = ("trust", "likeness", "worth", "reach")
-"""What is told of a gist."""
 
 
 @dataclass(frozen=True)

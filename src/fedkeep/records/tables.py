@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,40 +67,37 @@ class ReportTable:
     rows: tuple[tuple[str, ...], ...]
 
 
-def tables(comparison: Comparison) -> list[ReportTable]:
+def tables(comparison: Comparison) -> Iterator[ReportTable]:
     """Per task and setting a table of the methods, then one for each base that ran there with another."""
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in comparison.rows:
-        found.setdefault(f"{row.task}, {row.setting}" if row.setting else row.task, []).append(row)
-    return [table for title, rows in found.items() for table in _tables(title, comparison.bases, rows)]
-
-
-def _tables(title: str, bases: Sequence[str], rows: Sequence[Row]) -> Iterator[ReportTable]:
-    names, values = ("final", "best", "area"), []
-    for row in rows:
-        seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
-        values.append((row.method, seeds, *(_figure(row.measures[name], _PERCENT) for name in names)))
-    yield ReportTable(title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values))
-    for place, base in enumerate(bases):
-        compared = tuple(
-            (
-                row.method,
-                found["final"].verdict,
-                *(_figure(found[n], _POINTS) for n in names),
-                _speedup(row.ratios[place]),
+        groups.setdefault(f"{row.task}, {row.setting}" if row.setting else row.task, []).append(row)
+    for title, rows in groups.items():
+        names, values = ("final", "best", "area"), []
+        for row in rows:
+            seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
+            values.append((row.method, seeds, *(_figure(row.measures[name], _PERCENT) for name in names)))
+        yield ReportTable(title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values))
+        for place, base in enumerate(comparison.bases):
+            compared = tuple(
+                (
+                    row.method,
+                    found["final"].verdict,
+                    *(_figure(found[n], _POINTS) for n in names),
+                    _speedup(row.ratios[place]),
+                )
+                for row in rows
+                if (found := row.differences[place]) is not None
             )
-            for row in rows
-            if (found := row.differences[place]) is not None
-        )
-        if compared:
-            yield ReportTable(f"{title}: against {base}", ("method", "is", *names, "rounds"), compared)
-    gists = []
-    for row in (row for row in rows if row.gist):
-        trust, likeness, reach = (_figure(row.gist[name], _PERCENT) for name in ("trust", "likeness", "reach"))
-        gists.append((row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach))
-    if gists:
-        columns = ("method", "trust", "likeness", "worth in samples", "reach")
-        yield ReportTable(f"{title}: what the gist did", columns, tuple(gists))
+            if compared:
+                yield ReportTable(f"{title}: against {base}", ("method", "is", *names, "rounds"), compared)
+        gists = []
+        for row in (row for row in rows if row.gist):
+            trust, likeness, reach = (_figure(row.gist[name], _PERCENT) for name in ("trust", "likeness", "reach"))
+            gists.append((row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach))
+        if gists:
+            columns = ("method", "trust", "likeness", "worth in samples", "reach")
+            yield ReportTable(f"{title}: what the gist did", columns, tuple(gists))
 
 
 def _figure(found: MeanOverSeeds, form: str) -> str:

@@ -31,7 +31,6 @@ _COUNTS = {"participants": "participations"} | {n: n for n in ("arrivals", "kept
 Columns: TypeAlias = dict[str, list[Any]]
 """A table by columns, all of one length; `round` is always among them."""
 RunView: TypeAlias = dict[str, Any]
-"""What the page knows of one run."""
 Item = TypeVar("Item")
 
 
@@ -62,7 +61,6 @@ def evenly(items: Sequence[Item], limit: int) -> Sequence[Item]:
 
 
 def _summed(early: lines.Round, late: lines.Round) -> lines.Round:
-    """What happened in both together."""
     counts = {name: getattr(early, name) + getattr(late, name) for name in _COUNTS.values()}
     return structs.replace(late, **counts, staleness=early.staleness if late.staleness is None else late.staleness)
 

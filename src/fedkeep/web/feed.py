@@ -59,6 +59,7 @@ class Feed(ABC):
         self._views: dict[str, tuple[int, RunView]] = {}
         self._comparison = Comparison((), (), ())
         self._lock = threading.Lock()
+        self.closed = threading.Event()
 
     def since(self, version: int) -> Update | None:
         """What changed after `version` (0: everything), or None."""
@@ -77,9 +78,6 @@ class Feed(ABC):
     @abstractmethod
     def device(self, key: str, device: int) -> DeviceLine | None:
         """The latest snapshot of one device of one run."""
-
-    def close(self) -> None:  # noqa: B027 - a folder has nothing to stop
-        """Stops following."""
 
     def _look(self) -> None:  # noqa: B027 - a feed that is sent to takes nothing in by itself
         """Takes in what came since it was last called, where nobody else does."""
@@ -163,7 +161,6 @@ class RemoteFeed(Feed):
         super().__init__(parts.netloc)
         self._base = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
         self._token = parse_qs(parts.query).get("token", [""])[0]
-        self._closed = threading.Event()
         stream = self._open("/api/stream")
         threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
 
@@ -171,9 +168,6 @@ class RemoteFeed(Feed):
         with suppress(*_LOST), self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer:
             return msgspec.json.decode(answer.read(), type=DeviceLine)
         return None
-
-    def close(self) -> None:
-        self._closed.set()
 
     def _open(self, path: str) -> IO[bytes]:
         """The answer's body; a refusal or silence becomes a sentence."""
@@ -191,15 +185,15 @@ class RemoteFeed(Feed):
         return answer
 
     def _follow(self, stream: IO[bytes] | None) -> None:
-        while not self._closed.is_set():
+        while not self.closed.is_set():
             with suppress(*_LOST), stream or self._open("/api/stream") as lines:
                 for line in lines:
-                    if self._closed.is_set():
+                    if self.closed.is_set():
                         return
                     if line.startswith(b"data:"):
                         self._take(msgspec.json.decode(line[5:], type=Update))
             stream = None
-            self._closed.wait(_RETRY_SECONDS)
+            self.closed.wait(_RETRY_SECONDS)
 
     def _take(self, update: Update) -> None:
         with self._lock:

@@ -21,7 +21,6 @@ DEVICES = 12
 
 
 def asset(name: str) -> str:
-    """The text of one of the page's files."""
     return (resources.files("fedkeep.web") / "page" / name).read_text(encoding="utf-8")
 
 

@@ -44,7 +44,7 @@ class LiveServer:
         """Serves until `stop` is called from elsewhere or, in the main thread, until Ctrl-C."""
         with suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
-        self._feed.close()
+        self._feed.closed.set()
 
     def stop(self) -> None:
         self._server.should_exit = True
