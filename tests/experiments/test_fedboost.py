@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lab.fedboost import FedBoost
 
+from examples.fedboost import FedBoost
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.ports import Job
 from fedkeep.core.types import Batch, LocalTraining
@@ -86,8 +86,10 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
         FedBoost((FEATURES + 1,), CLASSES, predictors=base)
     with pytest.raises(ConfigError, match="sampled must be above 0"):
         FedBoost((FEATURES,), CLASSES, predictors=base, sampled=0)
-    model = {"name": "lab.fedboost:FedBoost", "predictor": base}
-    with pytest.raises(ConfigError, match=r"lab\.fedboost:FedBoost takes .* unexpected keyword argument 'predictor'"):
+    model = {"name": "examples/fedboost.py:FedBoost", "predictor": base}
+    with pytest.raises(
+        ConfigError, match=r"examples/fedboost\.py:FedBoost takes .* unexpected keyword argument 'predictor'"
+    ):
         Simulator(resolve({"task": {"name": "embedded"}, "model": model}))
 
 
@@ -96,7 +98,7 @@ def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
     """`draw` comes with the gist, which mends the steps of the mixture's weights as it does any other."""
     net = DenseLearner((30, 10))
     np.savez(tmp_path / "base.npz", models=np.stack([net.initial(seed) for seed in range(4)]), hidden=[])
-    model = {"name": "lab.fedboost:FedBoost", "predictors": str(tmp_path / "base.npz"), "sampled": 2}
+    model = {"name": "examples/fedboost.py:FedBoost", "predictors": str(tmp_path / "base.npz"), "sampled": 2}
     table = {"task": {"name": "embedded", "devices": 8}, "policy": {"name": policy}, "train": {"rounds": 4}}
     simulator = Simulator(resolve(table | {"model": model}))
     *_, last = simulator.run()

@@ -72,7 +72,15 @@ def require_layers(count: int | None, depth: int) -> int:
 
 
 class FrozenModel:
-    """The probe of a learner that measures many at once: a copy of one model."""
+    """The probe of a learner that measures many at once: a copy of one model.
+
+    >>> from fedkeep.learn.dense_learner import DenseLearner
+    >>> learner = DenseLearner((2, 2))
+    >>> batch = Batch(np.eye(2, dtype=np.float32), np.array([0, 1]), np.arange(2))
+    >>> measured: Measurements = FrozenModel(learner, np.zeros(learner.size)).measure(batch)
+    >>> of_kind(BatchMeasurements, measured).losses().round(3).tolist()  # of two labels, neither preferred
+    [0.693, 0.693]
+    """
 
     def __init__(self, learner: FleetLearner, model: Vector) -> None:
         self._learner, self._model = learner, np.array(model, dtype=np.float32)
