@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import ConfigError
@@ -123,6 +123,26 @@ def test_flowers_entry_point_gives_results_by_round() -> None:
     assert isinstance(accuracy, float)
     assert 0 <= accuracy <= 1
     assert result.arrays["model"].numpy().tobytes() == strategy.server.model.tobytes()
+
+
+def test_flowers_entry_point_takes_a_first_model_and_a_measure_of_ones_own() -> None:
+    fleet, seen = SmallFleet(), dict[int, bytes]()
+    strategy = fleet.strategy()
+    first = np.full_like(strategy.server.model, 0.25)
+
+    def measure(round_: int, arrays: ArrayRecord) -> MetricRecord:
+        seen[round_] = arrays["model"].numpy().tobytes()
+        return MetricRecord({"round": round_})
+
+    with pytest.raises(ConfigError, match="expected one array 'model'"):
+        strategy.start(fleet.grid(), ArrayRecord({"weights": Array(first)}))
+    result = strategy.start(fleet.grid(), ArrayRecord({"model": Array(first)}), 2, evaluate_fn=measure)
+    assert list(result.evaluate_metrics_serverapp) == list(seen) == [1, 2]
+    assert seen[2] == strategy.server.model.tobytes()
+    plain = SmallFleet().strategy()
+    plain.server.model = first
+    list(plain.rounds(SmallFleet().grid(), 2))
+    assert plain.server.model.tobytes() == seen[2]
 
 
 def test_more_devices_are_asked_than_are_waited_for() -> None:
