@@ -58,6 +58,8 @@ class Prepared:
     mending: Mending | None = None
     """What the gist has to say of this participation; None without one."""
     stored: StoredGradients | None = None
+    probe: Probe | None = None
+    """The order's model, where it has been measured with already."""
 
     @cached_property
     def ahead(self) -> Vector | None:
@@ -171,10 +173,10 @@ class Device:
         """The g_hat last received; None before the first."""
         return self._selection.direction
 
-    def install(self, model: Vector, direction: Vector | None = None) -> None:
+    def install(self, model: Vector, direction: Vector | None = None, probe: Probe | None = None) -> None:
         """Takes a first model, so that arrivals can be measured before the device first takes part."""
         self.model, self._selection.direction = model, direction
-        self._probe = self.learner.probe(model)
+        self._probe = self.learner.probe(model) if probe is None else probe
 
     def assign(self, assignment: Assignment) -> None:
         """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
@@ -249,13 +251,17 @@ class Device:
         drafted = Prepared(order, job, *self._tell(order, batch))
         if self.gist is not None and self.model is not None and self._probe is not None and weights.sum() > 0:
             before = self._probe.measure(batch) if before is None else before
-            after = self.learner.probe(order.model).measure(batch) if after is None else after
+            if after is None:
+                drafted.probe = self.learner.probe(order.model)
+                after = drafted.probe.measure(batch)
             shared = weights / weights.sum()
             drafted.stored = StoredGradients(shared, stored.regions, stored.uses == 0, before, after)
             stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
             shares = stream / max(stream.sum(), 1e-30)
             fleet = order.direction if self.gist.options.shared else None
-            moved = not np.array_equal(self.model, order.model)
+            # Where models are not the same, most often the first few numbers tell.
+            pairs = ((self.model[:4096], order.model[:4096]), (self.model, order.model))
+            moved = not all(np.array_equal(mine, sent) for mine, sent in pairs)
             mending = self.gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
             drafted.mend(mending, self.learner.gradient_size)
         for window in self._windows:
@@ -284,7 +290,7 @@ class Device:
                 # Where each sample is to be hidden, what is told is no longer than `clip` as a whole.
                 length = max(float(np.linalg.norm(gradient)), 1e-30)
                 gradient = (gradient * min(1.0, self._clip / length)).astype(np.float32)
-        self.adopt(order.model, order.direction, stored)
+        self.adopt(order.model, order.direction, stored, prepared.probe)
         self._selection.divide()
         return Report(
             round=order.round,
@@ -296,10 +302,12 @@ class Device:
             gradient_samples=prepared.gradient_samples if gradient is not None else 0,
         )
 
-    def adopt(self, model: Vector, direction: Vector | None, stored: Measurements | None = None) -> None:
+    def adopt(
+        self, model: Vector, direction: Vector | None, stored: Measurements | None = None, probe: Probe | None = None
+    ) -> None:
         """Takes a new model and direction, and re-values what is stored under them."""
         first_direction = self.direction is None and direction is not None
-        self.install(model, direction)
+        self.install(model, direction, probe)
         if self.options.revalue or first_direction:
             held = self.store.stored()
             measured = self.measure(held.batch) if stored is None else stored
